@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerocheck.run.records import Record
-from zerocheck.run.tally import Tally, tally
+from zerocheck.run.records.records import Record
+from zerocheck.run.records.tally import Tally, tally
 
 
 class Collect(list[Record]):

@@ -26,9 +26,10 @@ for _number, _handler in (
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 LONG_FILES = (
-    "test_example_project.py", "faults/test_faults.py", "run/test_plan.py", "run/test_shrink.py",
-    "judge/test_other_graph.py", "implementations/test_steps.py", "run/test_engine.py",
-    "ranks/test_two_hosts.py", "implementations/test_devices.py", "cli/test_cli_torchrun.py",
+    "test_example_project.py", "faults/test_faults.py", "run/plan/test_plan.py",
+    "run/findings/test_shrink.py", "judge/test_other_graph.py", "implementations/test_steps.py",
+    "run/test_engine.py", "ranks/test_two_hosts.py", "implementations/test_devices.py",
+    "cli/test_cli_torchrun.py",
 )  # fmt: skip
 """Those of more than a minute."""
 
@@ -105,7 +106,7 @@ def session_pool() -> Iterator[Pool]:
     from zerocheck.catalogue import BUILT_IN, INJECTED
     from zerocheck.faults.catalogue import FAULTS
     from zerocheck.ranks.pool import Pool
-    from zerocheck.run.trial import TARGET
+    from zerocheck.run.execute.trial import TARGET
 
     planted = (fault.where for fault in FAULTS.values() if ":" in fault.where)
     places = (*BUILT_IN.values(), *INJECTED.values(), *planted)
@@ -118,7 +119,7 @@ def deepspeed_pool() -> Iterator[Pool]:
     """The same, with DeepSpeed imported before they are forked."""
     from zerocheck.catalogue import OF_EXTRAS, modules_of
     from zerocheck.ranks.pool import Pool
-    from zerocheck.run.trial import TARGET
+    from zerocheck.run.execute.trial import TARGET
 
     with Pool(TARGET, warm=modules_of(OF_EXTRAS)) as ranks:
         yield ranks

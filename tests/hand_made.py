@@ -17,7 +17,7 @@ from zerocheck.protocol.verdicts import (
     Status,
     Violation,
 )
-from zerocheck.run.records import (
+from zerocheck.run.records.records import (
     CaseFinished,
     Drift,
     Environment,

@@ -8,7 +8,7 @@ from hand_made import ENVIRONMENT
 
 from zerocheck.case.schema import Case
 from zerocheck.protocol.verdicts import EQUIVALENCE
-from zerocheck.run.matrix.records import FaultsFinished, FaultsStarted, FaultTried, Rivals
+from zerocheck.run.records.matrix_records import FaultsFinished, FaultsStarted, FaultTried, Rivals
 
 QUIET = Rivals(outcome="finished", loss_deviation=1e-7)
 ALARM = Rivals(outcome="finished", loss_step=3, loss_deviation=0.5, refused=("head.weight",))

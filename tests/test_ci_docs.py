@@ -12,7 +12,7 @@ import pytest
 from zerocheck.case.features import FEATURES, GROUPS
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
-from zerocheck.run.settings import SETTINGS, project_settings
+from zerocheck.run.plan.settings import SETTINGS, project_settings
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

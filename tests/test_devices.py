@@ -63,7 +63,7 @@ def test_spelled_wrong(name: str, nearest: str) -> None:
 
 
 def test_names_need_no_torch() -> None:
-    code = "import sys, zerocheck.run.options; print('torch' in sys.modules)"
+    code = "import sys, zerocheck.run.plan.options; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
 

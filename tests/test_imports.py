@@ -160,6 +160,40 @@ def test_what_is_allowed_has_no_cycle() -> None:
             visit(part, ())
 
 
+RUN = ("records", "known_issues", "plan", "execute", "findings", "kill_matrix")
+"""Packages of `run`: each imports those before it only; the engine is between the last two."""
+DATA_OF_A_RUN = ("records", "known_issues")
+"""What the reports may read of a run."""
+
+
+def package_of_run(module: str) -> str | None:
+    """The package of `run` that a module is in; "" for a file of `run` itself, None elsewhere."""
+    first, *rest = module.removeprefix("zerocheck.").split(".")
+    if first != "run" or not rest:
+        return None
+    return rest[0] if rest[0] in RUN else ""
+
+
+def order(module: str) -> int:
+    """Place of a module of `run` in the order of imports."""
+    package = package_of_run(module)
+    return RUN.index(package) * 2 if package else len(RUN) * 2 - 3
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "run").rglob("*.py")), ids=str)
+def test_packages_of_run_import_one_way(path: Path) -> None:
+    mine = ".".join(["zerocheck", *path.relative_to(PACKAGE).with_suffix("").parts])
+    for line, module in imported(path):
+        if package_of_run(module) is not None:
+            assert order(module) <= order(mine), f"line {line} imports {module}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "report").rglob("*.py")), ids=str)
+def test_reports_read_the_data_of_a_run_alone(path: Path) -> None:
+    packages = {package_of_run(module) for _, module in imported(path)}
+    assert packages <= {None, *DATA_OF_A_RUN}
+
+
 PEERS = ("drive", "ranks", "judge")
 """Rooms that know one another by the data of `protocol` alone."""
 
@@ -194,7 +228,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "import zerocheck.pytest_plugin",
         "import zerocheck.testing",
         "import zerocheck.strategies; zerocheck.strategies.cases('fsdp2')",
-        "import zerocheck.run.options",
+        "import zerocheck.run.plan.options",
         "import zerocheck.report.write",
         "from zerocheck import UsageError, parametrize_with_checks",
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from zerocheck import launcher
 from zerocheck.errors import UsageError
-from zerocheck.run.options import RunOptions, check_timeout, choose_ranks
+from zerocheck.run.plan.options import RunOptions, check_timeout, choose_ranks
 
 TORCHRUN = {
     "RANK": "3",

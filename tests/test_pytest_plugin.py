@@ -58,7 +58,8 @@ def run(options, handlers):
 
 # They start without torch.
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
-sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested_versions=lambda: "")
+environment = types.SimpleNamespace(untested_versions=lambda: "")
+sys.modules["zerocheck.run.execute.environment"] = environment
 """
 
 
@@ -182,7 +183,8 @@ def run(options, handlers):
     assert len(calls) == 1
     raise zerocheck.UsageError("MyFSDP lacks train_step()")
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
-sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested_versions=lambda: "")
+environment = types.SimpleNamespace(untested_versions=lambda: "")
+sys.modules["zerocheck.run.execute.environment"] = environment
 """
     )
     result = session(here)
@@ -266,7 +268,8 @@ def run(options, handlers):
 
 # They start without torch.
 sys.modules["zerocheck.run.engine"] = types.SimpleNamespace(run=run)
-sys.modules["zerocheck.run.environment"] = types.SimpleNamespace(untested_versions=lambda: "")
+environment = types.SimpleNamespace(untested_versions=lambda: "")
+sys.modules["zerocheck.run.execute.environment"] = environment
 """
 
 

@@ -16,7 +16,7 @@ from torch.distributed.run import config_from_args, parse_args
 import zerocheck
 from zerocheck.cli import main as program
 from zerocheck.protocol.verdicts import OBLIGATIONS
-from zerocheck.run.known_issues import read
+from zerocheck.run.known_issues.entries import read
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ import pytest
 from hand_made import held
 
 from zerocheck.errors import HarnessError, UsageError
-from zerocheck.run.journal import Journal
-from zerocheck.run.tally import Tally, tally
+from zerocheck.run.records.journal import Journal
+from zerocheck.run.records.tally import Tally, tally
 from zerocheck.shared_run import SharedRun
 
 SESSION = "a"

@@ -16,7 +16,7 @@ from zerocheck.case.features import FEATURES, OF_STEPS, features
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.rank_requests import refusals
+from zerocheck.run.execute.rank_requests import refusals
 from zerocheck.strategies import Case, cases
 
 WORLDS = (1, 2, 3, 4, 5, 8, 16)

@@ -1,10 +1,26 @@
-"""Errors of zerocheck, and hints that help a user to fix them."""
+"""Errors of zerocheck, exit codes, and hints that help a user to fix an error."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import IntEnum
 from pathlib import Path
+
+
+class ExitCode(IntEnum):
+    """Exit code of every command."""
+
+    HOLDS = 0
+    """All obligations hold, known issues aside; a file is right; a model fits."""
+    FAILS = 1
+    """A finding, nothing checked for an obligation, or a stale known issue."""
+    USAGE = 2
+    """An error in the user's input, or a shortage of the machine: UsageError."""
+    BROKEN = 3
+    """A failure of zerocheck itself, or ranks of a launcher lost: HarnessError, RanksLost."""
+    INTERRUPTED = 130
+    """Ended by a signal, or by a reader that closed the pipe."""
 
 
 class ZerocheckError(Exception):

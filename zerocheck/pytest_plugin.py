@@ -17,10 +17,10 @@ import pytest
 
 from .errors import UsageError
 from .foreign_text import printable
-from .run.settings import SETTINGS, of_texts, placed, project_settings
+from .run.plan.settings import SETTINGS, of_texts, placed, project_settings
 
 if TYPE_CHECKING:
-    from .run.tally import Tally
+    from .run.records.tally import Tally
     from .shared_run import SharedRun
 
 _PREFIX = "zerocheck_"
@@ -194,8 +194,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _publish(journal: Path, terminalreporter: Any) -> None:
     from .report import github
-    from .run.journal import read
-    from .run.tally import tally
+    from .run.records.journal import read
+    from .run.records.tally import tally
 
     if github.listening():
         github.publish(tally(read(journal)), terminalreporter.write_line)

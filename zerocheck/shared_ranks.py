@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .ranks.pool import Pool
-from .run.launch import start_ranks
+from .run.execute.launch import start_ranks
 
 _pool: Pool | None = None
 

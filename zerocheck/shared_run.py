@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 
 from .errors import HarnessError, UsageError
-from .run.journal import Journal, read
-from .run.options import RunOptions
-from .run.records import Record
-from .run.tally import Tally, tally
+from .run.plan.options import RunOptions
+from .run.records.journal import Journal, read
+from .run.records.records import Record
+from .run.records.tally import Tally, tally
 
 _POLL_S = 0.05
 _LOCK = ".session"
@@ -111,7 +111,7 @@ class SharedRun:
     def _run(self, directory: Path) -> Tally:
         from .report.write import write_reports
         from .run import engine
-        from .run.environment import untested_versions
+        from .run.execute.environment import untested_versions
 
         if untested_versions():
             warnings.warn(untested_versions(), stacklevel=2)

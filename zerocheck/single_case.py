@@ -9,14 +9,14 @@ from pathlib import Path
 from .case.schema import Case
 from .case.validity import check
 from .report.text import finding_text
-from .run.casefile import of_bug, write
-from .run.confirmation import confirm
-from .run.environment import environment
-from .run.findings import Bug, Findings
-from .run.issue_matcher import KnownIssueMatcher
-from .run.options import RunOptions
-from .run.records import Finding
-from .run.trial import Trial
+from .run.execute.environment import environment
+from .run.execute.trial import Trial
+from .run.findings.case_file import of_bug, write
+from .run.findings.confirmation import confirm
+from .run.findings.findings import Bug, Findings
+from .run.findings.issue_matcher import KnownIssueMatcher
+from .run.plan.options import RunOptions
+from .run.records.records import Finding
 from .shared_ranks import shared_ranks
 
 

@@ -15,7 +15,7 @@ from .case.features import OF_RESUME
 from .case.schema import Case
 from .case.space import Asking, CaseSpace
 from .errors import UsageError
-from .run.options import RunOptions
+from .run.plan.options import RunOptions
 from .user_code import Nameable, importable_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def cases(
 def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseSpace:
     """Return the cases that the implementation supports, as its rank processes report."""
     from .protocol.replies import Description
-    from .run.fixed_fields import fixed_fields, meshes_of
+    from .run.plan.fixed_fields import fixed_fields, meshes_of
 
     if name:
         described, ask = _asked(name, options)
@@ -89,11 +89,11 @@ def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseS
 
 def _asked(name: str, options: RunOptions) -> tuple[Description, Asking]:
     """Return an implementation's declarations, and what asks it whether cases are supported."""
-    from .run.environment import environment
-    from .run.issue_matcher import KnownIssueMatcher
-    from .run.model import with_models
-    from .run.plan import PlannedCase
-    from .run.rank_requests import describe, refusals
+    from .run.execute.environment import environment
+    from .run.execute.rank_requests import describe, refusals
+    from .run.execute.user_model import with_models
+    from .run.findings.issue_matcher import KnownIssueMatcher
+    from .run.plan.plan import PlannedCase
     from .shared_ranks import shared_ranks
 
     size = min(options.world_sizes)

@@ -16,9 +16,9 @@ from .catalogue import is_config
 from .errors import Unsupported, UsageError, unknown
 from .protocol.verdicts import Obligation
 from .report.checks import TestOutcome, coverage_outcome, groups_of, outcome_of
-from .run.options import RunOptions
-from .run.settings import as_options
-from .run.tally import Tally
+from .run.plan.options import RunOptions
+from .run.plan.settings import as_options
+from .run.records.tally import Tally
 from .shared_run import SharedRun
 from .user_code import Nameable, importable_name
 

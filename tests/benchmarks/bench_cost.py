@@ -13,8 +13,8 @@ from benchmarks.measuring import Show, bare, observed, planned, spread, table, w
 from benchmarks.profiling import TIMES, judge_timed
 
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.options import RunOptions
-from zerocheck.run.plan import PlannedCase
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.plan.plan import PlannedCase
 
 ROUNDS = 3
 CASES = 16

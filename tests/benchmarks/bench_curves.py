@@ -16,7 +16,7 @@ from benchmarks.rival_swept import SHARDERS, STEPS, USUAL, WIDTHS, WORLD_SIZES
 
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.plan import PlannedCase
+from zerocheck.run.plan.plan import PlannedCase
 
 ROUNDS = 3
 TARGET_RATIO = 2.0

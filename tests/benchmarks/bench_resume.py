@@ -11,7 +11,7 @@ from benchmarks.measuring import Show, spread, statuses_of, table, warm_pool
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.case.segments import only_loads
-from zerocheck.run.plan import PlannedCase
+from zerocheck.run.plan.plan import PlannedCase
 
 ROUNDS = 5
 PER_ROUND = 10

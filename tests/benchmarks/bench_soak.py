@@ -15,7 +15,7 @@ import psutil
 from benchmarks.measuring import Show, planned, statuses_of, table, warm_pool
 
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.options import RunOptions
+from zerocheck.run.plan.options import RunOptions
 
 CASES = 1000
 DISTINCT = 50

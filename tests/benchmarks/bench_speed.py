@@ -12,7 +12,7 @@ import time
 from benchmarks.measuring import Show, spread, statuses_of, table, warm_pool
 
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
-from zerocheck.run.plan import PlannedCase
+from zerocheck.run.plan.plan import PlannedCase
 
 ROUNDS = 5
 PER_ROUND = 10

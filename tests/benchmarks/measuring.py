@@ -16,12 +16,13 @@ from tabulate import tabulate
 from zerocheck.protocol.jobs import TakeSteps
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.issue_matcher import KnownIssueMatcher
-from zerocheck.run.options import RunOptions
-from zerocheck.run.outcome import Outcome, judged
-from zerocheck.run.plan import Plan, PlannedCase
-from zerocheck.run.rank_requests import describe, refusals
-from zerocheck.run.trial import TARGET, Trial
+from zerocheck.run.execute.outcome import judged
+from zerocheck.run.execute.rank_requests import describe, refusals
+from zerocheck.run.execute.trial import TARGET, Trial
+from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.plan.plan import Plan, PlannedCase
+from zerocheck.run.records.records import Outcome
 
 
 @contextlib.contextmanager

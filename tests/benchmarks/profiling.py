@@ -137,7 +137,7 @@ def judge_timed() -> Iterator[dict[str, float]]:
             timed = timers.around(name, getattr(owner, attribute))
             stack.enter_context(mock.patch.object(owner, attribute, timed))
         # What imported the function by its name has another reference to it.
-        from zerocheck.run import trial
+        from zerocheck.run.execute import trial
 
         stack.enter_context(mock.patch.object(trial, "judge", judge_case.judge))
         yield timers.seconds

@@ -14,7 +14,7 @@ from zerocheck.case.reductions import left, simpler
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import UsageError
 from zerocheck.hosts import Hosts, RankPlace, counts, drawn, places, spelled
-from zerocheck.run.extent import extent, size
+from zerocheck.run.findings.extent import extent, size
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from zerocheck.causes.registry import cause, current, find, registered, texts
 from zerocheck.errors import UsageError
 from zerocheck.faults.catalogue import NAMED_FAULTS
 from zerocheck.protocol.verdicts import OBLIGATIONS
-from zerocheck.run.known_issues import ours
+from zerocheck.run.known_issues.entries import ours
 
 PACKAGE = Path(zerocheck.__file__).parent
-NAMING = ("judge", "faults", "attached", "run/outcome.py")
+NAMING = ("judge", "faults", "attached", "run/execute/outcome.py")
 """Where causes are named."""
 
 OF_A_CASE = {"flip", "truncate", "remove", "mix", "zeros"}

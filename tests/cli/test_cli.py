@@ -16,11 +16,11 @@ from zerocheck import __version__
 from zerocheck.cli import main
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.protocol.verdicts import MEMORY, Status
-from zerocheck.run.events import Handler
-from zerocheck.run.journal import Journal
-from zerocheck.run.known_issues import ours
-from zerocheck.run.options import RunOptions
-from zerocheck.run.records import Record
+from zerocheck.run.known_issues.entries import ours
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.events import Handler
+from zerocheck.run.records.journal import Journal
+from zerocheck.run.records.records import Record
 
 Engine = Callable[[RunOptions, Sequence[Handler]], int]
 
@@ -338,7 +338,7 @@ def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert (kind, device, backend, timeout_s) == ("torchrun", "cpu", None, 7.0)
         return 1  # what rank 0 said, at its end
 
-    monkeypatch.setattr("zerocheck.run.launch.with_ranks", serve)
+    monkeypatch.setattr("zerocheck.run.execute.launch.with_ranks", serve)
     assert invoke("run", "--ranks", "torchrun", "--timeout", "7").exit_code == 1
     assert invoke("replay", "x.json", "--ranks", "torchrun", "--timeout", "7").exit_code == 1
     assert not list(tmp_path.iterdir())

@@ -13,8 +13,8 @@ from hand_made_faults import DONE, started, tried
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
 from zerocheck.faults.catalogue import FAULTS, OF_EXTRAS
-from zerocheck.run.matrix.options import MatrixOptions
-from zerocheck.run.matrix.records import MatrixRecord
+from zerocheck.run.kill_matrix.options import MatrixOptions
+from zerocheck.run.records.matrix_records import MatrixRecord
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def with_engine(
             raise then
         return code
 
-    monkeypatch.setattr("zerocheck.run.matrix.engine.run", run)
+    monkeypatch.setattr("zerocheck.run.kill_matrix.engine.run", run)
     return asked
 
 

@@ -12,7 +12,7 @@ from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Tra
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.faults.catalogue import FAULTS
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 CASE = Case(
     mesh=(3,),

@@ -17,7 +17,7 @@ from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
 from zerocheck.faults.catalogue import Fault
 from zerocheck.protocol.verdicts import RESUME
-from zerocheck.run.known_issues import ours
+from zerocheck.run.known_issues.entries import ours
 
 MOST = 12
 """Cases until a fault must have been caught."""

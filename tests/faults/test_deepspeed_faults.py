@@ -23,8 +23,8 @@ from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
 from zerocheck.faults.catalogue.fault import Fault
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.findings import independent
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.findings import independent
 
 pytestmark = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="the extra `deepspeed` is not installed; tox has it"

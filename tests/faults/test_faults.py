@@ -25,9 +25,9 @@ from zerocheck.case.schema import Case
 from zerocheck.faults.catalogue import FAULTS, Fault
 from zerocheck.protocol.verdicts import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.findings import independent
-from zerocheck.run.outcome import Outcome
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.findings import independent
+from zerocheck.run.records.records import Outcome
 
 AHEAD = 12
 """Trials that are submitted before the oldest is judged."""

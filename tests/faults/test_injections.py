@@ -16,8 +16,8 @@ from cases import drawn
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.outcome import Outcome
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.records.records import Outcome
 
 SUBJECTS = Path(__file__).parent.parent / "run" / "subjects.py"
 

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Ranks on one GPU: alone with nccl, several with gloo."""
-    from zerocheck.run.launch import start_ranks
+    from zerocheck.run.execute.launch import start_ranks
 
     with start_ranks("cuda:0") as running:
         yield running

@@ -23,10 +23,9 @@ from zerocheck.case.schema import (
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.casefile import read
-from zerocheck.run.outcome import Outcome
-from zerocheck.run.records import CaseFile
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.case_file import read
+from zerocheck.run.records.records import CaseFile, Outcome
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -14,8 +14,8 @@ from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply
 from zerocheck.protocol.verdicts import Obligation
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.rank_replies import received
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.rank_replies import received
+from zerocheck.run.execute.trial import Trial
 
 
 def case(world_size: int, **optimizer: object) -> Case:

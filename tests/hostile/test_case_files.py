@@ -12,9 +12,9 @@ from slices import sliced
 from zerocheck.case.schema import Block, Case, Model
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
-from zerocheck.run.casefile import read, write
-from zerocheck.run.environment import environment
-from zerocheck.run.records import CaseFile
+from zerocheck.run.execute.environment import environment
+from zerocheck.run.findings.case_file import read, write
+from zerocheck.run.records.records import CaseFile
 
 TRIALS = 120
 

@@ -18,10 +18,10 @@ from hostile.trials import assert_printable
 from slices import sliced
 
 from zerocheck.case.schema import Block, Case, Model
-from zerocheck.run.casefile import write
-from zerocheck.run.environment import environment
-from zerocheck.run.journal import encode
-from zerocheck.run.records import CaseFile
+from zerocheck.run.execute.environment import environment
+from zerocheck.run.findings.case_file import write
+from zerocheck.run.records.journal import encode
+from zerocheck.run.records.records import CaseFile
 
 PROGRAM = f"{sys.executable} -m zerocheck"
 RUN = f"{PROGRAM} run zero2 --world-sizes 2 --max-cases 1 --no-shrink"

@@ -24,8 +24,8 @@ from zerocheck.attached.text import stopped_text
 from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable
 from zerocheck.report import github
 from zerocheck.report.console import new_console
-from zerocheck.run.journal import encode
-from zerocheck.run.tally import tally
+from zerocheck.run.records.journal import encode
+from zerocheck.run.records.tally import tally
 
 PACKAGE = Path(zerocheck.__file__).parent
 

@@ -10,7 +10,7 @@ import pytest
 from hostile.trials import damaged, mutated, refused, trial
 from slices import sliced
 
-from zerocheck.run.journal import encode
+from zerocheck.run.records.journal import encode
 
 TRIALS = 200
 CODES = (0, 1, 2, 130)

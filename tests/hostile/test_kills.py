@@ -17,7 +17,7 @@ import pytest
 from hostile.leftovers import Leftovers
 from slices import sliced
 
-from zerocheck.run.journal import read
+from zerocheck.run.records.journal import read
 
 INTERRUPTED = 130
 WRITTEN_S = 5.0

@@ -13,7 +13,7 @@ from slices import sliced
 from zerocheck.case.schema import Case, Training
 from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 sys.path.insert(0, str(Path(__file__).parent))
 

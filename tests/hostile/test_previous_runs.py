@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from zerocheck.errors import UsageError
-from zerocheck.run.journal import Journal, read
-from zerocheck.run.previous_runs import KEPT
-from zerocheck.run.records import RunFinished
+from zerocheck.run.records.journal import Journal, read
+from zerocheck.run.records.previous_runs import KEPT
+from zerocheck.run.records.records import RunFinished
 
 FAULT = "zerocheck.faults.gradient:LossTimesWorld"
 REFUSED = {

@@ -22,7 +22,7 @@ from zerocheck.implementations.units import unit_modules
 from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import predicted, volume
 from zerocheck.models.network import build_model
-from zerocheck.run.footprint import in_psi
+from zerocheck.run.records.footprint import in_psi
 
 AFTER_THE_UNIT = Model(
     inputs=4,

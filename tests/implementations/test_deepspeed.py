@@ -36,7 +36,7 @@ from zerocheck.errors import Unsupported, UsageError
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 from .deepspeed_cases import CHOSEN, EVERYTHING, KEY, PLAIN, chosen, needs_deepspeed
 from .driver import in_ranks, observe_all

@@ -16,7 +16,7 @@ from zerocheck.contract import loading
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 from .deepspeed_cases import chosen, needs_deepspeed
 

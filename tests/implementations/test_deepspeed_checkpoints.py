@@ -22,7 +22,7 @@ from zerocheck.errors import CheckpointError
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import Obligation
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 from .deepspeed_cases import EVERYTHING, chosen, needs_deepspeed
 from .driver import in_ranks, step_of

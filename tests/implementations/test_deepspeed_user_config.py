@@ -20,9 +20,9 @@ from zerocheck.ds_config import read
 from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.known_issues import matching, ours
-from zerocheck.run.outcome import Outcome
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.known_issues.entries import matching, ours
+from zerocheck.run.records.records import Outcome
 
 from .deepspeed_cases import chosen, needs_deepspeed
 

@@ -23,7 +23,7 @@ from zerocheck.case.schema import (
 from zerocheck.implementations.ddp import Ddp
 from zerocheck.implementations.fsdp2 import Fsdp2
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 FAULTS = "zerocheck.faults.tensor_parallel"
 

@@ -29,7 +29,7 @@ from zerocheck.implementations.textbook.zero3 import Zero3
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 # stem.weight (4, 3), stem.bias (4,), head.weight (3, 4), head.bias (3,), and 4 of the block's.
 MODEL = Model(inputs=3, width=4, blocks=(Block(kind="mlp", hidden=5),), outputs=3)

@@ -18,7 +18,7 @@ from zerocheck.protocol.jobs import Observe
 from zerocheck.protocol.observations import RankObservation
 from zerocheck.ranks.pool import Pool
 from zerocheck.ranks.view import Slot
-from zerocheck.run.rank_replies import received
+from zerocheck.run.execute.rank_replies import received
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import check, predicted, volume
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Violation
-from zerocheck.run.footprint import in_psi
+from zerocheck.run.records.footprint import in_psi
 
 CASE = Case(
     mesh=(2,),

@@ -13,7 +13,7 @@ from zerocheck.memory.formulas import STAGES, recipe, total
 from zerocheck.memory.setup import STAGE
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Weighed
-from zerocheck.run.footprint import ideal, in_psi, nearest
+from zerocheck.run.records.footprint import ideal, in_psi, nearest
 
 MODEL = Model(inputs=3, width=2, outputs=5)  # 8 + 15 elements
 COPY = (92, 92, 184)

@@ -16,7 +16,7 @@ from zerocheck.judge import pieces, vectors
 from zerocheck.judge.compare import Misfit, compare, compare_pieces
 from zerocheck.judge.pieces import Enclosing, Positions, split
 from zerocheck.protocol.verdicts import Judgement, Violation
-from zerocheck.run.host_memory import need
+from zerocheck.run.execute.host_memory import need
 
 CASE = Case(
     mesh=(3,),
@@ -228,8 +228,10 @@ vectors, and what one formula makes on its way; one piece is a thirtieth of the 
 def test_the_memory_of_the_judge(
     observe: Callable, monkeypatch: pytest.MonkeyPatch, subject: str, hidden: bool
 ) -> None:
-    """Where memory is short: no more than `run/host_memory.py` promises, and the pieces. What lies
-    in files, and what the arenas hold, makes way."""
+    """Where memory is short: no more than `run/execute/host_memory.py` promises, and the pieces.
+
+    Vectors in files, and those that the arenas hold, make way.
+    """
     observed = observe(subject, LARGE)
     observed = observed.without_gradients() if hidden else observed
     monkeypatch.setattr(pieces, "AT_ONCE", 1 << 16)

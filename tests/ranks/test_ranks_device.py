@@ -14,7 +14,7 @@ import torch
 
 from zerocheck.errors import UsageError
 from zerocheck.ranks.device import GLOO, NCCL, SHARED, backend_of, check_there, prepare, shares
-from zerocheck.run.launch import sharing_note
+from zerocheck.run.execute.launch import sharing_note
 
 FLAGS = [
     (torch.backends.cuda.matmul, "allow_tf32", True),

@@ -20,7 +20,7 @@ import pytest
 from namespaces import TwoHosts, Unavailable
 from slices import sliced
 
-from zerocheck.run.casefile import read
+from zerocheck.run.findings.case_file import read
 
 LOCAL_RANK = "zerocheck.faults.hosts:LocalRankForRank"
 DIFFERENT = "zerocheck.faults.article:ArticleStage2"

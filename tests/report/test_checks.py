@@ -13,8 +13,8 @@ from zerocheck.case.features import BASIC, GROUPS, groups
 from zerocheck.case.schema import Block, Case, Model, Sharding, TrainingSegment
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from zerocheck.report.checks import coverage_outcome, groups_of, outcome_of
-from zerocheck.run.records import CaseFinished, Finding, Record
-from zerocheck.run.tally import exit_code, tally
+from zerocheck.run.records.records import CaseFinished, Finding, Record
+from zerocheck.run.records.tally import exit_code, tally
 
 SHARDED = Case(sharding=Sharding(reshard=False))
 

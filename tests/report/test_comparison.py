@@ -17,9 +17,9 @@ from zerocheck.protocol.verdicts import Weighed
 from zerocheck.report import comparison_text
 from zerocheck.report.comparison import Changes, compare, read_report, report_of
 from zerocheck.report.write import AGAINST_FORMATS, write_changes, write_reports
-from zerocheck.run.journal import Journal
-from zerocheck.run.records import Record
-from zerocheck.run.tally import tally
+from zerocheck.run.records.journal import Journal
+from zerocheck.run.records.records import Record
+from zerocheck.run.records.tally import tally
 
 NEWER = msgspec.structs.replace(ENVIRONMENT, torch="2.14.0")
 

@@ -10,7 +10,7 @@ from hand_made import HOSTILE, KNOWN, case, failed, finding, finished, started
 from zerocheck.case.features import features
 from zerocheck.case.schema import Case
 from zerocheck.report.conformance import render
-from zerocheck.run.tally import tally
+from zerocheck.run.records.tally import tally
 
 
 def row(text: str, implementation: str, feature: str) -> dict[str, str]:

@@ -12,9 +12,9 @@ from rich.console import Console
 from zerocheck.protocol.verdicts import Weighed
 from zerocheck.report import json_report, markdown
 from zerocheck.report.progress import ProgressDisplay
-from zerocheck.run.journal import encode
-from zerocheck.run.records import CaseFinished, Record
-from zerocheck.run.tally import tally
+from zerocheck.run.records.journal import encode
+from zerocheck.run.records.records import CaseFinished, Record
+from zerocheck.run.records.tally import tally
 
 FSDP2 = Weighed(
     copy=(4000, 4000, 8000),

@@ -28,8 +28,8 @@ from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.report import json_report, junit, markdown
 from zerocheck.report.markdown import escape, fenced
 from zerocheck.report.write import FORMATS, write_reports
-from zerocheck.run.records import Record
-from zerocheck.run.tally import tally
+from zerocheck.run.records.records import Record
+from zerocheck.run.records.tally import tally
 
 
 def hostile() -> list[Record]:

@@ -9,7 +9,7 @@ import pytest
 from hand_made import HOSTILE, case, failed, finding, finished, held, known, stale, started
 
 from zerocheck.report import github, markdown
-from zerocheck.run.tally import tally
+from zerocheck.run.records.tally import tally
 
 # What the runner reads: name, properties, message. A comma or colon in a value would end it.
 COMMAND = re.compile(r"::(\w+) ((?:\w+=[^,:]*)(?:,\w+=[^,:]*)*)::(.*)")

@@ -27,10 +27,10 @@ from zerocheck.report import html
 from zerocheck.report.html import bands
 from zerocheck.report.html import drift as drifts
 from zerocheck.report.json_report import render as render_json
-from zerocheck.run.journal import encode
-from zerocheck.run.journal import read as read_journal
-from zerocheck.run.records import FreeRun, Record
-from zerocheck.run.tally import tally
+from zerocheck.run.records.journal import encode
+from zerocheck.run.records.journal import read as read_journal
+from zerocheck.run.records.records import FreeRun, Record
+from zerocheck.run.records.tally import tally
 
 VOID = {"meta", "input", "line", "polygon", "rect", "circle"}
 

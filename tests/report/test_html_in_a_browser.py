@@ -22,9 +22,9 @@ from selenium.webdriver.common.keys import Keys
 
 from zerocheck.protocol.verdicts import Weighed
 from zerocheck.report import html
-from zerocheck.run.journal import read
-from zerocheck.run.records import CaseFinished, Record
-from zerocheck.run.tally import tally
+from zerocheck.run.records.journal import read
+from zerocheck.run.records.records import CaseFinished, Record
+from zerocheck.run.records.tally import tally
 
 LONG = Path(__file__).parents[2] / "reports" / "conformance" / "seed-0.ndjson.xz"
 """1,075 cases over thirteen implementations."""

@@ -12,10 +12,10 @@ from rich.console import Console
 from zerocheck.case.schema import Block
 from zerocheck.report import html, json_report, markdown
 from zerocheck.report.progress import ProgressDisplay
-from zerocheck.run.journal import encode
-from zerocheck.run.records import CaseFinished, Record
-from zerocheck.run.tally import tally
-from zerocheck.run.timings import Kind, Pace
+from zerocheck.run.records.journal import encode
+from zerocheck.run.records.records import CaseFinished, Record
+from zerocheck.run.records.tally import tally
+from zerocheck.run.records.timings import Kind, Pace
 
 BLOCK = Block(kind="mlp")
 PACE = Pace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from zerocheck.report.observability import observability_lines, placement
-from zerocheck.run.tally import ImplementationTally, Tally
+from zerocheck.run.records.tally import ImplementationTally, Tally
 
 KINDS = ("parameters", "gradients", "optimizer states")
 

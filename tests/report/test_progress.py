@@ -20,7 +20,7 @@ from hand_made import (
 from rich.console import Console
 
 from zerocheck.report.progress import ProgressDisplay, duration
-from zerocheck.run.records import Record
+from zerocheck.run.records.records import Record
 
 
 def shown(

@@ -12,7 +12,7 @@ from rich.console import Console
 from zerocheck.report import json_report, markdown
 from zerocheck.report.loads import tried_lines
 from zerocheck.report.progress import print_outcome
-from zerocheck.run.tally import tally
+from zerocheck.run.records.tally import tally
 
 
 def cells(line: str) -> list[str]:

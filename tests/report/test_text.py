@@ -9,7 +9,7 @@ from hand_made import HOSTILE, KNOWN, VIOLATION, finding, hostile_finding
 from zerocheck.foreign_text import printable
 from zerocheck.protocol.verdicts import Status
 from zerocheck.report.text import cell_text, finding_text, replay_line
-from zerocheck.run.tally import Cell
+from zerocheck.run.records.tally import Cell
 
 
 def test_a_finding() -> None:

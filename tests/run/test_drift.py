@@ -28,9 +28,9 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run import drift as drift_runs
 from zerocheck.run.drift import CASES, DriftRuns, comparable, drift
 from zerocheck.run.engine import run
-from zerocheck.run.free_runs import STEPS, free_run_case
-from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Drift, Finding, FreeRun
+from zerocheck.run.execute.free_runs import STEPS, free_run_case
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.records import CaseFinished, Drift, Finding, FreeRun
 
 MIDST = Start(step=255, moments="typical")
 """From moments of 0 AdamW is nearly blind to the scale of a gradient; in mid-training it is not.

@@ -19,14 +19,14 @@ from slices import sliced
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.casefile import read as read_case
-from zerocheck.run.casefile import write as write_case
 from zerocheck.run.engine import run
-from zerocheck.run.journal import Journal, read
-from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Drift, Finding, RunFinished
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.case_file import read as read_case
+from zerocheck.run.findings.case_file import write as write_case
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.journal import Journal, read
+from zerocheck.run.records.records import CaseFinished, Drift, Finding, RunFinished
 from zerocheck.run.replay import replay
-from zerocheck.run.trial import Trial
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 

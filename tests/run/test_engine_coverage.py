@@ -14,11 +14,11 @@ from zerocheck.case import covering
 from zerocheck.case.covering import Pairs
 from zerocheck.case.features import OF_STEPS, features
 from zerocheck.ranks.pool import Pool
-from zerocheck.run import profiles
 from zerocheck.run.engine import run
-from zerocheck.run.options import RunOptions
-from zerocheck.run.records import CaseFinished, Coverage, RunFinished
-from zerocheck.run.tally import tally
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.plan.plan import profiles
+from zerocheck.run.records.records import CaseFinished, Coverage, RunFinished
+from zerocheck.run.records.tally import tally
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 

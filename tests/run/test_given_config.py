@@ -14,10 +14,10 @@ from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import replay_line
 from zerocheck.run import engine
-from zerocheck.run.casefile import read
-from zerocheck.run.options import RunOptions
+from zerocheck.run.findings.case_file import read
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
-from zerocheck.run.tally import Tally, tally
 from zerocheck.script import script_of
 
 pytest.importorskip("deepspeed")

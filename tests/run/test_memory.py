@@ -25,14 +25,14 @@ from zerocheck.protocol.replies import MemoryReply
 from zerocheck.protocol.verdicts import MEMORY, Weighed
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.footprint import lines as weighed_lines
-from zerocheck.run.casefile import write
-from zerocheck.run.environment import environment
-from zerocheck.run.rank_replies import received
-from zerocheck.run.records import CaseFile
+from zerocheck.run.execute.environment import environment
+from zerocheck.run.execute.rank_replies import received
+from zerocheck.run.execute.segments import Segments
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.case_file import write
+from zerocheck.run.records.records import CaseFile
+from zerocheck.run.records.tally import tally
 from zerocheck.run.replay import replay
-from zerocheck.run.segments import Segments
-from zerocheck.run.tally import tally
-from zerocheck.run.trial import Trial
 
 MODEL = Model(blocks=(Block(kind="mlp", hidden=5), Block(kind="batch_norm")), width=7)
 CASES = {

@@ -12,11 +12,10 @@ from zerocheck.case.schema import Block, Case, Model, Training, TrainingSegment
 from zerocheck.protocol.verdicts import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
-from zerocheck.run.findings import independent
-from zerocheck.run.options import RunOptions
-from zerocheck.run.outcome import Outcome
-from zerocheck.run.records import Finding
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.findings import independent
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.records import Finding, Outcome
 
 SUBJECTS = Path(__file__).with_name("resume_subjects.py")
 SILENT = {"sharding": {"static_graph": False}}

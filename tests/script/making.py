@@ -7,8 +7,8 @@ from hand_made import ENVIRONMENT
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Case, Precision
 from zerocheck.protocol.verdicts import MEMORY, Judgement, Obligation, Violation
-from zerocheck.run.known_issues import KnownIssue, ours
-from zerocheck.run.records import CaseFile
+from zerocheck.run.known_issues.entries import KnownIssue, ours
+from zerocheck.run.records.records import CaseFile
 from zerocheck.script import script_of
 from zerocheck.script.sharding import TITLES
 

@@ -12,7 +12,7 @@ import pytest
 from making import in_scripts, known, script
 from packaging.requirements import Requirement
 
-from zerocheck.run.records import CaseFile
+from zerocheck.run.records.records import CaseFile
 from zerocheck.script import script_of
 
 MLP = {"blocks": [{"kind": "mlp"}]}

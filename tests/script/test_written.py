@@ -22,9 +22,9 @@ from zerocheck.cli import main
 from zerocheck.contract.loading import load
 from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import MEMORY, Judgement
-from zerocheck.run.journal import encode
-from zerocheck.run.known_issues import ours
-from zerocheck.run.records import CaseFile
+from zerocheck.run.known_issues.entries import ours
+from zerocheck.run.records.journal import encode
+from zerocheck.run.records.records import CaseFile
 from zerocheck.script import LONGEST, script_of
 from zerocheck.script.injections import FAULTS
 from zerocheck.script.layout import WIDTH, fitted

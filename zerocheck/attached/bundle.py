@@ -26,9 +26,9 @@ from ..contract.semantics import Semantics
 from ..devices import CPU
 from ..errors import UsageError
 from ..protocol.verdicts import Judgement
-from ..run.environment import environment
-from ..run.journal import encode
-from ..run.records import Environment
+from ..run.execute.environment import environment
+from ..run.records.journal import encode
+from ..run.records.records import Environment
 from .calls import StoredForward, restored, stored
 from .ranks import AllRanks
 from .step_record import Key, Observed, Seen

@@ -11,7 +11,7 @@ import torch
 
 from ..contract.semantics import Semantics
 from ..devices import CPU, kind_of, placed
-from ..errors import UsageError
+from ..errors import ExitCode, UsageError
 from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
 from ..user_code import import_user_code
@@ -71,9 +71,9 @@ class ReplayedBundle:
         return f"not reproduced: step {number} violated {told}, now it violates {again}{note}"
 
     @property
-    def exit_code(self) -> int:
-        """Exit code: 1 if something is violated, else 0."""
-        return 1 if self.judgement.violations else 0
+    def exit_code(self) -> ExitCode:
+        """FAILS if something is violated, else HOLDS."""
+        return ExitCode.FAILS if self.judgement.violations else ExitCode.HOLDS
 
 
 def _kind(violation: Violation) -> tuple[object, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..foreign_text import one_line
 from ..protocol.verdicts import Judgement, Violation
 from ..report.text import finding_text
-from ..run.findings import independent
-from ..run.known_issues import joined
-from ..run.records import Finding
+from ..run.findings.findings import independent
+from ..run.known_issues.entries import joined
+from ..run.records.records import Finding
 from .ranks import Problem
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ..errors import ExitCode
+
 VERSION = 1
 
 
@@ -69,8 +71,9 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     unverifiable: tuple[str, ...] = ()
 
     @property
-    def exit_code(self) -> int:
-        return 1 if self.findings else 0
+    def exit_code(self) -> ExitCode:
+        """FAILS with findings, else HOLDS."""
+        return ExitCode.FAILS if self.findings else ExitCode.HOLDS
 
 
 CHECKS = {

@@ -34,7 +34,7 @@ def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> i
 
     Exits with 0 if nothing is wrong or both are equal, 1 with findings, 2 for wrong usage.
     """
-    from ..run.machine import check_process_memory
+    from ..run.execute.machine import check_process_memory
 
     check_process_memory()  # before torch is imported
     from ..checkpoint.compare import compare

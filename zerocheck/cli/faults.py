@@ -55,11 +55,11 @@ def faults(
 
     Exits with 0 if all are caught, 1 if one escapes, 2 for wrong usage.
     """
-    from ..run.options import parse_obligations, parse_world_sizes
+    from ..run.plan.options import parse_obligations, parse_world_sizes
 
     if listed:
         return list_faults()
-    from ..run.matrix.options import MatrixOptions
+    from ..run.kill_matrix.options import MatrixOptions
 
     options = MatrixOptions(
         names=names,

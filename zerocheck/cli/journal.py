@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from .. import launcher, signals
 from ..devices import CPU
-from ..errors import UsageError
+from ..errors import ExitCode, UsageError
 from ..foreign_text import printable
 from .output import remark, say
-from .program import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..run.matrix.options import MatrixOptions
-    from ..run.options import RunOptions
-    from ..run.tally import Tally
-    from ..run.trial import RankPool
+    from ..run.execute.trial import RankPool
+    from ..run.kill_matrix.options import MatrixOptions
+    from ..run.plan.options import RunOptions
+    from ..run.records.tally import Tally
 
 
 def start_run(options: RunOptions) -> int:
@@ -29,7 +28,7 @@ def start_run(options: RunOptions) -> int:
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
         return _run_recorded(options, None)
-    from ..run.launch import with_ranks
+    from ..run.execute.launch import with_ranks
 
     # The other ranks are let go when the reports are written: see launcher.py.
     return with_ranks(
@@ -78,8 +77,8 @@ def show_replay(
 
     from ..report.console import new_console
     from ..report.progress import print_finding
-    from ..report.text import failures_of
     from ..run import replay as replaying
+    from ..run.findings.findings import failures_of
 
     replayed = replaying.replay(
         case,
@@ -101,14 +100,14 @@ def _recorded(
     path: Path, progress: Any, start: Callable[..., int], write: Callable[[Path], Path]
 ) -> int:
     """Run with a journal and progress as handlers; `write` makes the reports of the journal."""
-    from ..run.journal import Journal
+    from ..run.records.journal import Journal
 
     journal = Journal(path)
     try:
         _check_outputs(path)
         code = start(journal, progress)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = ExitCode.INTERRUPTED
     finally:
         signals.ignore()
         # Also where the harness failed: what was found so far stays readable.
@@ -116,7 +115,7 @@ def _recorded(
         journal.close()
         if journal.begun:
             say(f"report: {write(path)}")
-    if code == INTERRUPTED:
+    if code == ExitCode.INTERRUPTED:
         remark("interrupted")
     return code
 
@@ -131,14 +130,14 @@ def _check_outputs(journal: Path) -> None:
     }:
         return
     from ..report.write import FORMATS, MATRIX_FORMATS
-    from ..run.previous_runs import check_outputs
+    from ..run.records.previous_runs import check_outputs
 
     check_outputs(journal.parent, (*FORMATS, *MATRIX_FORMATS))
 
 
 def note_untested() -> None:
     """Note a torch version that zerocheck is not tested with; only rank 0 of a launch prints it."""
-    from ..run.environment import untested_versions
+    from ..run.execute.environment import untested_versions
 
     if untested_versions() and launcher.is_rank_0():
         note(untested_versions())
@@ -157,7 +156,7 @@ def note_configs(names: Sequence[str]) -> None:
 
 def _check_machine(world_sizes: Sequence[int]) -> None:
     """Check the machine before torch is imported, which fails in many ways for want of memory."""
-    from ..run.machine import check_machine
+    from ..run.execute.machine import check_machine
 
     check_machine(max(world_sizes))
 
@@ -166,7 +165,7 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
     """Note that ranks share GPUs, if they do. Raises UsageError for a device that is not there."""
     if device == CPU:
         return
-    from ..run.launch import sharing_note
+    from ..run.execute.launch import sharing_note
 
     text = sharing_note(device, max(world_sizes))
     if text:
@@ -176,8 +175,8 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
 def _write_run(journal: Path) -> Path:
     from ..report import github
     from ..report.write import write_reports
-    from ..run.journal import read
-    from ..run.tally import tally
+    from ..run.records.journal import read
+    from ..run.records.tally import tally
 
     records = read(journal, note=note)
     write_reports(records, journal.parent)
@@ -213,8 +212,8 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
     from ..report.console import new_console
     from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports
-    from ..run.journal import read
-    from ..run.tally import run_exit_code, tally
+    from ..run.records.journal import read
+    from ..run.records.tally import run_exit_code, tally
 
     records = read(journal, note=note)
     counted = tally(records)
@@ -260,7 +259,7 @@ def start_faults(options: MatrixOptions) -> int:
     world_sizes = options.run(options.faults[0]).world_sizes
     _check_machine(world_sizes)
     from ..report.faults_progress import FaultsProgress
-    from ..run.matrix import engine
+    from ..run.kill_matrix import engine
 
     def start(*handlers: Any) -> int:
         note_untested()
@@ -272,7 +271,7 @@ def start_faults(options: MatrixOptions) -> int:
 
 def _write_faults(journal: Path) -> Path:
     from ..report.write import write_matrix
-    from ..run.journal import read_matrix
+    from ..run.records.journal import read_matrix
 
     write_matrix(read_matrix(journal, note=note), journal.parent)
     return journal.parent / "faults.md"
@@ -282,8 +281,8 @@ def report_matrix(journal: Path, directory: Path) -> int:
     """Write the kill matrix of a journal again; the exit code of its run."""
     from ..report.faults_progress import FaultsProgress
     from ..report.write import write_matrix
-    from ..run.journal import read_matrix
-    from ..run.matrix.summary import Summary
+    from ..run.records.journal import read_matrix
+    from ..run.records.matrix_summary import Summary
 
     records = read_matrix(journal, note=note)
     summary = Summary(records)

@@ -39,8 +39,8 @@ def list_() -> None:
     from ..catalogue import BUILT_IN, OF_EXTRAS, extra_of
     from ..protocol.verdicts import TITLES
     from ..report.known_issues import listed_lines
-    from ..run.known_issues import ours
-    from ..run.profiles import PROFILES
+    from ..run.known_issues.entries import ours
+    from ..run.plan.profiles import PROFILES
 
     _section("implementations", BUILT_IN)
     added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}

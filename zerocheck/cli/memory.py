@@ -136,7 +136,7 @@ def _peaks(directory: Path) -> int:
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
     from ..catalogue import check_spelling, modules_of
-    from ..run.machine import check_process_memory
+    from ..run.execute.machine import check_process_memory
 
     check_process_memory()  # before torch is imported
     from ..memory.analyse import analyse

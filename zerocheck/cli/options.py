@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..run.settings import SETTINGS
+from ..run.plan.settings import SETTINGS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

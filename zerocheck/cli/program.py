@@ -14,13 +14,12 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__, launcher, signals
-from ..errors import HarnessError, RanksLost, UsageError, unknown
+from ..errors import ExitCode, HarnessError, RanksLost, UsageError, unknown
 from ..foreign_text import printable
 from ..shortage import shortage
 from ..warning_filters import relax_warnings
 from .output import remark, say
 
-USAGE, HARNESS, INTERRUPTED = 2, 3, 130
 LINGER_S = 10.0
 """Other ranks of a launcher wait so long with what rank 0 says too; it ends them before."""
 
@@ -62,19 +61,19 @@ class Program(click.Group):
             code = super().main(given, prog_name, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             say(error.format_message())
-            code = USAGE
+            code = ExitCode.USAGE
         except click.ClickException as error:
-            code = _say(error.format_message(), USAGE)
+            code = _say(error.format_message(), ExitCode.USAGE)
         except UsageError as error:
-            code = _say(str(error), USAGE)
+            code = _say(str(error), ExitCode.USAGE)
         except click.Abort:
             signals.ignore()
-            code = _say("interrupted", INTERRUPTED)
+            code = _say("interrupted", ExitCode.INTERRUPTED)
         except BrokenPipeError:  # who reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = INTERRUPTED
+            code = ExitCode.INTERRUPTED
         except RanksLost as error:
-            code = _say(str(error), HARNESS)
+            code = _say(str(error), ExitCode.BROKEN)
         except Exception as error:
             code = _harness_failed(error, given)
         _leave(code or 0)
@@ -95,7 +94,7 @@ def _say(message: str, code: int) -> int:
 
     If all ranks of a launch find the same error, only rank 0 prints it.
     """
-    if launcher.is_rank_0() or code == HARNESS:
+    if launcher.is_rank_0() or code == ExitCode.BROKEN:
         remark(f"error: {message}")
     launcher.report_exit(code, printable(message))
     return code
@@ -104,14 +103,14 @@ def _say(message: str, code: int) -> int:
 def _leave(code: int) -> NoReturn:
     signals.ignore()
     exec("")  # Python would end itself by SIGINT where an interrupt once left another `exec`
-    if code in (USAGE, INTERRUPTED) and not launcher.is_rank_0():
+    if code in (ExitCode.USAGE, ExitCode.INTERRUPTED) and not launcher.is_rank_0():
         launcher.wait_for_rank_0(code, LINGER_S)
     if launcher.has_launcher():
         # Process groups that broke take seconds to tear down, and the launcher ends us meanwhile.
         _flush()
         os._exit(code)
     if not _flush():
-        code = code or USAGE
+        code = code or ExitCode.USAGE
     sys.exit(code)
 
 
@@ -132,14 +131,15 @@ def _harness_failed(error: Exception, args: list[str]) -> int:
     from ..devices import NO_MEMORY, out_of_memory
 
     if out_of_memory(error):
-        return _say(NO_MEMORY.format(device="the GPU"), USAGE)
+        return _say(NO_MEMORY.format(device="the GPU"), ExitCode.USAGE)
     lacking = shortage(error)
     if lacking is not None:
-        return _say(lacking, USAGE)
+        return _say(lacking, ExitCode.USAGE)
     what = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
     where = _write_traceback(error, args)
     return _say(
-        f"zerocheck itself failed: {what}\n  the traceback is in {where}; please report it", HARNESS
+        f"zerocheck itself failed: {what}\n  the traceback is in {where}; please report it",
+        ExitCode.BROKEN,
     )
 
 

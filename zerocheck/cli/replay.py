@@ -53,12 +53,12 @@ def replay(
 
     Exits with 0 if the case holds now, 1 if it fails again, 2 for wrong usage.
     """
-    from ..run.machine import check_process_memory
+    from ..run.execute.machine import check_process_memory
 
     check_process_memory()  # before torch is imported
     from ..catalogue import check_factory, check_spelling
     from ..devices import check_device
-    from ..run.options import check_backend, check_timeout, choose_ranks
+    from ..run.plan.options import check_backend, check_timeout, choose_ranks
 
     if implementation is not None:
         check_spelling(implementation)
@@ -81,7 +81,7 @@ def replay(
     note_untested()
     if kind == "processes":
         return show_replay(case, implementation, model, None, device=device, backend=backend)
-    from ..run.launch import with_ranks
+    from ..run.execute.launch import with_ranks
 
     return with_ranks(
         kind,
@@ -93,7 +93,7 @@ def replay(
 
 
 def _write_script(case: Path, implementation: str | None, script: Path) -> int:
-    from ..run.casefile import read
+    from ..run.findings.case_file import read
     from ..run.replay import not_without_asking
     from ..script import script_of, write_script
 

@@ -37,7 +37,7 @@ def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     earlier run, with another torch for example, and what moved. Exits with 1 only if something is
     newly violated, or an obligation is no longer checked.
     """
-    from ..run.journal import is_matrix
+    from ..run.records.journal import is_matrix
 
     journal = journal_in(journal)
     directory = report_dir or journal.parent

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..devices import CPU
-from ..run.settings import as_options, project_settings
+from ..run.plan.settings import as_options, project_settings
 from . import options as option
 from .journal import note_configs, start_run
 
@@ -54,7 +54,7 @@ def run(
     usage.
     """
     from ..catalogue import BUILT_IN, innermost
-    from ..run.options import RunOptions, choose_ranks
+    from ..run.plan.options import RunOptions, choose_ranks
     from ..user_code import check_file
 
     settings = {**project_settings(Path.cwd()), **option.given_settings(given)}

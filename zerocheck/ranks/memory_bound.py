@@ -23,9 +23,8 @@ _MEMORY = re.compile(r"can't allocate memory|not enough memory|std::bad_alloc", 
 def room(world_size: int, needed: int = 0) -> int:
     """Bytes that one rank of a new job may take for itself; 0 for no bound.
 
-    needed: of the whole job, as far as it was reckoned beforehand (run/host_memory.py). One rank
-    may need all of it, as one that gathers the model does, and its share of the rest for
-    activations.
+    needed: of the whole job, as estimated in advance (run/execute/host_memory.py). One rank may
+    need all of it, as one that gathers the model does, and its share of the rest for activations.
     """
     available = available_bytes()
     if available is None or sys.platform != "linux":

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from ..errors import UsageError
+from ..errors import ExitCode, UsageError
 from ..protocol.verdicts import Status
-from ..run.journal import is_matrix, read
-from ..run.records import Environment
-from ..run.tally import FAILING, INTERRUPTED, Tally, tally
+from ..run.records.journal import is_matrix, read
+from ..run.records.records import Environment
+from ..run.records.tally import FAILING, Tally, tally
 from . import json_report
 
 AGAINST_FORMAT = 1
@@ -215,7 +215,7 @@ def compare(now: ComparedReport, before: ComparedReport) -> Changes:
         memory=_farthest_first(
             row for name, one, other in pairs for row in _figures(name, one.memory, other.memory)
         ),
-        exit_code=code if now.run.outcome == "done" else INTERRUPTED,
+        exit_code=code if now.run.outcome == "done" else ExitCode.INTERRUPTED,
     )
 
 

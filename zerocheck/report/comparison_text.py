@@ -11,7 +11,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from ..foreign_text import one_line
-from ..run.journal import encode
+from ..run.records.journal import encode
 from .comparison import AGAINST_FORMAT, Changes, ComparedRow
 from .markdown import escape, table
 from .text import number

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ..case.features import FEATURES
 from ..protocol.verdicts import TITLES
-from ..run.records import Finding
-from ..run.tally import FAILING, Cell, ImplementationTally, Tally
+from ..run.records.records import Finding
+from ..run.records.tally import FAILING, Cell, ImplementationTally, Tally
 from .coverage import refused_rows
 from .markdown import escape, table
 from .text import cell_text

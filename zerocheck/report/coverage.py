@@ -8,8 +8,8 @@ from typing import Any
 from ..case.features import FEATURES
 from ..foreign_text import one_line
 from ..protocol.verdicts import VACUOUS
-from ..run.coverage import FEW, CoveredPairs
-from ..run.tally import ImplementationTally, Tally
+from ..run.records.coverage import FEW, CoveredPairs
+from ..run.records.tally import ImplementationTally, Tally
 
 PAIRS_SHOWN = 200
 """Left-out pairs that the JSON report names; their number stands beside them."""

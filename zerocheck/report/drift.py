@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..run.records import Drift
+from ..run.records.records import Drift
 from .text import number
 
 TITLE = "Left to itself"

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ..run.journal import encode
-from ..run.matrix.records import FaultTried
-from ..run.matrix.summary import Alarms, Share, Summary
+from ..run.records.journal import encode
+from ..run.records.matrix_records import FaultTried
+from ..run.records.matrix_summary import Alarms, Share, Summary
 
 FORMAT = 1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..protocol.verdicts import TITLES
-from ..run.matrix.records import FaultShrunk, FaultTried
-from ..run.matrix.summary import Summary
+from ..run.records.matrix_records import FaultShrunk, FaultTried
+from ..run.records.matrix_summary import Summary
 from .faults_text import (
     cases_text,
     caught_text,

@@ -9,14 +9,14 @@ from rich.live import Live
 from rich.text import Text
 
 from ..foreign_text import one_line
-from ..run.matrix.records import (
+from ..run.records.matrix_records import (
     FaultsFinished,
     FaultShrunk,
     FaultsStarted,
     FaultTried,
     MatrixRecord,
 )
-from ..run.matrix.summary import Summary
+from ..run.records.matrix_summary import Summary
 from .console import new_console
 from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .progress import duration

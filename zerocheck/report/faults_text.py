@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..run.matrix.records import FaultShrunk, FaultTried, Rivals
-from ..run.matrix.summary import Alarms, Summary
+from ..run.records.matrix_records import FaultShrunk, FaultTried, Rivals
+from ..run.records.matrix_summary import Alarms, Summary
 from .text import number
 
 

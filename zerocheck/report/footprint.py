@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..run.footprint import Footprint, ideal
-from ..run.tally import ImplementationTally
+from ..run.records.footprint import Footprint, ideal
+from ..run.records.tally import ImplementationTally
 
 TITLE = "Held between steps and sent in a step, beside the ZeRO paper"
 EXPLAINED = (

@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..foreign_text import one_line, printable
-from ..run.tally import Tally, why_of
+from ..run.records.tally import Tally, why_of
 from . import markdown
 from .known_issues import stale_lines
 from .text import finding_lines

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from ..protocol.verdicts import STATUSES
-from ..run.journal import encode
-from ..run.records import Finding
-from ..run.tally import ImplementationTally, Tally, run_exit_code, why
+from ..run.records.journal import encode
+from ..run.records.records import Finding
+from ..run.records.tally import ImplementationTally, Tally, run_exit_code, why
 from . import coverage, drift, footprint, loads, metrics
 from .observability import placement
 from .text import replay_line

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ..foreign_text import printable
 from ..protocol.verdicts import TITLES, Obligation
-from ..run.tally import FAILING, Cell, ImplementationTally, Tally
+from ..run.records.tally import FAILING, Cell, ImplementationTally, Tally
 from .known_issues import known_issue_text, stale_text
 from .text import cell_text, finding_text
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ..foreign_text import one_line
 from ..protocol.verdicts import Obligation
-from ..run.known_issues import KnownIssue
-from ..run.records import StaleIssue
-from ..run.tally import Tally, concerns
+from ..run.known_issues.entries import KnownIssue
+from ..run.records.records import StaleIssue
+from ..run.records.tally import Tally, concerns
 from .text import known_lines, row
 
 

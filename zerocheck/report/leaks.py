@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..foreign_text import one_line
-from ..run.tally import Tally
+from ..run.records.tally import Tally
 
 LEAKED = (
     "Ranks run one case after another. What a case leaves changed in its process (default dtype, "

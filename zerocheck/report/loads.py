@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..protocol.verdicts import STATUSES, Gave, Status
-from ..run.loads import DamagedLoads, Loads
+from ..run.records.loads import DamagedLoads, Loads
 
 TITLE = "Loads by world size: saved down, loaded across"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from ..foreign_text import one_line, printable
-from ..run.loads import Loads
-from ..run.records import Finding
-from ..run.tally import Tally, unchecked, why
+from ..run.records.loads import Loads
+from ..run.records.records import Finding
+from ..run.records.tally import Tally, unchecked, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
 from .footprint import EXPLAINED, HEADERS

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from ..run.metrics import Metrics, Paces
-from ..run.tally import ImplementationTally
+from ..run.records.metrics import Metrics, Paces
+from ..run.records.tally import ImplementationTally
 
 TITLE = "How it ran"
 EXPLAINED = (

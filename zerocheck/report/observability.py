@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..foreign_text import one_line
-from ..run.tally import ImplementationTally, Tally
+from ..run.records.tally import ImplementationTally, Tally
 
 TIERS = {
     "state only": "gradients were not shown in {cases} (step.reached was not called), so they were "

@@ -8,7 +8,7 @@ import jinja2
 from tabulate import tabulate
 
 from ..contract.layout import Term
-from ..run.peaks import CASE, Point, Terms
+from ..run.records.peaks import CASE, Point, Terms
 
 WIDTH, HEIGHT = 300, 240
 """Of the plotting area of one panel, in user units."""

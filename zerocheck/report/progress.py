@@ -11,9 +11,9 @@ from rich.text import Text
 from tabulate import tabulate
 
 from ..foreign_text import one_line
-from ..run.loads import Loads
-from ..run.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
-from ..run.tally import FAILING, Cell, Tally, unchecked, why
+from ..run.records.loads import Loads
+from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
+from ..run.records.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
 from .console import new_console
 from .coverage import coverage_lines

@@ -5,9 +5,8 @@ from __future__ import annotations
 from ..catalogue import is_config
 from ..foreign_text import copyable, one_line, printable
 from ..protocol.verdicts import ESTIMATED, TITLES, Status, Violation
-from ..run.findings import Findings
-from ..run.records import CaseFinished, Finding, KnownReference
-from ..run.tally import FAILING, Cell
+from ..run.records.records import Finding, KnownReference
+from ..run.records.tally import FAILING, Cell
 
 _LABEL_WIDTH = 12
 _SHOWN = 3
@@ -89,11 +88,6 @@ def _reproduced(finding: Finding) -> str:
 def finding_text(finding: Finding) -> str:
     """Return `finding_lines` as one text."""
     return "\n".join(finding_lines(finding))
-
-
-def failures_of(record: CaseFinished) -> list[Finding]:
-    """Return the failures of one case, each in the form of a finding; empty if all holds."""
-    return [bug.finding(number) for number, bug in enumerate(Findings().add(record))]
 
 
 def replay_line(finding: Finding) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..foreign_text import plain_json, printable
-from ..run.matrix.records import MatrixRecord
-from ..run.matrix.summary import Summary
-from ..run.records import Record
-from ..run.tally import Tally, tally
+from ..run.records.matrix_records import MatrixRecord
+from ..run.records.matrix_summary import Summary
+from ..run.records.records import Record
+from ..run.records.tally import Tally, tally
 from . import (
     comparison_text,
     conformance,

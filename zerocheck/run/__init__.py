@@ -1,51 +1,16 @@
-"""Engine of a run: choice of cases, their execution, findings, and the records of all that.
+"""Engine of a run: choice of cases, execution, findings, records.
 
-- `casefile.py`: case files, which findings leave behind for `zerocheck replay`
-- `confirmation.py`: confirmation of findings in freshly started rank processes, with counts
-- `coverage.py`: coverage of a run: pairs of features exercised, and why the rest were not
-- `covering_array.py`: covering array of one implementation, with replacements for refused cases
-- `damage.py`: damage to the files of a checkpoint, as disks and people cause it
-- `draws.py`: cases of a run that are drawn, and not chosen for their pairs of features
 - `drift.py`: drift of implementations in free runs: which cases are run, and the results
 - `engine.py`: engine: plans cases, runs and judges them, sends records to its handlers
-- `environment.py`: environment of a run, for the journal and for replay
-- `events.py`: delivery of records to handlers: the journal, the progress display, a test
-- `extent.py`: extent of a bug, in one sentence: the features it needs, its ranks, its parameters
-- `findings.py`: findings from failing cases: one bug is one finding
-- `fixed_fields.py`: limits of an implementation's cases: fixed fields, and meshes of two axes
-- `footprint.py`: memory and communication of measured cases, next to the ZeRO paper
-- `free_runs.py`: free runs: sharded code for some steps, next to a trainer on one device
-- `host_memory.py`: check that a case fits in the memory of this host
-- `issue_matcher.py`: known-issue matcher of one run: cases added or left out, stale issues
-- `issue_scope.py`: kinds of tensors and ranks by which an entry of known issues is limited
-- `journal.py`: journal of a run: one record per line (NDJSON), written the moment it is known
-- `known_issues.py`: known issues from a TOML file: faults that a run may show without failing
-- `known_issues.toml`: the known issues that come with zerocheck
-- `launch.py`: rank processes of a command: started here, or by a launcher
-- `loads.py`: results of the loads of resumed cases, by world size
-- `machine.py`: check of this machine before ranks start
-- `metrics.py`: runtime metrics of the timed cases of an implementation
-- `model.py`: user's own model as that of every case: `--model`, or `fixed = {"model": ...}`
-- `options.py`: options of a run, checked before anything starts
-- `outcome.py`: outcome of a case: the verdict on what its ranks did
 - `peaks.py`: peak memory of a step over wrapping, prefetching and bucket sizes
-- `plan.py`: plan of a run: its cases and their order
-- `previous_runs.py`: earlier runs in a report directory: kept, while foreign files are not touched
-- `profiles.py`: profiles: cases of a run, their number, and world sizes
-- `rank_replies.py`: replies of rank processes: decoded, and checked for their kind
-- `rank_requests.py`: requests before a run to rank processes, since they run the user's code
-- `records.py`: records of a run: one per line of the journal, as data that round-trips
 - `replay.py`: replay of one case, as in a case file, in fresh rank processes
-- `segments.py`: jobs of a resumed case, one per training segment, and what is done between
-- `settings.py`: settings of a run that a project keeps: command line, pytest and TOML
-- `shrink.py`: reduction of a failing case to the smallest one that fails in the same way
-- `streams.py`: streams of drawn cases that continue until enough of them can be run
-- `suspicion.py`: failures that no fresh rank processes show, and whether they count
-- `tally.py`: counts over the records of a run
-- `timing_analysis.py`: pace of a case, from the times of its ranks
-- `timing_choice.py`: choice of the cases to time: few, since each takes its steps once more
-- `timing_hints.py`: hints from the timings of a case, in words
-- `timings.py`: timings of a case: a few figures, as the journal holds them
-- `trial.py`: trial: one case, run on rank processes and judged
-- `matrix/`: kill matrix (`zerocheck faults`)
+
+The packages, each of which imports those above it only:
+
+- `records/`: records of a run, and what is counted over them
+- `known_issues/`: faults that a run may show without failing
+- `plan/`: options of a run, and the choice of its cases
+- `execute/`: execution of cases on rank processes, and the outcome of each
+- `findings/`: one finding for each bug, with its smallest case and its extent
+- `kill_matrix/`: kill matrix (`zerocheck faults`)
 """

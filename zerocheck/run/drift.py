@@ -24,11 +24,11 @@ from ..judge.layout import ParameterLayout
 from ..models.network import build_model
 from ..protocol.observations import RankObservation
 from ..ranks.result import JobResult
-from .findings import Bug
-from .free_runs import copies, free_run_case, mean_loss
-from .rank_replies import complete, read_observations
-from .records import CaseFinished, Drift, FreeRun
-from .trial import RankPool, Trial
+from .execute.free_runs import copies, free_run_case, mean_loss
+from .execute.rank_replies import complete, read_observations
+from .execute.trial import RankPool, Trial
+from .findings.findings import Bug
+from .records.records import CaseFinished, Drift, FreeRun
 
 CASES = 24
 """An implementation with fewer judged cases is not left to itself: that would be a large part of

@@ -15,32 +15,40 @@ import msgspec
 from .. import signals
 from ..case.schema import Case
 from ..catalogue import is_built_in
-from ..errors import RanksLost, UsageError
+from ..errors import ExitCode, RanksLost, UsageError
 from ..judge.local import as_on_a_rank
 from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
-from .casefile import of_bug, write
-from .confirmation import TRIES, confirm
 from .drift import DriftRuns
-from .environment import environment
-from .events import Bus, Handler
-from .findings import Bug, Findings
-from .host_memory import check as check_room
-from .host_memory import must_run_alone
-from .issue_matcher import KnownIssueMatcher
-from .launch import with_ranks
-from .model import with_models
-from .options import RunOptions
-from .outcome import Outcome, Results
-from .plan import Plan, PlannedCase
-from .rank_requests import check_builds, describe, refusals
-from .records import CaseFile, CaseFinished, Finding, Record, RunFinished, RunStarted
-from .shrink import RUN_TRIES, Limits, paths, shrink, worth
-from .suspicion import Confirmer
-from .tally import INTERRUPTED, LOST, exit_code, tally, why
-from .timing_choice import TimingChoice
-from .trial import RankPool, Trial
+from .execute.environment import environment
+from .execute.host_memory import check as check_room
+from .execute.host_memory import must_run_alone
+from .execute.launch import with_ranks
+from .execute.outcome import Results
+from .execute.rank_requests import check_builds, describe, refusals
+from .execute.trial import RankPool, Trial
+from .execute.user_model import with_models
+from .findings.case_file import of_bug, write
+from .findings.confirmation import TRIES, confirm
+from .findings.findings import Bug, Findings
+from .findings.issue_matcher import KnownIssueMatcher
+from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
+from .findings.suspicion import Confirmer
+from .plan.options import RunOptions
+from .plan.plan import Plan, PlannedCase
+from .plan.timing_choice import TimingChoice
+from .records.events import Bus, Handler
+from .records.records import (
+    CaseFile,
+    CaseFinished,
+    Finding,
+    Outcome,
+    Record,
+    RunFinished,
+    RunStarted,
+)
+from .records.tally import exit_code, tally, why
 
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
@@ -354,9 +362,9 @@ class _RunUnderWay:
         tallied = tally(self.records)
         code = exit_code(tallied)
         if outcome == "interrupted":
-            code = INTERRUPTED
+            code = ExitCode.INTERRUPTED
         elif outcome == "lost" and not tallied.findings:
-            code = LOST
+            code = ExitCode.BROKEN
         finished = RunFinished(
             outcome=outcome, exit_code=code, seconds=time.perf_counter() - self.started
         )

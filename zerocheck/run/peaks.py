@@ -7,38 +7,21 @@ of rank 0, in the last step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
-from ..case.schema import Block, Case, Data, Model, Sharding, Training
+from ..case.schema import Case, Sharding
 from ..contract.layout import LASTING, Category, Line, Peak, Term
 from ..errors import Unsupported, ZerocheckError
 from ..protocol.jobs import Measure
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..ranks.pool import Pool
-from .machine import check_machine
-from .rank_replies import expect
-from .trial import TARGET
-
-BLOCKS = 4
-SMALL, LARGE = 24, 96
-"""Hidden width of every other block, so that `size` can tell them apart."""
-
-CASE = Case(
-    mesh=(2,),
-    model=Model(
-        inputs=32,
-        width=32,
-        blocks=tuple(Block(kind="mlp", hidden=(SMALL, LARGE)[n % 2]) for n in range(BLOCKS)),
-        outputs=32,
-    ),
-    data=Data(batch=4, length=8),
-    training=Training(steps=3),
-)
-"""Small: each point is run with data."""
+from .execute.machine import check_machine
+from .execute.rank_replies import expect
+from .execute.trial import TARGET
+from .records.peaks import CASE, Point, Terms
 
 WRAPS: dict[str, Sharding] = {
     "layer": Sharding(wrap="layer"),
@@ -52,38 +35,6 @@ BUCKETS = (2**10, 2**12, 2**14)
 """Elements of a bucket of ZeRO-2."""
 
 STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-
-
-@dataclass(frozen=True)
-class Point:
-    """Case on a curve.
-
-    x: the parameter varied along the curve; predicted, measured: bytes of the peak; highest: the
-    most of each term in the step, as measured.
-    """
-
-    implementation: str
-    curve: str
-    x: int
-    predicted: int
-    measured: int
-    highest: dict[Term, int]
-
-    @property
-    def off(self) -> float:
-        """Prediction error, relative to the measured peak."""
-        return abs(self.predicted - self.measured) / self.measured
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Memory of an implementation at the end of the forward, and the peak of its step."""
-
-    implementation: str
-    checkpointed: bool
-    activation: int
-    lasting: int
-    peak: int
 
 
 def windows(pool: Pool) -> Iterator[Point]:

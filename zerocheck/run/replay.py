@@ -14,20 +14,19 @@ import msgspec
 from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..devices import CPU, kind_of
-from ..errors import UsageError
+from ..errors import ExitCode, UsageError
 from ..ranks.device import check_there
 from ..ranks.pool import Pool
-from .casefile import read
-from .confirmation import TRIES, fails_alike, in_a_word, runs_to_see
-from .environment import environment
-from .findings import Findings
-from .launch import start_ranks
-from .model import case_with
-from .outcome import Outcome
-from .rank_requests import describe
-from .records import CaseFile, CaseFinished, Environment
-from .tally import FAILING
-from .trial import RankPool, Trial
+from .execute.environment import environment
+from .execute.launch import start_ranks
+from .execute.rank_requests import describe
+from .execute.trial import RankPool, Trial
+from .execute.user_model import case_with
+from .findings.case_file import read
+from .findings.confirmation import TRIES, fails_alike, in_a_word, runs_to_see
+from .findings.findings import Findings
+from .records.records import CaseFile, CaseFinished, Environment, Outcome
+from .records.tally import FAILING
 
 
 def replay(
@@ -245,6 +244,6 @@ class ReplayedCase:
         return f" ({'; '.join(differ)})" if differ else " on the same machine: it is intermittent"
 
     @property
-    def exit_code(self) -> int:
-        """Exit code: 0 if the case holds now, in every run; 1 otherwise."""
-        return 1 if self.outcome.status in FAILING else 0
+    def exit_code(self) -> ExitCode:
+        """HOLDS if the case holds now, in every run; FAILS otherwise."""
+        return ExitCode.FAILS if self.outcome.status in FAILING else ExitCode.HOLDS

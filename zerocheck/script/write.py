@@ -16,7 +16,7 @@ from ..case.shapes import sometimes_used, uncalled
 from ..catalogue import BUILT_IN, OF_EXTRAS, apart, extra_of, is_config
 from ..contract.groups import learning_rates
 from ..errors import UsageError
-from ..run.records import CaseFile
+from ..run.records.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
 from .injections import ScriptInjection, injection_of
 from .layout import fitted, imports, prose, quoted, words

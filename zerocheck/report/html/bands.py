@@ -1,8 +1,8 @@
 """Memory of a rank as three bands over N, by the formulas, next to measured values.
 
-Bytes per parameter, so that models of any size lie in one picture. The formulas are those of the
-ZeRO paper (run/footprint.py); what was measured is the largest case of each implementation and
-number of ranks, its bytes over its elements.
+Bytes per parameter, so that models of any size fit in one picture. The formulas are those of the
+ZeRO paper (run/records/footprint.py). The measured values are those of the largest case of each
+implementation and number of ranks, its bytes over its elements.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ...run.footprint import STAGES, ideal
-from ...run.tally import Tally
+from ...run.records.footprint import STAGES, ideal
+from ...run.records.tally import Tally
 
 WIDTH, HEIGHT = 640, 240
 """Of the plotting area, in user units."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...run.records import Drift
+from ...run.records.records import Drift
 from .. import drift as words
 
 WIDTH, HEIGHT = 420, 200

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...case.features import FEATURES
 from ...protocol.verdicts import TITLES, Obligation, Status
-from ...run.tally import FAILING, Cell, ImplementationTally, Tally
+from ...run.records.tally import FAILING, Cell, ImplementationTally, Tally
 from ..text import cell_text, number
 
 SIGNS: dict[Status, str] = {

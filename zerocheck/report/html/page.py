@@ -11,7 +11,7 @@ import jinja2
 
 from ...foreign_text import printable
 from ...protocol.verdicts import Status
-from ...run.tally import FAILING, Tally, run_exit_code, unchecked, why
+from ...run.records.tally import FAILING, Tally, run_exit_code, unchecked, why
 from .. import drift as drift_text
 from .. import footprint, metrics
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows

@@ -1,0 +1,27 @@
+"""What is said of a torch that the tests do not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from zerocheck import cli
+from zerocheck.run import engine
+from zerocheck.run.execute.environment import TESTED, untested_versions
+
+
+def test_the_tested_torch_is_silent() -> None:
+    assert torch.__version__.split("+")[0] in TESTED
+    assert untested_versions() == ""
+
+
+def test_another_torch_gets_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
+    monkeypatch.setattr(engine, "run", lambda options, handlers: 0)
+    given = ["run", "ddp", "--report-dir", str(tmp_path)]
+    result = CliRunner().invoke(cli.main, given, standalone_mode=False)
+    lines = [line for line in result.stderr.splitlines() if "2.99.1" in line]
+    assert lines == ["note: zerocheck is tested with torch 2.13.0; this is 2.99.1"]

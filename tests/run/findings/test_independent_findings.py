@@ -1,0 +1,75 @@
+"""Which violations of one case are findings of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerocheck.case.schema import Case
+from zerocheck.protocol.verdicts import Judgement, Obligation, Violation
+from zerocheck.report.text import finding_title
+from zerocheck.run.findings.findings import Findings, independent
+from zerocheck.run.records.records import CaseFinished
+
+
+def violation(obligation: Obligation, step: int = 0, *causes: str, mild: bool = False) -> Violation:
+    return Violation(
+        obligation=obligation,
+        step=step,
+        role="parameter",
+        tensors=(),
+        ranks=(),
+        explanation="wrong",
+        causes=causes,
+        mild=mild,
+    )
+
+
+def told(*violations: Violation) -> list[str]:
+    return [one.obligation for one in independent(violations)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("gradient", "publish"), ("loss", "gradient"), ("update", "publish"), ("publish", "loss")],
+)
+def test_what_follows_is_no_finding(first: Obligation, then: Obligation) -> None:
+    assert told(violation(then, 1), violation(first, 0)) == [first]
+
+
+def test_what_is_mild_leads_to_nothing() -> None:
+    assert told(violation("clip", 0, mild=True), violation("publish", 1)) == ["clip", "publish"]
+
+
+def test_ranks_with_gradients_of_their_own_skip_steps_of_their_own() -> None:
+    disagree = violation("update", 1, "ranks disagree")
+    assert told(violation("gradient"), violation("publish"), disagree) == ["gradient"]
+    assert told(disagree) == ["update"]
+    assert told(violation("gradient", 2), disagree) == ["update", "gradient"]
+    # Another wrong update is one of its own.
+    assert told(violation("gradient"), violation("update", 1)) == ["gradient", "update"]
+
+
+def _finished(*words: str) -> CaseFinished:
+    judgement = Judgement(
+        statuses={"gradient": "violated"},
+        violations=(violation("gradient", 0, "gradient x W"),),
+        words=words,
+    )
+    return CaseFinished(
+        number=0, implementation="mine", case=Case(), status="violated", judgement=judgement
+    )
+
+
+def test_a_finding_names_the_words_under_which_all_its_cases_hold() -> None:
+    findings = Findings()
+    (bug,) = findings.add(_finished("average='sum'", "divided='loss'"))
+    fingerprint = bug.fingerprint
+    assert bug.finding(0).words == ("average='sum'", "divided='loss'")
+    findings.add(_finished("average='sum'"))
+    finding = bug.finding(0)
+    assert finding_title(finding) == (
+        "VIOLATED mine: right if you mean average='sum': declare it, or fix it; wrong"
+    )
+    assert finding.fingerprint == fingerprint
+    assert findings.add(_finished()) == [bug]
+    assert finding_title(bug.finding(0)) == "VIOLATED mine: wrong"

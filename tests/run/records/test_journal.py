@@ -1,0 +1,146 @@
+"""The journal: round trip, torn lines, other formats."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hand_made import VIOLATION, case, failed, finding, held, started
+
+from zerocheck.errors import UsageError
+from zerocheck.run.records.journal import Journal, encode, read
+from zerocheck.run.records.records import CaseFinished, Finding, Record
+
+
+def write(path: Path, records: list[Record]) -> Path:
+    with Journal(path) as journal:
+        for record in records:
+            journal.handle(record)
+    return path
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    records = failed()
+    assert read(write(tmp_path / "new" / "journal.ndjson", records)) == records
+
+
+def test_a_line_is_on_disk_when_handle_returns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.handle(started())
+    journal.handle(case(0))
+    assert len(read(tmp_path / "j")) == 2
+    journal.close()
+    journal.close()
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_numbers_that_json_cannot_hold(tmp_path: Path, value: float) -> None:
+    violation = msgspec.structs.replace(VIOLATION, observed=value, ratio=value)
+    path = write(tmp_path / "j", [started(), case(share=value), finding(violation=violation)])
+    _, judged, found = read(path)
+    assert isinstance(judged, CaseFinished) and judged.judgement is not None
+    assert isinstance(found, Finding) and found.violation is not None
+    for back in (judged.judgement.share["loss"], found.violation.observed, found.violation.ratio):
+        assert back is not None
+        assert back == value or (math.isnan(back) and math.isnan(value))
+    assert found.violation.expected == VIOLATION.expected
+
+
+def test_a_torn_last_line_is_dropped_and_noted(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", held())
+    data = path.read_bytes()
+    start = data.rindex(b"\n", 0, -1) + 1
+    for cut in (start + 1, start + 20, len(data) - 2):
+        path.write_bytes(data[:cut])
+        notes: list[str] = []
+        assert read(path, note=notes.append) == held()[:-1]
+        assert notes == [f"{path}: line 4 is torn and was dropped"]
+        assert read(path) == held()[:-1]
+
+
+def test_a_whole_last_line_without_its_end_counts(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", held())
+    path.write_bytes(path.read_bytes()[:-1])
+    notes: list[str] = []
+    assert read(path, note=notes.append) == held()
+    assert not notes
+
+
+def test_a_torn_line_within_is_refused_with_its_number(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", held())
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = lines[1][:30]
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(UsageError, match="line 2: not a record of a journal"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "holds no records"),
+        (b"\n", "line 1: not a record"),
+        (b"garbage\n", "line 1: not a record"),
+        (b"\xff\xfe\n", "line 1: not a record"),
+        (b"[" * 100_000 + b"\n", "line 1: not a record"),
+        (b"[1, 2]\n", "line 1: not a record"),
+        (b'{"type": "something else"}\n', "line 1: not a record"),
+        (b'{"type": "run star', "line 1: not a record"),
+        (b'{"type": "run started", "format": 2}\n', "format 2; this zerocheck reads format 1"),
+        (encode(case()) + b"\n", "line 1: a journal starts with"),
+        ((encode(started()) + b"\n") * 2, "line 2: a journal starts with"),
+    ],
+)
+def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=said):
+        read(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
+        read(tmp_path / "no")
+
+
+def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write to"):
+        Journal(tmp_path / "file" / "journal.ndjson")
+
+
+def test_a_new_run_starts_a_new_journal(tmp_path: Path) -> None:
+    write(tmp_path / "j", failed())
+    assert read(write(tmp_path / "j", held())) == held()
+
+
+def test_two_runs_never_share_a_journal(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.handle(started())
+        with pytest.raises(UsageError, match="another run is writing"):
+            Journal(tmp_path / "j")
+        journal.handle(case())
+    assert len(read(tmp_path / "j")) == 2
+
+
+def test_a_killed_writer_leaves_whole_lines(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from hand_made import case, started\n"
+        "from zerocheck.run.records.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for record in (started(), case(0), case(1)): journal.handle(record)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "j"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == -9
+    assert read(path) == [started(), case(0), case(1)]

@@ -1,0 +1,16 @@
+"""Execution of cases on rank processes, and the outcome of each.
+
+- `damage.py`: damage to the files of a checkpoint, as disks and people cause it
+- `environment.py`: environment of a run, for the journal and for replay
+- `free_runs.py`: free runs: sharded code for some steps, next to a trainer on one device
+- `host_memory.py`: check that a case fits in the memory of this host
+- `launch.py`: rank processes of a command: started here, or by a launcher
+- `machine.py`: check of this machine before ranks start
+- `outcome.py`: outcome of a case: the verdict on what its ranks did
+- `rank_replies.py`: replies of rank processes: decoded, and checked for their kind
+- `rank_requests.py`: requests before a run to rank processes, since they run the user's code
+- `segments.py`: jobs of a resumed case, one per training segment, and what is done between
+- `timing_analysis.py`: pace of a case, from the times of its ranks
+- `trial.py`: trial: one case, run on rank processes and judged
+- `user_model.py`: user's own model as that of every case: `--model`, or `fixed = {"model": ...}`
+"""

@@ -1,0 +1,235 @@
+"""Outcome of a case: the verdict on what its ranks did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ... import causes as bugs
+from ...case.measurement import unmeasured
+from ...case.schema import Case
+from ...errors import HarnessError, Unsupported
+from ...judge.case import judge
+from ...judge.load_attempts import Seen
+from ...judge.measurements import judge_measured, merged
+from ...judge.resume import judge_legs
+from ...judge.words import declared, with_words
+from ...protocol.replies import MemoryReply, TimeReply
+from ...protocol.verdicts import MEMORY, Judgement, Obligation, Status
+from ...ranks.result import JobResult
+from ..records.records import Outcome
+from ..records.timings import Pace
+from .rank_replies import complete, read_observations, received
+from .timing_analysis import DIGITS, pace_of
+
+
+class Results(NamedTuple):
+    """Results of each training segment of a case; only one if it is not resumed.
+
+    A segment that only loads occurs twice, first with the checkpoint as it was written. done: the
+    damage done to it, in words; missing: files of a checkpoint that a killed writer did not leave;
+    measured, timed: results of the run that is measured, and of that which is timed, if there was
+    one.
+    """
+
+    segments: tuple[JobResult, ...]
+    done: str = ""
+    measured: JobResult | None = None
+    missing: tuple[str, ...] = ()
+    timed: JobResult | None = None
+
+    @property
+    def all(self) -> tuple[JobResult, ...]:
+        """Results of each job that is judged."""
+        return self.segments if self.measured is None else (*self.segments, self.measured)
+
+
+def judged(
+    case: Case,
+    results: Results,
+    *,
+    obligations: Collection[Obligation] | None = None,
+    digest: bool = False,
+    words: bool = False,
+) -> Outcome:
+    """Judge the results of each training segment. Gives the ranks' arenas back."""
+    leaks = tuple(dict.fromkeys(leak for result in results.all for leak in result.leaks))
+    try:
+        outcome = _judged(case, results, obligations=obligations, digest=digest, words=words)
+        return msgspec.structs.replace(outcome, leaks=leaks)
+    finally:
+        for result in results.all:
+            result.release()
+        if results.timed is not None:
+            results.timed.release()
+
+
+def _judged(
+    case: Case,
+    results: Results,
+    *,
+    obligations: Collection[Obligation] | None,
+    digest: bool,
+    words: bool,
+) -> Outcome:
+    for number, result in enumerate(results.all):
+        if not complete(result):
+            return _broken(case, result, 0 if result is results.measured else number)
+    parts = []
+    measured: list[MemoryReply] = []
+    try:
+        segments = [read_observations(result) for result in results.segments]
+        if results.measured is not None:
+            measured = received(results.measured, MemoryReply)
+        started = time.perf_counter()
+        if segments:
+            parts.append(_judged_steps(case, segments, results, digest=digest, words=words))
+    except Unsupported as refusal:
+        return Outcome(status="unsupported", reason=str(refusal))
+    if measured:
+        parts.append(judge_measured(case, measured, digest=digest))
+    judgement = merged(parts)
+    reason = unmeasured(case)
+    if reason is not None:
+        judgement = _unmeasured(judgement, reason, obligations or ())
+    if obligations is not None:
+        judgement = _only(judgement, obligations)
+    spent = time.perf_counter() - started
+    return Outcome(
+        status="violated" if judgement.violations else "holds",
+        judgement=judgement,
+        save_seconds=_longest(
+            [r.checkpoint.written_seconds for r in ranks] for ranks, _ in segments
+        ),
+        load_seconds=_longest([r.checkpoint.load_seconds for r in ranks] for ranks, _ in segments),
+        pace=_pace(case, results.timed),
+        peak_bytes=_peak(measured),
+        seconds=sum(result.duration_s for result in results.all) + spent,
+        judge_seconds=spent,
+    )
+
+
+def _judged_steps(
+    case: Case, segments: Sequence[Seen], results: Results, *, digest: bool, words: bool
+) -> Judgement:
+    """Return the judgement of all obligations but those of memory."""
+
+    def judgement(segments: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
+        if case.resume:
+            done, missing = results.done, results.missing
+            return judge_legs(
+                case, segments, done=done, missing=missing, digest=digest, brief=brief
+            )
+        return judge(case, *segments[0], digest=digest, brief=brief)
+
+    def again(field: str, word: str) -> Judgement:
+        other = [(declared(observations, field, word), fetch) for observations, fetch in segments]
+        return judgement(other, digest=False, brief=True)
+
+    found = judgement(segments, digest=digest, brief=False)
+    return with_words(found, case, again) if words else found
+
+
+def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]) -> Judgement:
+    """Return the judgement, with memory obligations of an unmeasurable case as unsupported."""
+    unjudged = {one: reason for one in MEMORY if one in asked}
+    unsupported: dict[Obligation, Status] = dict.fromkeys(unjudged, "unsupported")
+    return msgspec.structs.replace(
+        judgement, statuses={**judgement.statuses, **unsupported}, unjudged=unjudged
+    )
+
+
+def _pace(case: Case, result: JobResult | None) -> Pace | None:
+    """Return the timings of the steps. Broken steps here do not affect the verdict on the case."""
+    if result is None:
+        return None
+    if not complete(result):
+        return Pace(broken=result.summary(stacks=False))
+    try:
+        return pace_of(case, [reply.timed for reply in received(result, TimeReply)])
+    except Unsupported as refusal:  # which it was not when it was judged
+        return Pace(broken=str(refusal))
+
+
+def _peak(replies: Sequence[MemoryReply]) -> int | None:
+    """Return the most bytes that any rank held at any instant, or None if no step was measured."""
+    peaks = (peak for reply in replies for peak in reply.measured.peaks)
+    return max((peak.total for peak in peaks), default=None)
+
+
+def _longest(segments: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """Return the seconds of the slowest rank, for each training segment that has any."""
+    return tuple(float(f"{max(segment):.{DIGITS}g}") for segment in segments if any(segment))
+
+
+def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
+    """Return the outcome of a crash or hang.
+
+    begun: the loads that had begun; a segment that only loads has two of them.
+    """
+    status: Status = "hung" if result.outcome == "hung" else "crashed"
+    error = ""
+    if result.first_failed is not None:
+        failed = result.rank_outcomes[result.first_failed]
+        error = failed.type_name or failed.signal_name or f"exit code {failed.exit_code}"
+    if status == "crashed" and not error and result.outcome == "finished":
+        raise HarnessError(f"a rank gave no reply: {result.summary()}")
+    where = f"after load {min(begun, len(case.resume))}: " if begun else ""
+    return Outcome(
+        status=status,
+        reason=where + result.summary(stacks=False),
+        error=error,
+        title=where + _title(status, error, result),
+        detail=result.summary(stacks=True),
+        causes=_causes(result),
+        begun=begun,
+        seconds=result.duration_s,
+    )
+
+
+def _causes(result: JobResult) -> tuple[str, ...]:
+    """Return the cause if ranks called different collectives.
+
+    They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
+    matched, differ in kind or size. A rank at another number may only be ahead.
+    """
+    ranks = [one for one in result.rank_outcomes if one.collective]
+    called: dict[int, set[str]] = {}
+    for one in ranks:
+        called.setdefault(one.collective_sequence, set()).add(one.collective)
+    if any(len(names) > 1 for names in called.values()):
+        return (bugs.DIFFERENT_COLLECTIVES,)
+    waiting = {one.collective_sequence for one in ranks if one.state == "waiting"}
+    return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
+
+
+def _title(status: Status, error: str, result: JobResult) -> str:
+    """Return the title of a crash or hang. Collectives are known where they were traced."""
+    if status == "hung" and _causes(result):
+        return f"the ranks hung: they called {bugs.DIFFERENT_COLLECTIVES}"
+    if result.first_failed is None:
+        return f"the ranks {status}" + (f": {error}" if error else "")
+    text = result.rank_outcomes[result.first_failed].text.strip().splitlines()[:1]
+    title = ": ".join([error.rpartition(".")[2], *text])
+    return f"the ranks {status}: {title}"[:200]
+
+
+def _only(judgement: Judgement, obligations: Collection[Obligation]) -> Judgement:
+    return msgspec.structs.replace(
+        judgement,
+        statuses={o: s for o, s in judgement.statuses.items() if o in obligations},
+        share={o: s for o, s in judgement.share.items() if o in obligations},
+        violations=tuple(v for v in judgement.violations if v.obligation in obligations),
+        further=tuple(v for v in judgement.further if v.obligation in obligations),
+        vacuous=tuple(o for o in judgement.vacuous if o in obligations),
+        estimated=tuple(o for o in judgement.estimated if o in obligations),
+        loads=tuple(
+            msgspec.structs.replace(
+                load, violated=tuple(o for o in load.violated if o in obligations)
+            )
+            for load in judgement.loads
+        ),
+    )

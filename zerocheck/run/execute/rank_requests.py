@@ -1,0 +1,87 @@
+"""Requests to a rank process before a run, since they run the user's code: no case is run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ...case.schema import Case, UserModel
+from ...errors import UsageError
+from ...protocol.jobs import Build, Describe, Job, LookAtModel, Supports
+from ...protocol.replies import Description, ModelLook, Refusals
+from .rank_replies import expect
+from .trial import RankPool
+
+R = TypeVar("R")
+
+
+def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
+    """Inspect the user's model in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be judged.
+    """
+    found, summary = _reply(ranks, LookAtModel(name), ModelLook, world_size)
+    if found is None:
+        raise UsageError(f"a look at {name} ended the process that tried it: {summary}")
+    if found.model is None:
+        raise UsageError(found.error)
+    return found.model
+
+
+def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> Description:
+    """Read an implementation's declarations in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be loaded.
+    """
+    described, summary = _reply(ranks, Describe(implementation), Description, world_size)
+    if described is None:
+        raise UsageError(f"loading {implementation} ended the process that tried it: {summary}")
+    if described.error:
+        raise UsageError(described.error)
+    return described
+
+
+def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
+    """Build an implementation for a case in its ranks, before anything is judged.
+
+    Raises UsageError for what the implementation gives and zerocheck cannot judge. Whatever else
+    goes wrong is for the cases to show.
+    """
+    job = msgspec.msgpack.encode(Build(implementation, case))
+    result = ranks.wait(ranks.submit(case.world_size, job, hosts=case.hosts))
+    result.release()
+    for outcome in result.rank_outcomes:
+        if outcome.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}":
+            raise UsageError(f"{implementation}: {outcome.text.strip()}")
+
+
+def refusals(
+    ranks: RankPool, implementation: str, candidates: Sequence[Case], *, world_size: int = 1
+) -> list[str | None]:
+    """Return for each candidate the reason why the implementation does not support it, or None.
+
+    A rank process is asked, since it runs the user's code. If that ends the process, nothing counts
+    as refused: the cases will show what is wrong.
+    """
+    if not candidates:
+        return []
+    job = Supports(implementation, tuple(candidates))
+    refused, _ = _reply(ranks, job, Refusals, world_size)
+    if refused is None:
+        return [None] * len(candidates)
+    reasons = (None, *refused.reasons)
+    return [reasons[number] for number in refused.of]
+
+
+def _reply(ranks: RankPool, job: Job, kind: type[R], world_size: int) -> tuple[R | None, str]:
+    """Ask all ranks, and return the reply of rank 0, or None and how its process ended."""
+    result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))
+    try:
+        payload = result.payloads[0]
+        if payload is None:
+            return None, result.summary(stacks=True)
+        return expect(payload, kind), ""
+    finally:
+        result.release()

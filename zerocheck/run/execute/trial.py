@@ -1,0 +1,173 @@
+"""Trial: one case, run on rank processes and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import msgspec
+
+from ...case.measurement import unmeasured
+from ...case.schema import Case
+from ...protocol.jobs import CaseJob, LoadCheckpoint
+from ...protocol.observations import RankObservation
+from ...protocol.replies import CaseUnsupported
+from ...protocol.verdicts import MEMORY, Obligation
+from ...ranks.result import JobResult
+from ..records.records import Outcome
+from .host_memory import granted_bytes
+from .outcome import Results, judged
+from .rank_replies import complete, decode_reply
+from .segments import Segments, without_waiting
+
+TARGET = "zerocheck.drive.rank:run"
+"""What rank processes run."""
+
+KILLS = 4
+"""Times that a writer is killed, at most, until it is killed before it has finished."""
+
+
+class RankPool(Protocol):
+    """Rank processes, wherever they run. device: cpu, cuda or cuda:N, as it was asked for."""
+
+    device: str
+
+    def submit(
+        self,
+        world_size: int,
+        payload: bytes,
+        *,
+        fresh: bool = False,
+        hosts: tuple[int, ...] = (),
+        memory: int = 0,
+    ) -> Any: ...
+    def wait(self, pending: Any) -> JobResult: ...
+    def renew(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Trial:
+    """Trial of a case. Create it to submit, call `outcome` to wait and judge.
+
+    The training segments of a resumed case run one after the other, as `result` waits for them.
+    Where one of MEMORY is among the obligations, the steps are taken once more and measured; where
+    nothing else is, they are measured alone. obligations: those that are judged; None: all but
+    MEMORY. timed: the steps are taken once more, with nothing observed, and timed; nothing of it is
+    judged.
+    """
+
+    def __init__(
+        self,
+        ranks: RankPool,
+        implementation: str,
+        case: Case,
+        *,
+        fresh: bool = False,
+        trace: bool = False,
+        obligations: Collection[Obligation] | None = None,
+        timed: bool = False,
+    ) -> None:
+        self.implementation = implementation
+        self.case = case
+        self._ranks = ranks
+        self._fresh = fresh
+        self._obligations = obligations
+        asked = set(obligations or ())
+        if unmeasured(case) and not asked <= set(MEMORY):
+            asked -= set(MEMORY)  # see `judged`
+            timed = False
+        self._segments = Segments(implementation, case, trace=trace)
+        self._measures = self._segments.measuring() if asked & set(MEMORY) else None
+        self._times = self._segments.timing() if timed else None
+        self._only_measures = self._measures is not None and asked <= set(MEMORY)
+        measured = self._measures if self._only_measures else None
+        self._pending = self._submit(measured or self._segments.job(0))
+
+    def _submit(self, job: CaseJob) -> Any:
+        payload = msgspec.msgpack.encode(job)
+        size, hosts = job.case.world_size, job.case.hosts
+        memory = granted_bytes(job.case)
+        return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts, memory=memory)
+
+    @property
+    def done(self) -> bool:
+        """True if the ranks are done, as far as is known without polling them."""
+        return bool(self._pending.done)
+
+    def result(self) -> Results:
+        """Wait for the ranks. Afterwards the next trial may be submitted, then `judged` called."""
+        results = [self._ranks.wait(self._pending)]
+        if self._only_measures:
+            self._segments.remove()
+            return Results((), measured=results[0], timed=self._timed(results[0]))
+        measured = None
+        try:
+            for number in range(1, len(self._segments)):
+                if _ended(results[-1]):
+                    break
+                control = self._segments.control(number)
+                if control is not None:
+                    before = results[-1]
+                    self._pending = self._submit(control)
+                    results.append(without_waiting(self._ranks.wait(self._pending)))
+                    if _ended(results[-1]):
+                        break
+                    self._between(number - 1, before)
+                job = self._segments.job(number)
+                self._pending = self._submit(job)
+                result = self._ranks.wait(self._pending)
+                results.append(
+                    without_waiting(result) if isinstance(job, LoadCheckpoint) else result
+                )
+            if self._measures is not None and not _ended(results[-1]):
+                self._pending = self._submit(self._measures)
+                measured = self._ranks.wait(self._pending)
+        finally:
+            self._segments.remove()
+        timed = self._timed(measured or results[-1])
+        return Results(tuple(results), self._segments.done, measured, self._segments.missing, timed)
+
+    def _timed(self, before: JobResult) -> JobResult | None:
+        """Run the timed job, if there is one and the earlier run came to its end."""
+        if self._times is None or _ended(before):
+            return None
+        self._pending = self._submit(self._times)
+        return self._ranks.wait(self._pending)
+
+    def _between(self, number: int, result: JobResult) -> None:
+        """Kill the writers of a segment, or damage its checkpoint, if the next one asks for it.
+
+        A later save is often faster than the first. Where it was over before the kill, it is killed
+        again at the same share of the time that it took.
+        """
+        victim = self._segments.victim(number)
+        for _ in range(KILLS):
+            reply = decode_reply(result.payloads[victim] or b"")
+            if not isinstance(reply, RankObservation):
+                break
+            killed = self._segments.killed(number, reply.checkpoint)
+            if killed is None:
+                break
+            result = self._ranks.wait(self._submit(killed))
+            result.release()
+            if _ended(result):
+                self._segments.done = f"rank {victim} was killed while it saved"
+                self._segments.look(number)
+                break
+        self._segments.damage(number)
+
+    def outcome(self, *, digest: bool = False, words: bool = False) -> Outcome:
+        """Wait and judge."""
+        return self.judged(self.result(), digest=digest, words=words)
+
+    def judged(self, results: Results, *, digest: bool = False, words: bool = False) -> Outcome:
+        """Judge the obligations that were asked for. words: by other semantics too."""
+        asked = self._obligations
+        return judged(self.case, results, obligations=asked, digest=digest, words=words)
+
+
+def _ended(result: JobResult) -> bool:
+    """Return True if no further training segment can follow: the ranks broke, or refused."""
+    if not complete(result):
+        return True
+    return isinstance(decode_reply(result.payloads[0] or b""), CaseUnsupported)

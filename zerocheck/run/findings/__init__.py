@@ -1,0 +1,10 @@
+"""Findings: one for each bug, with its smallest case and its extent.
+
+- `case_file.py`: case files, which findings leave behind for `zerocheck replay`
+- `confirmation.py`: confirmation of findings in freshly started rank processes, with counts
+- `extent.py`: extent of a bug, in one sentence: the features it needs, its ranks, its parameters
+- `findings.py`: findings from failing cases: one bug is one finding
+- `issue_matcher.py`: known-issue matcher of one run: cases added or left out, stale issues
+- `shrink.py`: reduction of a failing case to the smallest one that fails in the same way
+- `suspicion.py`: failures that no fresh rank processes show, and whether they count
+"""

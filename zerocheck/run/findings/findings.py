@@ -1,0 +1,327 @@
+"""Findings from failing cases: one bug is one finding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...protocol.verdicts import (
+    MEMORY,
+    OBLIGATIONS,
+    RESUME,
+    Judgement,
+    Obligation,
+    Status,
+    Violation,
+)
+from ..known_issues.entries import KnownIssue, joined
+from ..records.records import CaseFinished, Finding
+
+FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
+    "gradient": frozenset(("loss",)),
+    "buffers": frozenset(("loss",)),
+    "publish": frozenset(("gradient", "clip", "update")),
+    "loss": frozenset(("publish",)),
+    "update": frozenset(("roundtrip",)),
+    "continuation": frozenset(("roundtrip",)),
+    "release": frozenset(("persistent",)),
+    "peak": frozenset(("persistent", "communication")),
+}
+"""What can follow from what: copies differ because the gradients did, and so on. An update follows
+from a checkpoint before the first step, which changed the state; what grows, and what is
+held for a while, from what is held beyond the layout or sent."""
+
+IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
+"""The listed known issue that a failure of a case is, if it is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """Smallest case that was found to fail in the same way.
+
+    finished: its result in fresh rank processes; violation: None for a crash or hang; size,
+    extent, groups: see Finding; tries, seconds: of the search; spent: the cost of the tries
+    (see shrink.py).
+    """
+
+    finished: CaseFinished
+    violation: Violation | None
+    size: str
+    extent: str
+    groups: tuple[str, ...]
+    tries: int
+    spent: float
+    seconds: float
+
+
+@dataclass
+class Bug:
+    """Bug: all failing cases that it explains.
+
+    causes: those that explain every one of them; a small world size makes causes coincide, so
+    each further case can only rule some out. issue: the listed known issue that it is.
+    """
+
+    implementation: str
+    status: Status
+    violation: Violation | None
+    causes: tuple[str, ...]
+    first: CaseFinished
+    issue: KnownIssue | None = None
+    cases: int = 1
+    confirmed: int = 0
+    tries: int = 0
+    otherwise: Counter[str] = field(default_factory=Counter)
+    """What came of tries in fresh rank processes that did not show it."""
+    case_file: str = ""
+    shrunk: Shrunk | None = None
+    extent: str = ""
+    """Why it is not known, where it was to be found and was not."""
+    words: tuple[str, ...] = ()
+    """Other declared semantics under which every one of these cases holds."""
+    headline: str = ""
+    """What a run with traced collectives said of a crash or hang."""
+    suspicion: str = ""
+    """Possible cause of a failure that no fresh rank processes showed. It fails no run."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Join implementation, obligation, role and cause to a key without numbers."""
+        if self.issue is not None:
+            return self.issue.fingerprint
+        if self.violation is None:
+            return joined(self.implementation, self.status, self.first.error)
+        violation = self.violation
+        return joined(
+            self.implementation, violation.obligation, violation.role, "+".join(self.causes)
+        )
+
+    @property
+    def replayed(self) -> CaseFinished:
+        """Smallest known case, which is the one to replay."""
+        return self.first if self.shrunk is None else self.shrunk.finished
+
+    @property
+    def _estimated(self) -> bool:
+        """True if the bound that the replayed case violates is estimated."""
+        violation, judgement = self.violation, self.replayed.judgement
+        return (
+            violation is not None
+            and judgement is not None
+            and violation.obligation in judgement.estimated
+        )
+
+    def _follows(self) -> tuple[Obligation, ...]:
+        judgement = self.first.judgement
+        if judgement is None:
+            return ()
+        obligations = {violation.obligation for violation in independent(judgement.violations)}
+        return tuple(v.obligation for v in judgement.violations if v.obligation not in obligations)
+
+    @property
+    def title(self) -> str:
+        """Title of the finding, one plain sentence."""
+        if self.violation is not None:
+            return self.violation.explanation
+        text = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
+        return self.headline or self.first.title or text
+
+    @property
+    def slug(self) -> str:
+        """Fingerprint as a file name, without the place of the implementation."""
+        short = self.fingerprint.replace(self.implementation, self.implementation.split(":")[-1])
+        return re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:100]
+
+    def narrow(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
+    ) -> bool:
+        """Keep the causes and words that are left; return True if the report of the bug changes.
+
+        A case that tells causes apart becomes the one to replay.
+        """
+        if violation is None:
+            return False
+        words = tuple(word for word in self.words if word in words_of(finished, violation))
+        fewer_words, self.words = len(words) < len(self.words), words
+        return self._narrow_causes(causes, finished, violation) or fewer_words
+
+    def _narrow_causes(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation
+    ) -> bool:
+        fewer = len(causes) < len(self.causes)
+        worse = self.violation is not None and self.violation.mild
+        if worse and not violation.mild:
+            # With clipping inactive a wrong norm harms nothing; here it did.
+            self.violation, self.first, self.causes = violation, finished, causes
+            self._unconfirmed()
+            return True
+        self.causes = causes
+        if not fewer or violation.causes != causes:
+            return False
+        self.violation, self.first = violation, finished
+        self._unconfirmed()
+        return True
+
+    def seen_again(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
+    ) -> None:
+        """Reproduce a further case of a bug that could not be reproduced so far."""
+        self.causes, self.first, self.violation = causes, finished, violation
+        self._unconfirmed()
+
+    def _unconfirmed(self) -> None:
+        self.confirmed = self.tries = 0
+        self.otherwise.clear()
+
+    def finding(self, number: int) -> Finding:
+        """Return the record of this bug as known now. number: its place among the bugs."""
+        shrunk, user = self.shrunk, self.replayed.case.model.user
+        return Finding(
+            number=number,
+            fingerprint=self.fingerprint,
+            implementation=self.implementation,
+            status=self.status,
+            title=self.title,
+            case_number=self.first.number,
+            obligation=None if self.violation is None else self.violation.obligation,
+            violation=self.violation if shrunk is None else shrunk.violation,
+            causes=self.causes,
+            reason=self.replayed.reason,
+            detail=self.replayed.detail,
+            follows=self._follows(),
+            confirmed=self.confirmed,
+            tries=self.tries,
+            otherwise=dict(self.otherwise),
+            cases=self.cases,
+            case_file=self.case_file,
+            size="" if shrunk is None else shrunk.size,
+            extent=self.extent if shrunk is None else shrunk.extent,
+            groups=() if shrunk is None else shrunk.groups,
+            known=None if self.issue is None else self.issue.record,
+            model=user.factory if user is not None else "",
+            estimated=self._estimated,
+            words=self.words,
+            suspicion=self.suspicion,
+        )
+
+
+class Findings:
+    """Collection of failing cases; `add` returns the bugs that are new, or whose cause is updated.
+
+    A failure that is a listed known issue belongs to that issue and to nothing else, so that no
+    other bug hides behind it.
+    """
+
+    def __init__(self, issue_of: IssueOf = lambda finished, violation: None) -> None:
+        self.bugs: list[Bug] = []
+        self.of_last: list[Bug] = []
+        """Bugs that the last case shows."""
+        self._issue_of = issue_of
+
+    def add(self, finished: CaseFinished) -> list[Bug]:
+        """Take one case. A case that holds, or is unsupported, changes nothing."""
+        self.of_last = []
+        if finished.status in ("crashed", "hung"):
+            return self._merge(finished, finished.status, None)
+        if finished.judgement is None:
+            return []
+        new: list[Bug] = []
+        reported: set[object] = set()
+        judgement = finished.judgement
+        for violation in sources_of(judgement, lambda v: self._issue_of(finished, v) is not None):
+            kind = (violation.obligation, violation.role, violation.causes)
+            issue = self._issue_of(finished, violation)
+            if kind not in reported and issue not in reported:
+                new += self._merge(finished, "violated", violation)
+            reported |= {kind} if issue is None else {kind, issue}
+        return new
+
+    def _merge(
+        self, finished: CaseFinished, status: Status, violation: Violation | None
+    ) -> list[Bug]:
+        causes = () if violation is None else violation.causes
+        issue = self._issue_of(finished, violation)
+        for bug in self.bugs:
+            if bug.issue == issue and _same_kind(bug, finished, status, violation):
+                common = tuple(cause for cause in bug.causes if cause in causes)
+                # A crash or hang has causes only once it is traced.
+                if common or violation is None or not (bug.causes or causes):
+                    bug.cases += 1
+                    self.of_last.append(bug)
+                    if bug.suspicion:
+                        bug.seen_again(common, finished, violation)
+                        return [bug]
+                    if issue is not None and finished.case == issue.case:
+                        # The small case that is listed, rather than the first that came by.
+                        bug.first, bug.violation = finished, violation
+                        return [bug]
+                    return [bug] if bug.narrow(common, finished, violation) else []
+        words = words_of(finished, violation)
+        bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
+        self.bugs.append(bug)
+        self.of_last.append(bug)
+        return [bug]
+
+
+def failures_of(record: CaseFinished) -> list[Finding]:
+    """Return the failures of one case, each in the form of a finding; empty if all holds."""
+    return [bug.finding(number) for number, bug in enumerate(Findings().add(record))]
+
+
+def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, ...]:
+    """Return other declared semantics under which a case holds; none for obligations of memory."""
+    if violation is None or finished.judgement is None or violation.obligation in MEMORY:
+        return ()
+    return finished.judgement.words
+
+
+def independent(violations: Sequence[Violation]) -> list[Violation]:
+    """Return the violations that do not merely follow from another one, the first step first."""
+    ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
+    kept: list[Violation] = []
+    for violation in ordered:
+        sources = _sources(violation)
+        if not any(other.obligation in sources and not other.mild for other in kept):
+            kept.append(violation)
+    return kept
+
+
+def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> list[Violation]:
+    """Return the violations of a case that do not merely follow from another one.
+
+    If the first violation of an obligation is a listed known issue, the further ones count too:
+    nothing hides behind a known issue.
+    """
+    known = {one.obligation for one in judgement.violations if listed(one)}
+    further = [one for one in judgement.further if one.obligation in known]
+    return independent((*judgement.violations, *further))
+
+
+def _sources(violation: Violation) -> frozenset[Obligation]:
+    """Return the obligations that the violation can follow from."""
+    if violation.obligation == "update" and "ranks disagree" in violation.causes:
+        # Ranks whose gradients are not one and the same overflow each for itself.
+        return FOLLOWS["update"] | {"gradient"}
+    return FOLLOWS.get(violation.obligation, frozenset())
+
+
+def _same_kind(
+    bug: Bug, finished: CaseFinished, status: Status, violation: Violation | None
+) -> bool:
+    if bug.implementation != finished.implementation or bug.status != status:
+        return False
+    if violation is None or bug.violation is None:
+        return violation is bug.violation and bug.first.error == finished.error
+    return _kind(bug.violation) == _kind(violation)
+
+
+def _kind(violation: Violation) -> tuple[str, ...]:
+    """Return the key that violations of one bug have in common.
+
+    A load may lose one role in one case, another in the next, depending on the state of the case.
+    """
+    if violation.obligation in RESUME:
+        return (violation.obligation,)
+    return violation.obligation, violation.role

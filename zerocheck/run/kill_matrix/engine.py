@@ -1,0 +1,180 @@
+"""Kill matrix: every planted fault, hunted with the cases that a run of it would have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Literal, Protocol
+
+from msgspec.structs import replace
+
+from ... import signals
+from ...case.features import COMPILED, CUT, OF_PRECISION
+from ...errors import ExitCode
+from ...faults.catalogue import Fault
+from ...judge.local import as_on_a_rank
+from ...protocol.replies import Description
+from ..execute.environment import environment
+from ..execute.free_runs import STEPS
+from ..execute.launch import with_ranks
+from ..execute.outcome import Results, judged
+from ..execute.rank_requests import describe, refusals
+from ..execute.trial import RankPool
+from ..findings.shrink import Limits, paths, shrink
+from ..plan.plan import Plan, SharedDraws
+from ..records.matrix_records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
+from ..records.matrix_summary import Summary
+from .baselines import LOSS_RTOL, FreeRuns
+from .hunt import Hunt, TrialAnswer
+from .options import MatrixOptions
+from .scheduler import TrialRequest, run_searches
+
+
+class MatrixHandler(Protocol):
+    """Receiver of each record of the matrix, in order."""
+
+    def handle(self, record: MatrixRecord) -> None:
+        """Take one record. An exception from here ends the matrix."""
+
+
+def run(
+    options: MatrixOptions, handlers: Sequence[MatrixHandler], *, ranks: RankPool | None = None
+) -> int:
+    """Hunt all faults; return the exit code (0 all are caught, 1 one escaped).
+
+    ranks: rank processes that are there already; they are left open. Raises UsageError for an
+    implementation that cannot be loaded. On KeyboardInterrupt the journal is finished first; then
+    it is raised again.
+    """
+    if ranks is not None:
+        return _Matrix(options, handlers, ranks).run()
+    return with_ranks(
+        "processes",
+        lambda opened: _Matrix(options, handlers, opened).run(),
+        most_ranks=max(options.run(options.faults[0]).world_sizes),
+        device=options.device,
+        backend=options.backend,
+    )
+
+
+class _Matrix:
+    def __init__(
+        self, options: MatrixOptions, handlers: Iterable[MatrixHandler], ranks: RankPool
+    ) -> None:
+        self.options = options
+        self.handlers = tuple(handlers)
+        self.ranks = ranks
+        self.drawn = SharedDraws()
+        self.free = FreeRuns()
+        self.described: Callable[[str], Description] = cache(partial(describe, ranks))
+        self.open: list[Hunt] = []
+        self.caught: list[Hunt] = []
+        self.records: list[MatrixRecord] = []
+
+    def run(self) -> int:
+        options = self.options
+        with as_on_a_rank():
+            pass  # torch imports a lot the first time; the ranks are importing meanwhile
+        if options.implementation is not None:
+            self.described(options.implementation)  # before anything is said
+        started = time.perf_counter()
+        asked = options.run(options.faults[0])
+        self._report(
+            FaultsStarted(
+                environment=environment(options.device),
+                faults=tuple(fault.name for fault in options.faults),
+                profile=options.profile,
+                seed=options.seed,
+                world_sizes=asked.world_sizes,
+                obligations=options.obligations,
+                started=time.time(),
+                free_steps=STEPS,
+                loss_rtol=LOSS_RTOL,
+                implementation=options.implementation or "",
+                max_cases=options.max_cases,
+            )
+        )
+        try:
+            run_searches(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
+            for hunt in self.caught if options.shrink else ():
+                self._shrink(hunt)
+            signals.ignore()
+        except KeyboardInterrupt:
+            signals.ignore()
+            for hunt in self.open:
+                if hunt.row.caught:  # what is known of the others is nothing
+                    self._report(hunt.row)
+            self._finish("interrupted", started)
+            raise
+        return self._finish("done", started)
+
+    def _hunts(self) -> Iterable[Hunt]:
+        for fault in self.options.faults:
+            hunt = Hunt(
+                fault,
+                plan=partial(self._plan, fault),
+                fixed=partial(self._fixed, fault.where),
+                done=self._done,
+            )
+            self.open.append(hunt)
+            yield hunt
+
+    def _plan(self, fault: Fault) -> Plan:
+        ask = partial(refusals, self.ranks)
+        where = fault.where
+        described = self.described(where)
+        for rare, extra in (
+            (OF_PRECISION, "precision"),
+            (COMPILED, "compile"),
+            (CUT, "tensor_parallel"),
+        ):
+            # Few faults are written for that.
+            if rare.isdisjoint(fault.features):
+                described = replace(described, lacks=(*described.lacks, extra))
+        return Plan(self.options.run(fault), {where: described}, ask, self.drawn)
+
+    def _fixed(self, where: str) -> dict[str, object]:
+        return dict(self.described(where).fixed)
+
+    def _answer(self, ask: TrialRequest, results: Results) -> TrialAnswer:
+        if ask.free:
+            return TrialAnswer(rivals=self.free.rivals(ask.case, results))
+        return TrialAnswer(judged(ask.case, results, obligations=self.options.obligations))
+
+    def _done(self, hunt: Hunt) -> None:
+        self.open.remove(hunt)
+        if hunt.row.caught:
+            self.caught.append(hunt)
+        self._report(hunt.row)
+
+    def _shrink(self, hunt: Hunt) -> None:
+        """Find the smallest case. A fault that shows sometimes is left as it is: see `shrink`."""
+        bug, fault = hunt.bug, hunt.fault
+        if bug is None or fault.sometimes < 1.0:
+            return
+        began = time.perf_counter()
+        kept = paths(self._fixed(fault.where))
+        found = shrink(bug, self.ranks, self.options.run(fault).obligations, Limits(kept=kept))
+        record = FaultShrunk(fault=fault.name, seconds=time.perf_counter() - began)
+        if found is not None:
+            record = replace(
+                record,
+                case=found.finished.case,
+                size=found.size,
+                extent=found.extent,
+                tries=found.tries,
+            )
+        self._report(record)
+
+    def _finish(self, outcome: Literal["done", "interrupted"], started: float) -> int:
+        seconds = time.perf_counter() - started
+        finished = FaultsFinished(outcome=outcome, exit_code=ExitCode.INTERRUPTED, seconds=seconds)
+        code = Summary((*self.records, finished)).exit_code
+        self._report(replace(finished, exit_code=code))
+        return code
+
+    def _report(self, record: MatrixRecord) -> None:
+        self.records.append(record)
+        for handler in self.handlers:
+            handler.handle(record)

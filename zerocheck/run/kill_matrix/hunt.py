@@ -1,0 +1,170 @@
+"""Search for one fault: the cases of a run of the faulty code, until it is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ...case.schema import Case
+from ...faults.catalogue import Fault
+from ...protocol.verdicts import MEMORY
+from ..execute.free_runs import free_run_case
+from ..findings.findings import Bug, Findings
+from ..plan.plan import Plan, PlannedCase
+from ..records.matrix_records import FaultTried, Rivals
+from ..records.records import Outcome
+from ..records.tally import FAILING
+from .baselines import usual_start
+from .scheduler import Search, TrialRequest
+
+FAILING_CASES = 3
+"""Failing cases over which causes are intersected, at least, and of two numbers of ranks. Causes
+coincide in a case where two of its numbers are equal, mostly those of ranks and microbatches."""
+
+MORE_CASES = 12
+"""Cases after the one that caught it, at most: a fault that needs a rare feature may fail no other
+soon."""
+
+
+@dataclass(frozen=True)
+class TrialAnswer:
+    """Result of a case: its verdict, or, if it was a free run, the results of the rivals."""
+
+    outcome: Outcome | None = None
+    rivals: Rivals | None = None
+
+
+class Hunt:
+    """Row of the matrix and its search. fault: the one that is hunted; row: the results so far."""
+
+    def __init__(
+        self,
+        fault: Fault,
+        *,
+        plan: Callable[[], Plan],
+        fixed: Callable[[], Mapping[str, object]],
+        done: Callable[[Hunt], None],
+    ) -> None:
+        """Prepare the search for a fault.
+
+        plan(): the cases; fixed(): fields of cases that the implementation fixes; both are called
+        when the search begins. done(hunt): called when it is over.
+        """
+        self.fault = fault
+        self._plan = plan
+        self._fixed = fixed
+        self._done = done
+        self._findings = Findings()
+        self._sizes: set[int] = set()
+        """Numbers of ranks of failing cases."""
+        self.row = FaultTried(
+            fault=fault.name,
+            where=fault.where,
+            parent=fault.parent,
+            summary=fault.summary,
+            source=fault.source,
+            expected=fault.obligation,
+            true_causes=fault.causes,
+        )
+
+    @property
+    def bug(self) -> Bug | None:
+        """First finding, or None as long as the fault is not caught."""
+        return self._findings.bugs[0] if self._findings.bugs else None
+
+    def search(self) -> Search[TrialAnswer]:
+        """Ask for cases until the row is complete."""
+        yield from self._catch()
+        # The rivals compare parameters, in runs without checkpoints.
+        compares = self.fault.obligation not in MEMORY
+        if self.row.case is not None and not self.row.case.resume and compares:
+            where, parent = self.fault.where, self.fault.parent
+            case = free_run_case(self.row.case, self._fixed())
+            usual = usual_start(case, self._fixed())
+            answers = yield (
+                TrialRequest(where, case, free=True),
+                TrialRequest(parent, case, free=True),
+                TrialRequest(where, usual, free=True),
+                TrialRequest(parent, usual, free=True),
+            )
+            self.row = replace(
+                self.row,
+                rivals=answers[0].rivals,
+                control=answers[1].rivals,
+                usual_rivals=answers[2].rivals,
+                usual_control=answers[3].rivals,
+            )
+        self._done(self)
+
+    def _catch(self) -> Search[TrialAnswer]:
+        """Ask for cases until enough of them failed.
+
+        A case that the parent fails too says nothing about the fault. The parent is asked at once,
+        though it is wanted only if the case fails: mostly it does, and faults of one parent share
+        its answers.
+        """
+        plan = self._plan()
+        number = after = 0
+        measured = self.fault.obligation in MEMORY
+        while number < len(plan.cases) or plan.more():
+            item = plan.cases[number]
+            number += 1
+            answers = yield (
+                TrialRequest(item.implementation, item.case, measured=measured),
+                TrialRequest(self.fault.parent, item.case, measured=measured),
+            )
+            outcome, control = (answer.outcome for answer in answers)
+            assert outcome is not None and control is not None
+            refused = outcome.status == "unsupported"
+            if refused or outcome.judgement is not None:
+                plan.note(item, refused=refused)
+            if not self.row.caught:
+                self._count(outcome)
+            if outcome.status in FAILING:
+                if control.status not in FAILING:
+                    first = not self.row.caught
+                    self._failed(number, item.case, outcome)
+                    if first and outcome.judgement is None:
+                        yield from self._traced(item)
+                elif not self.row.caught:
+                    self.row = replace(self.row, parents=self.row.parents + 1)
+            if self.row.caught:
+                broken = self.fault.obligation is None  # it has no cause to be named
+                enough = self.row.failing >= FAILING_CASES and len(self._sizes) > 1
+                if broken or enough or after == MORE_CASES:
+                    return
+                after += 1
+
+    def _traced(self, item: PlannedCase) -> Search[TrialAnswer]:
+        """Find the cause of a crash or hang from the collectives of each rank."""
+        (answer,) = yield (TrialRequest(item.implementation, item.case, traced=True),)
+        if answer.outcome is not None:
+            (bug,) = self._findings.bugs
+            bug.causes = answer.outcome.causes
+            self.row = replace(self.row, causes=bug.causes)
+
+    def _count(self, outcome: Outcome) -> None:
+        self.row = replace(
+            self.row,
+            cases=self.row.cases + 1,
+            unsupported=self.row.unsupported + (outcome.status == "unsupported"),
+            seconds=self.row.seconds + outcome.seconds,
+        )
+
+    def _failed(self, number: int, case: Case, outcome: Outcome) -> None:
+        self._findings.add(outcome.record(number - 1, self.fault.where, case))
+        self._sizes.add(case.world_size)
+        bug, *others = self._findings.bugs
+        if not self.row.caught:
+            caught_by = bug.status if bug.violation is None else bug.violation.obligation
+            self.row = replace(self.row, caught_by=caught_by, case=case)
+        self.row = replace(
+            self.row,
+            title=bug.title,
+            failing=self.row.failing + 1,
+            causes=bug.causes,
+            other_causes=tuple(dict.fromkeys(cause for one in others for cause in one.causes)),
+            findings=len(others) + 1,
+        )

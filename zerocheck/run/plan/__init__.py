@@ -1,0 +1,12 @@
+"""Plan of a run: its options, and the choice of its cases.
+
+- `covering_array.py`: covering array of one implementation, with replacements for refused cases
+- `draws.py`: cases of a run that are drawn, and not chosen for their pairs of features
+- `fixed_fields.py`: limits of an implementation's cases: fixed fields, and meshes of two axes
+- `options.py`: options of a run, checked before anything starts
+- `plan.py`: plan of a run: its cases and their order
+- `profiles.py`: profiles: cases of a run, their number, and world sizes
+- `settings.py`: settings of a run that a project keeps: command line, pytest and TOML
+- `streams.py`: streams of drawn cases that continue until enough of them can be run
+- `timing_choice.py`: choice of the cases to time: few, since each takes its steps once more
+"""

@@ -1,0 +1,64 @@
+"""Limits of the cases of one implementation: fields that are not drawn, and meshes of two axes."""
+
+from __future__ import annotations
+
+from ...case import engine_options
+from ...case.features import COMPILED, CUT, OF_PRECISION
+from ...case.schema import Mesh
+from ...protocol.replies import Description
+from .draws import mapping, two_axes_asked
+from .options import RunOptions
+from .profiles import PROFILES
+
+
+def fixed_fields(options: RunOptions, described: Description) -> dict[str, object]:
+    """Return the fields that all cases of the implementation must have.
+
+    They are those that it fixes, and the defaults of those that it lacks.
+    """
+    fixed: dict[str, object] = dict(described.fixed)
+    unknown = engine_options.plain(described.options)
+    if unknown:
+        fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
+    if options.hosts is not None:
+        fixed["hosts"] = options.hosts
+    if "compile-inductor" in options.features:  # it is not drawn: see COMPILES
+        fixed["training"] = {"compile": "inductor", **mapping(fixed.get("training"))}
+    if "compute-fp16" in options.features:  # it is not drawn: see case/precision.py
+        own = mapping(fixed.get("precision"))
+        fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **own}
+    if not described.restores:
+        fixed["start"] = {**mapping(fixed.get("start")), "step": 0, "moments": "zero"}
+    if "precision" in described.lacks and OF_PRECISION.isdisjoint(options.features):
+        own = mapping(fixed.get("precision"))
+        fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
+    if "compile" in described.lacks and COMPILED.isdisjoint(options.features):
+        fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
+    if "tensor_parallel" in described.lacks and CUT.isdisjoint(options.features):
+        fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
+    if described.lacks and not options.features:  # who asks for them is told why not
+        others = ("two_axes", "precision", "compile", "tensor_parallel")
+        without: dict[str, object] = dict.fromkeys(
+            name for name in described.lacks if name not in others
+        )
+        if "loss_scale" in without:
+            without["overflow"] = None
+        fixed["training"] = {**without, **mapping(fixed.get("training"))}
+    return fixed
+
+
+def meshes_of(options: RunOptions, described: Description) -> list[Mesh]:
+    """Meshes of two axes that cases may have: the profile's, or all of the sizes asked for.
+
+    None where the implementation does not handle them, but for who asks for what they are.
+    """
+    if "two_axes" in described.lacks and not two_axes_asked(options):
+        return []
+    if not options.world_sizes_given:
+        return list(PROFILES[options.profile].meshes)
+    return [
+        (replicas, size // replicas)
+        for size in options.world_sizes
+        for replicas in range(1, size + 1)
+        if size > 1 and size % replicas == 0
+    ]

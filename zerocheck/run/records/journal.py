@@ -1,0 +1,234 @@
+"""Journal of a run: one record per line (NDJSON), written the moment it is known."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
+
+import msgspec
+
+from ... import signals
+from ...errors import UsageError
+from ...foreign_text import encodable
+from . import previous_runs
+from .matrix_records import FaultsStarted, MatrixRecord
+from .records import JOURNAL_FORMAT, Drift, Record, RunStarted
+
+Note = Callable[[str], None]
+R = TypeVar("R")
+
+_LAST_DATE = 253_402_300_799 - 86_400
+"""Seconds since the epoch, a day before the end of the year 9999."""
+
+SYNC_SECONDS = 2.0
+"""At most this much of a run is lost when the machine stops; a killed process loses nothing."""
+
+# Lax, since numbers that JSON cannot hold stand as strings: see `encode`.
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record, strict=False)
+_matrix_decoder: msgspec.json.Decoder[MatrixRecord] = msgspec.json.Decoder(
+    MatrixRecord, strict=False
+)
+
+
+def encode(value: Any) -> bytes:
+    """Encode a record or struct as JSON; inf and nan as the strings "inf" and "nan".
+
+    msgspec writes them as null, which a field of type float would not read back.
+    """
+    return msgspec.json.encode(_finite(msgspec.to_builtins(value)))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case str():
+            return encodable(value)
+        case dict():
+            return {encodable(key): _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+    return value
+
+
+class Journal:
+    """Writer of a new journal, locked so that two runs never share one.
+
+    It takes its name with its first record, so that a run that is refused leaves the previous_runs
+    journal alone; that one is kept then (see previous_runs.py).
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the journal.
+
+        Raises UsageError if the file cannot be written, another run is writing it, or it is
+        something else than a journal.
+        """
+        self.path = path
+        self.begun = False
+        """Whether it has its name, and a record."""
+        self._made = path.with_name(f"{path.name}.new")
+        with ExitStack() as undo:
+            with signals.deferred():  # an interrupt comes where it is undone
+                self._open()
+                undo.callback(self._file.close)
+                self._lock(self._file)
+                undo.callback(self._made.unlink)
+                if path.is_file():  # and no FIFO, which would have us wait
+                    with path.open("rb") as other:
+                        self._lock(other)
+                previous_runs.check_name(path)
+            undo.pop_all()
+        self._file.truncate(0)
+        self._synced = time.monotonic()
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(
+                self._made, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
+        except OSError as error:
+            raise UsageError(f"cannot write to {self._made}: {error.strerror}") from error
+        self._file = os.fdopen(handle, "ab")
+
+    def _lock(self, file: IO[bytes]) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"another run is writing {self.path}; give this one its own --report-dir"
+            ) from None
+
+    def handle(self, record: msgspec.Struct) -> None:
+        """Append one line.
+
+        It is handed to the operating system when this returns, so that a kill does not lose it.
+        """
+        self._file.write(encode(record) + b"\n")
+        self._file.flush()
+        if not self.begun:
+            previous_runs.keep(self.path)
+            os.replace(self._made, self.path)
+            self.begun = True
+        now = time.monotonic()
+        if now - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = now
+
+    def close(self) -> None:
+        """Flush everything to disk. A second call does nothing."""
+        if self._file.closed:
+            return
+        os.fsync(self._file.fileno())
+        if not self.begun:
+            self._made.unlink(missing_ok=True)
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(path: Path, note: Note | None = None) -> list[Record]:
+    """Read all records of a journal.
+
+    A last line without its end, as a kill leaves it, is dropped and reported to `note`. Raises
+    UsageError, with the line number, for another format version or anything else.
+    """
+    return _read(path, _decode, note)
+
+
+def read_matrix(path: Path, note: Note | None = None) -> list[MatrixRecord]:
+    """Read all records of the journal of a kill matrix, as `read` does for a run."""
+    return _read(path, _decode_matrix, note)
+
+
+def is_matrix(path: Path) -> bool:
+    """Return True if the first line of the file is that of a kill matrix's journal."""
+    try:
+        with path.open("rb") as file:
+            first = msgspec.json.decode(file.readline())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(first, dict) and first.get("type") == FaultsStarted.__struct_config__.tag
+
+
+def _read(path: Path, decode: Callable[[Path, int, bytes], R], note: Note | None) -> list[R]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    *lines, rest = data.split(b"\n")
+    records = [decode(path, number, line) for number, line in enumerate(lines, 1)]
+    if rest:
+        try:
+            records.append(decode(path, len(lines) + 1, rest))
+        except UsageError:
+            if not records:
+                raise
+            if note is not None:
+                note(f"{path}: line {len(lines) + 1} is torn and was dropped")
+    if not records:
+        raise UsageError(f"{path} holds no records")
+    return records
+
+
+def _decode(path: Path, number: int, line: bytes) -> Record:
+    where = f"{path}, line {number}"
+    try:
+        if number == 1:
+            _check_format(where, line)
+        record = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: not a record of a journal: {error}") from error
+    _check_values(where, record)
+    if (number == 1) is not isinstance(record, RunStarted):
+        raise UsageError(f"{where}: a journal starts with 'run started', and has it once")
+    return record
+
+
+def _decode_matrix(path: Path, number: int, line: bytes) -> MatrixRecord:
+    where = f"{path}, line {number}"
+    try:
+        record = _matrix_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: not a record of a kill matrix: {error}") from error
+    _check_values(where, record)
+    if (number == 1) is not isinstance(record, FaultsStarted):
+        raise UsageError(f"{where}: a kill matrix starts with 'faults started', and has it once")
+    return record
+
+
+def _check_values(where: str, record: object) -> None:
+    """Raise UsageError for a date that no calendar has, and for series of different lengths."""
+    if isinstance(record, RunStarted | FaultsStarted) and not 0 <= record.started <= _LAST_DATE:
+        raise UsageError(f"{where}: it started at {record.started:g}, which is no date")
+    if isinstance(record, Drift):
+        for run in filter(None, (record.own, record.twin)):
+            if {len(run.losses), len(run.largest), len(run.relative)} != {len(record.expected)}:
+                raise UsageError(f"{where}: its free runs have different numbers of steps")
+
+
+def _check_format(where: str, line: bytes) -> None:
+    """Raise UsageError for a format of another version, before its fields are looked at."""
+    first = msgspec.json.decode(line)
+    given = first.get("format", JOURNAL_FORMAT) if isinstance(first, dict) else JOURNAL_FORMAT
+    if given != JOURNAL_FORMAT:
+        raise UsageError(
+            f"{where}: journal format {given!r}; this zerocheck reads format {JOURNAL_FORMAT}"
+        )

@@ -1,0 +1,172 @@
+"""Records of the kill matrix: one per line of its journal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ...case.schema import Case
+from ...case.segments import segments_of
+from ...protocol.verdicts import Obligation
+from .records import Environment
+
+FORMAT: Literal[1] = 1
+
+
+class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults started"):
+    """First line of the journal.
+
+    faults: names, in the order of the catalogue; implementation: that they are injected into, or
+    empty for the parents of the catalogue; started: seconds since the epoch; free_steps, loss_rtol:
+    steps that the rivals have, and the tolerance of the loss curve.
+    """
+
+    environment: Environment
+    faults: tuple[str, ...]
+    profile: str
+    seed: int
+    world_sizes: tuple[int, ...]
+    obligations: tuple[Obligation, ...]
+    started: float
+    free_steps: int
+    loss_rtol: float
+    implementation: str = ""
+    max_cases: int | None = None
+    format: Literal[1] = FORMAT
+
+
+class Rivals(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of the usual checks on one case that is trained freely: see rivals.py.
+
+    outcome: of the ranks; reason: why it was not finished; loss_step: the first step (0-based)
+    whose loss is off, None for no alarm; loss_deviation: the largest relative one; refused:
+    parameters that assert_close refuses after the last step; deviation: the largest absolute one;
+    flagged: the obligation that zerocheck flags first in the same run, or empty.
+    """
+
+    outcome: Literal["finished", "crashed", "hung", "unsupported"]
+    reason: str = ""
+    loss_step: int | None = None
+    loss_deviation: float = 0.0
+    refused: tuple[str, ...] = ()
+    deviation: float = 0.0
+    flagged: str = ""
+
+    @property
+    def ran(self) -> bool:
+        """True if the case was run, so that there is something to compare."""
+        return self.outcome != "unsupported"
+
+    @property
+    def broken(self) -> bool:
+        """True if the ranks crashed or hung, which nobody overlooks."""
+        return self.outcome in ("crashed", "hung")
+
+    @property
+    def judged_alarm(self) -> bool:
+        """True if zerocheck flags an obligation, or the ranks are broken."""
+        return self.broken or bool(self.flagged)
+
+    @property
+    def loss_alarm(self) -> bool:
+        """True if the loss curve is off, or there is none."""
+        return self.broken or self.loss_step is not None
+
+    @property
+    def parameter_alarm(self) -> bool:
+        """True if the parameters are off, or there are none."""
+        return self.broken or bool(self.refused)
+
+
+class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
+    """Row of the matrix.
+
+    where: the faulty implementation; expected, true_causes: what the catalogue says it must be
+    flagged as, an obligation or None for a crash or hang, and the cause; caught_by: an obligation,
+    "crashed" or "hung", or empty if it escaped; cases: place (1-based) in the plan of the case that
+    caught it, so unsupported ones count, or the number of all cases if it escaped; unsupported: how
+    many of these were refused while they were built; parents: how many of these the parent failed
+    too, which are not counted as caught; seconds: running and judging them; failing: cases that the
+    causes were intersected over; causes: those of the first finding, other_causes: of the others;
+    findings: how many the failing cases gave; case: the one that caught it; rivals: on the fault,
+    control: on the parent; usual_rivals, usual_control: the same from a usual start.
+    """
+
+    fault: str
+    where: str
+    parent: str
+    summary: str
+    source: str
+    expected: str | None
+    true_causes: tuple[str, ...]
+    caught_by: str = ""
+    title: str = ""
+    cases: int = 0
+    unsupported: int = 0
+    parents: int = 0
+    seconds: float = 0.0
+    failing: int = 0
+    causes: tuple[str, ...] = ()
+    other_causes: tuple[str, ...] = ()
+    findings: int = 0
+    case: Case | None = None
+    rivals: Rivals | None = None
+    control: Rivals | None = None
+    usual_rivals: Rivals | None = None
+    usual_control: Rivals | None = None
+
+    @property
+    def caught(self) -> bool:
+        """True if some case failed that the parent did not fail."""
+        return bool(self.caught_by)
+
+    @property
+    def named(self) -> bool | None:
+        """True if the true causes are among those named.
+
+        None if the catalogue names none, or the fault was not caught.
+        """
+        if not self.true_causes or not self.caught:
+            return None
+        return set(self.true_causes) <= set(self.causes)
+
+    @property
+    def named_alone(self) -> bool:
+        """True if the true causes are named and nothing else is."""
+        return bool(self.named) and set(self.causes) == set(self.true_causes)
+
+
+class FaultShrunk(msgspec.Struct, frozen=True, kw_only=True, tag="fault shrunk"):
+    """Smallest case that shows a fault.
+
+    case: it, or None if no small case failed in fresh rank processes; size: in words; extent: how
+    far the fault reaches, one sentence; tries: cases that were run; seconds: what they took.
+    """
+
+    fault: str
+    case: Case | None = None
+    size: str = ""
+    extent: str = ""
+    tries: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in the largest training segment."""
+        return (
+            0
+            if self.case is None
+            else max(segment.world_size for segment in segments_of(self.case))
+        )
+
+
+class FaultsFinished(msgspec.Struct, frozen=True, kw_only=True, tag="faults finished"):
+    """Last line. seconds: of the whole matrix; exit_code: of the command line."""
+
+    outcome: Literal["done", "interrupted"]
+    exit_code: int
+    seconds: float
+
+
+MatrixRecord = FaultsStarted | FaultTried | FaultShrunk | FaultsFinished

@@ -1,0 +1,243 @@
+"""Summary of the records of a kill matrix. A pure function of them; its reports start here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from ...errors import ExitCode
+from ...protocol.verdicts import OBLIGATIONS
+from .matrix_records import (
+    FaultsFinished,
+    FaultShrunk,
+    FaultsStarted,
+    FaultTried,
+    MatrixRecord,
+    Rivals,
+)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of things: a count out of a possible number."""
+
+    count: int
+    of: int
+
+    def __str__(self) -> str:
+        percent = f" ({100 * self.count / self.of:.0f} %)" if self.of else ""
+        return f"{self.count} of {self.of}{percent}"
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """Free runs in which each check raises an alarm. A crash or hang counts for all checks."""
+
+    judged: Share
+    loss_curve: Share
+    parameters: Share
+
+    @classmethod
+    def of(cls, runs: Iterable[Rivals | None]) -> Alarms:
+        """Count the alarms in the runs that could be run."""
+        ran = [run for run in runs if run is not None and run.ran]
+        return cls(
+            *(
+                Share(sum(alarms), len(ran))
+                for alarms in (
+                    [run.judged_alarm for run in ran],
+                    [run.loss_alarm for run in ran],
+                    [run.parameter_alarm for run in ran],
+                )
+            )
+        )
+
+
+class Summary:
+    """All rows, in the order of the catalogue, and their totals."""
+
+    def __init__(self, records: Iterable[MatrixRecord]) -> None:
+        self.started: FaultsStarted | None = None
+        self.finished: FaultsFinished | None = None
+        rows: dict[str, FaultTried] = {}
+        self.shrunk: dict[str, FaultShrunk] = {}
+        """The smallest case of each fault for which one was looked for, by its name."""
+        for record in records:
+            match record:
+                case FaultsStarted():
+                    self.started = record
+                case FaultTried():
+                    rows[record.fault] = record
+                case FaultShrunk():
+                    self.shrunk[record.fault] = record
+                case FaultsFinished():
+                    self.finished = record
+        names = self.started.faults if self.started is not None else ()
+        self.planned = len(names)
+        self._rows = [rows[name] for name in names if name in rows]
+
+    @property
+    def complete(self) -> bool:
+        """True if the matrix came to its end."""
+        return self.finished is not None and self.finished.outcome == "done"
+
+    @property
+    def tried(self) -> int:
+        """Number of faults with a row."""
+        return len(self._rows)
+
+    @property
+    def without_effect(self) -> list[FaultTried]:
+        """Faults that found nothing to act on in the code that the user named."""
+        if self.started is None or not self.started.implementation:
+            return []
+        return [row for row in self._rows if row.cases == row.unsupported]
+
+    @property
+    def rows(self) -> list[FaultTried]:
+        """Faults that were tried and could act, in the order of the catalogue."""
+        without = self.without_effect
+        return [row for row in self._rows if row not in without]
+
+    @property
+    def escaped(self) -> list[FaultTried]:
+        """Faults that no case caught."""
+        return [row for row in self.rows if not row.caught]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """HOLDS if every fault was caught, FAILS if one escaped or none could act.
+
+        INTERRUPTED if not all were tried.
+        """
+        if not self.complete:
+            return ExitCode.INTERRUPTED
+        return ExitCode.FAILS if self.escaped or not self.rows else ExitCode.HOLDS
+
+    @property
+    def caught(self) -> Share:
+        """Share of the tried faults that were caught."""
+        return Share(len(self.rows) - len(self.escaped), len(self.rows))
+
+    @property
+    def median_cases(self) -> float | None:
+        """Median number of cases over the faults caught, None without any."""
+        return median(cases) if (cases := [row.cases for row in self.rows if row.caught]) else None
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Median time in seconds over the faults caught, None without any."""
+        spent = [row.seconds for row in self.rows if row.caught]
+        return median(spent) if spent else None
+
+    @property
+    def small(self) -> dict[str, Share]:
+        """Share of smallest cases with at most 3 ranks, 1 block, 2 steps."""
+        found = [one for one in self.shrunk.values() if one.case is not None]
+        cases = [one.case for one in found if one.case is not None]
+        return {
+            "at most 3 ranks": Share(sum(one.ranks <= 3 for one in found), len(found)),
+            "1 block": Share(sum(len(case.model.blocks) <= 1 for case in cases), len(cases)),
+            "2 steps": Share(sum(case.training.steps <= 2 for case in cases), len(cases)),
+        }
+
+    @property
+    def as_expected(self) -> Share:
+        """Share of caught faults that the catalogue's obligation flags first.
+
+        A crash or hang counts for those that must break.
+        """
+        expected = [
+            row.caught_by == row.expected
+            if row.expected is not None
+            else row.caught_by in ("crashed", "hung")
+            for row in self.rows
+            if row.caught
+        ]
+        return Share(sum(expected), len(expected))
+
+    @property
+    def named(self) -> Share:
+        """Share of faults with a known true cause that was named."""
+        names = [row.named for row in self.rows if row.named is not None]
+        return Share(sum(names), len(names))
+
+    @property
+    def named_alone(self) -> Share:
+        """Share of faults whose true cause was named and no other."""
+        names = [row.named_alone for row in self.rows if row.named is not None]
+        return Share(sum(names), len(names))
+
+    @property
+    def misnamed(self) -> list[FaultTried]:
+        """Faults whose true cause is not among those named."""
+        return [row for row in self.rows if row.named is False]
+
+    @property
+    def alarms(self) -> Alarms:
+        """Faults that show in free runs of the cases that caught them."""
+        return Alarms.of(row.rivals for row in self.rows)
+
+    @property
+    def usual_alarms(self) -> Alarms:
+        """Alarms in free runs from a usual start, of those faults that zerocheck flags there."""
+        runs = (row.usual_rivals for row in self.rows)
+        return Alarms.of(run for run in runs if run is not None and run.judged_alarm)
+
+    @property
+    def neither(self) -> list[FaultTried]:
+        """Faults that neither rival shows, though zerocheck caught them."""
+        return [
+            row
+            for row in self.rows
+            if row.rivals is not None
+            and row.rivals.ran
+            and not (row.rivals.loss_alarm or row.rivals.parameter_alarm)
+        ]
+
+    @property
+    def told_apart(self) -> Alarms:
+        """Alarms on faults whose parent is quiet in the same case; other alarms show nothing."""
+        return _told_apart((row.rivals, row.control) for row in self.rows)
+
+    @property
+    def usually_told_apart(self) -> Alarms:
+        """Alarms of `told_apart` from a usual start, of those faults that zerocheck flags there."""
+        return _told_apart(
+            (row.usual_rivals, row.usual_control)
+            for row in self.rows
+            if row.usual_rivals is not None and row.usual_rivals.judged_alarm
+        )
+
+    @property
+    def false_alarms(self) -> Alarms:
+        """Alarms on the parents in the same cases.
+
+        Each parent and case counts once, for any number of faults.
+        """
+        return Alarms.of({(row.parent, row.case): row.control for row in self.rows}.values())
+
+    @property
+    def usual_false_alarms(self) -> Alarms:
+        """Alarms of `false_alarms` from a usual start."""
+        return Alarms.of({(row.parent, row.case): row.usual_control for row in self.rows}.values())
+
+    @property
+    def first_by(self) -> dict[str, list[FaultTried]]:
+        """Faults by the obligation that flags them first, or "crashed", or "hung"."""
+        flagged: dict[str, list[FaultTried]] = {
+            word: [row for row in self.rows if row.caught_by == word]
+            for word in (*OBLIGATIONS, "crashed", "hung")
+        }
+        return {word: rows for word, rows in flagged.items() if rows or word in OBLIGATIONS}
+
+
+def _told_apart(runs: Iterable[tuple[Rivals | None, Rivals | None]]) -> Alarms:
+    """Alarms on the fault (first) and not on its parent (second), where both could be run."""
+    ran = [(a, b) for a, b in runs if a is not None and b is not None and a.ran and b.ran]
+    return Alarms(
+        Share(sum(a.judged_alarm and not b.judged_alarm for a, b in ran), len(ran)),
+        Share(sum(a.loss_alarm and not b.loss_alarm for a, b in ran), len(ran)),
+        Share(sum(a.parameter_alarm and not b.parameter_alarm for a, b in ran), len(ran)),
+    )
