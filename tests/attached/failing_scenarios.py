@@ -22,7 +22,7 @@ from zerocheck.attached import (
     forwards,
     full_gradient,
     output_gradients,
-    rank_checks,
+    slices,
 )
 from zerocheck.attached.holdings import local
 from zerocheck.attached.reference import Reference
@@ -44,7 +44,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "local gradient": (Reference, "local"),
     "sums": (full_gradient, "compare_own"),
     "together": (exchange, "judge_together"),
-    "hashes": (rank_checks._Own, "_hashes"),
+    "hashes": (slices.SliceContext, "hashes_of"),
     "bundle": (bundle, "write_safetensors"),
 }
 """Where an exception is planted: a function of each phase."""

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import zerocheck
-from zerocheck.attached import rank_checks
+from zerocheck.attached import slices
 from zerocheck.attached.session import Attached
 from zerocheck.cli import main
 from zerocheck.compat import clip_functions
@@ -214,8 +214,8 @@ def test_large_tensors_are_judged_in_batches(
 ) -> None:
     """Cut anywhere: the same verdict, but for the element where it is worst."""
     verdicts = []
-    for size in (rank_checks.BATCH, 16):
-        monkeypatch.setattr(rank_checks, "BATCH", size)
+    for size in (slices.BATCH, 16):
+        monkeypatch.setattr(slices, "BATCH", size)
         check, step = caught(tmp_path, on_violation="warn")
         for _ in range(8):
             step()

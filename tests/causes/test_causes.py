@@ -37,7 +37,7 @@ def named(path: Path) -> Iterator[str]:
 
 def test_causes_are_named_by_their_constants() -> None:
     files = [one for place in NAMING for one in (PACKAGE / place).rglob("*.py")]
-    files.append(PACKAGE / "run" / "outcome.py")
+    files.append(PACKAGE / "run" / "execute" / "outcome.py")
     assert len(files) > 100
     assert [text for file in files for text in named(file)] == []
 

@@ -147,7 +147,7 @@ def test_every_role_is_looked_at() -> None:
 def test_a_shape_that_is_not_the_models() -> None:
     violation = _owned(WHOLE, (Entry("b", (4,), 0, 4),))
     assert violation is not None and violation.tensors == ("b",)
-    assert "[4]; the model has [2, 2]" in violation.explanation
+    assert "[4] on rank 1; the model has [2, 2]" in violation.explanation
 
 
 def test_what_nobody_holds() -> None:

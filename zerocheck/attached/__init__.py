@@ -3,8 +3,9 @@
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
 - `bundle.py`: bundle that a violated step leaves behind: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
-- `cross_rank_checks.py`: checks that need all ranks: ownership, copies, norms, and agreement
-  between ranks
+- `copies.py`: obligation of all ranks: replicas are equal bit for bit
+- `cross_rank_checks.py`: obligations that need all ranks: ownership, agreement on the step, and
+  the norm
 - `exchange.py`: judgement of one checked step: each rank judges its own shards, rank 0 the
   reports of all
 - `forwards.py`: calls of a model in a checked step: inputs, random state, gradients that come to
@@ -14,13 +15,14 @@
 - `guard.py`: keep errors of the observation out of the training that is observed
 - `holdings.py`: shards of a live model on this rank, read from the local tensors and never from
   an export
+- `joint_context.py`: context of a checked step on all ranks
 - `norms.py`: check of the gradient norm that ranks report when they clip: each element counts
   once
 - `optimizers.py`: optimizers around another: wrappers that call it, and those whose ranks each
   own a part
 - `output_gradients.py`: gradients that enter at the outputs of a model, read from the autograd
   graph
-- `rank_checks.py`: checks of a rank's own shards
+- `rank_checks.py`: obligations that a rank judges by its own shards: update and clip
 - `ranks.py`: communication between the ranks of a live run: bytes and sums, and no pickles
 - `reduced_gradient.py`: the reduced gradient against the local gradients of all ranks, one tensor
   at a time
@@ -28,6 +30,8 @@
 - `replay.py`: replay of the bundle of a checked step: one process, no ranks
 - `same_model.py`: comparison of the models of all ranks: a sharded or replicated run has only one
 - `session.py`: `zerocheck.attach`: checks of chosen steps of a running training script
+- `shard_map.py`: places of all shards of a live run, in the form in which ownership is judged
+- `slices.py`: context of a checked step on one rank: its own shards, in slices that fit in memory
 - `step_record.py`: record of one checked step on one rank: small structured data, and the tensors
   that it names
 - `text.py`: text of a checked step, in the words of a finding of `zerocheck run`

@@ -1,365 +1,186 @@
-"""Checks of a rank's own shards.
-
-AdamW and clipping are elementwise, so the checks need no communication. The parameters are taken in
-batches of at most BATCH elements, since the bounds are computed in float64: the judge needs a few
-hundred MiB, however large the model is.
-"""
+"""Obligations that a rank judges by its own shards, without communication: update and clip."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 from msgspec.structs import replace
 
-from zerocheck_reference import clip_coefficient
-
 from .. import causes as bugs
-from ..case.schema import Group, Optimizer
+from ..case.schema import Case, Group, Optimizer, Training
+from ..contract.semantics import Semantics
 from ..floating_point import Format
-from ..judge.clipping import clipped_enclosure
-from ..judge.compare import compare, describe, different_bits
-from ..judge.diagnose.clip import clip_causes
-from ..judge.layout import ParameterLayout, ParameterPlace
-from ..judge.state import State
+from ..judge import skip
+from ..judge.assemble import ManifestPlan, RoleState
+from ..judge.obligation import Checked, ObligationCheck
+from ..judge.obligations.clip import check_clipped
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
 from ..optimizers import ADAMW, STATES
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
-from .step_record import Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
-
-BATCH = 1 << 22
-"""Elements that are judged at once; 32 MiB for each vector in float64."""
+from .slices import BATCH, Slice, SliceContext
+from .step_record import AFTER, BEFORE, Clip, GroupOptions, Observed, RankVerdict
 
 ORDER = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
-"""Of what AdamW computes: what comes first is wrong first."""
-
-
-class PieceRange(NamedTuple):
-    """The elements [low, high) of a piece, in its row-major order."""
-
-    number: int
-    low: int
-    high: int
+"""Order of AdamW's computation: what comes first is wrong first."""
 
 
 def judge_own(observed: Observed) -> RankVerdict:
     """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
     with torch.no_grad():
-        return _Own(observed).told()
-
-
-@dataclass
-class _Own:
-    observed: Observed
-
-    def told(self) -> RankVerdict:
-        seen = self.observed.seen
-        self.hashes = [self._hashes(number) for number in range(len(seen.pieces))]
+        context = SliceContext(observed)
         shares: dict[str, float] = {}
         violations: list[Violation] = []
-        still = self._still()
-        for obligation, found in (
-            ("update", [self._untouched(still)] if still else []),
-            ("update", [*self._updates(still)]),
-            ("clip", [self._clipped(clip) for clip in seen.clips]),
-        ):
-            for share, violation in found:
-                shares[obligation] = max(share, shares.get(obligation, 0.0))
-                if violation is not None:
-                    violations.append(replace(violation, ranks=(seen.rank,), step=seen.number))
-        squares, peaks = self._sizes()
+        for obligation in OF_A_SLICE:
+            for checked in obligation.check(context):
+                shares[obligation.name] = max(checked.share, shares.get(obligation.name, 0.0))
+                if checked.violation is not None:
+                    violations.append(_of_rank(checked.violation, context))
+        squares, peaks = _sizes(context)
         return RankVerdict(
-            seen=seen,
-            hashes=tuple(self.hashes),
+            seen=context.seen,
+            hashes=tuple(context.hashes),
             squares=squares,
             peaks=peaks,
             shares=shares,
             violations=tuple(violations),
         )
 
-    def _value(self, what: str, number: int) -> torch.Tensor | None:
-        return self.observed.values.get((what, number))
 
-    def _hashes(self, number: int) -> dict[str, str]:
-        found = {}
-        for what, held in self.observed.values:
-            if held == number:
-                data = self.observed.values[what, number].view(torch.uint8)
-                found[what] = hashlib.blake2b(data.numpy().data, digest_size=16).hexdigest()
-        return found
+def _of_rank(violation: Violation, context: SliceContext) -> Violation:
+    seen = context.seen
+    return replace(violation, ranks=(seen.rank,), step=seen.number)
 
-    def _sizes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        squares, peaks = [], []
-        for number in range(len(self.observed.seen.pieces)):
-            gradient = self._value("reduced", number)
-            if gradient is None:
-                gradient = self._value("gradient", number)
-            if gradient is None:
-                squares.append(-1.0)
-                peaks.append(-1.0)
-                continue
-            parts = torch.split(gradient, BATCH)
-            squares.append(math.fsum(float(part.double().square().sum()) for part in parts))
-            peaks.append(float(gradient.abs().max()) if gradient.numel() else 0.0)
-        return tuple(squares), tuple(peaks)
 
-    def _still(self) -> set[int]:
-        """Return the pieces of which no bit may change."""
-        seen = self.observed.seen
-        if seen.skipped or not seen.ran:
-            return set(range(len(seen.pieces)))
-        return {
-            number
-            for number, piece in enumerate(seen.pieces)
-            if piece.group < 0 or self._value("gradient", number) is None
-        }
+def _sizes(context: SliceContext) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the sum of squares and the largest magnitude of each gradient before clipping."""
+    squares, peaks = [], []
+    for number in range(len(context.seen.pieces)):
+        gradient = context.value("reduced", number)
+        if gradient is None:
+            gradient = context.value("gradient", number)
+        if gradient is None:
+            squares.append(-1.0)
+            peaks.append(-1.0)
+            continue
+        parts = torch.split(gradient, BATCH)
+        squares.append(math.fsum(float(part.double().square().sum()) for part in parts))
+        peaks.append(float(gradient.abs().max()) if gradient.numel() else 0.0)
+    return tuple(squares), tuple(peaks)
 
-    def _untouched(self, still: Iterable[int]) -> tuple[float, Violation | None]:
-        seen = self.observed.seen
-        for role in ("parameter", *STATES):
-            changed = [n for n in sorted(still) if self._changed(role, n)]
-            if changed:
-                return 0.0, self._moved(role, changed)
-        for number in still:
-            if (seen.before[number] or 0.0) != (seen.after[number] or 0.0):
-                return 0.0, Violation(
-                    obligation="update",
-                    step=seen.number,
-                    role="step",
-                    tensors=(seen.pieces[number].name,),
-                    ranks=(),
-                    explanation=f"{self._why_still(number)}, but the optimizer counts it",
-                    observed=seen.after[number],
-                    expected=seen.before[number],
-                    causes=self._still_causes(),
-                )
-        return 0.0, None
 
-    def _changed(self, role: str, number: int) -> bool:
-        told = self.hashes[number]
-        before, after = told.get(f"before.{role}"), told.get(f"after.{role}")
-        if before is None and after is not None and role != "parameter":
-            # A state that is made in a step that changes nothing is zeros.
-            return bool(self.observed.values[f"after.{role}", number].any())
-        return before != after
-
-    def _moved(self, role: str, numbers: list[int]) -> Violation:
-        seen = self.observed.seen
-        wrong = total = 0
-        for number in numbers:
-            new = self.observed.values.get((f"after.{role}", number))
-            old = self.observed.values.get((f"before.{role}", number))
-            if new is None or old is None:
-                continue
-            mask = different_bits(new, old)
-            wrong, total = wrong + int(mask.sum()), total + mask.numel()
-        number = numbers[0]
-        new = self.observed.values.get((f"after.{role}", number))
-        old = self.observed.values.get((f"before.{role}", number))
-        first = 0
-        if new is not None and old is not None:
-            first = int(different_bits(new, old).nonzero()[0])
-        return Violation(
-            obligation="update",
-            step=seen.number,
-            role=role,
-            tensors=tuple(dict.fromkeys(seen.pieces[n].name for n in numbers)),
-            ranks=(),
-            element=element_of(seen.pieces[number], first),
-            observed=None if new is None else float(new[first]),
-            expected=None if old is None else float(old[first]),
-            bound=0.0,
-            wrong=wrong,
-            total=total,
-            explanation=f"{self._why_still(number)}, but its {role} changed",
-            causes=self._still_causes(),
+def _check_update(context: SliceContext) -> Iterator[Checked]:
+    """Judge the parameters of which this rank holds the state, and those that must not change."""
+    seen = context.seen
+    changed = [number for number in sorted(context.idle) if context.changed(number)]
+    if seen.skipped or not seen.ran:
+        yield Checked(violation=merged([*_untouched(context, changed)]))
+        return
+    if context.idle:
+        yield Checked()
+    updated = [
+        number
+        for number in range(len(seen.pieces))
+        if number not in context.idle and context.value(f"{AFTER}.exp_avg", number) is not None
+    ]
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for number in sorted((*changed, *updated)):
+        options = seen.options[max(seen.pieces[number].group, 0)]
+        kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
+    for (amsgrad, maximize), numbers in kinds.items():
+        given = Optimizer(
+            groups=tuple(map(_group, seen.options)), amsgrad=amsgrad, maximize=maximize
         )
+        recipe = UpdateRecipe(ADAMW, given, [one.rates for one in seen.options])
+        yield _updated(context, numbers, recipe)
 
-    def _why_still(self, number: int) -> str:
-        seen = self.observed.seen
-        name = seen.pieces[number].name
-        if seen.skipped:
-            return f"the step was skipped, so {name} must stay as it was"
-        if not seen.ran:
-            return f"the optimizer took no step, so {name} must stay as it was"
-        if seen.pieces[number].group < 0:
-            return f"{name} is frozen, or the optimizer does not have it"
-        return f"{name} has no gradient, so it must stay as it was"
 
-    def _still_causes(self) -> tuple[str, ...]:
-        if self.observed.seen.skipped:
-            return (bugs.SKIPPED_STEP_CHANGED_THE_STATE,)
-        return (bugs.UNTOUCHED_PARAMETER_CHANGED,)
+def _untouched(context: SliceContext, changed: Sequence[int]) -> Iterator[Violation]:
+    """Yield what changed in a step that must change nothing."""
+    seen = context.seen
+    why = "the step is reported as skipped" if seen.skipped else "the optimizer took no step"
+    for part in context.slices(changed):
+        before, after = (part.state(when, STATES) for when in (BEFORE, AFTER))
+        found = skip.untouched(before, after, part.layout, step=seen.number, why=why)
+        if found is not None:
+            if not seen.skipped:
+                found = replace(found, causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,))
+            yield part.whole_tensors(found)
 
-    def _updates(self, still: set[int]) -> Iterator[tuple[float, Violation | None]]:
-        """Yield (share, violation) of the parameters of which this rank holds the state."""
-        seen = self.observed.seen
-        if seen.skipped or not seen.ran:
-            return
-        kinds: dict[tuple[bool, bool], list[int]] = {}
-        for number, piece in enumerate(seen.pieces):
-            if number in still or self._value("after.exp_avg", number) is None:
-                continue
-            options = seen.options[piece.group]
-            kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
-        for (amsgrad, maximize), numbers in kinds.items():
-            given = Optimizer(
-                groups=tuple(_group(one) for one in seen.options),
-                amsgrad=amsgrad,
-                maximize=maximize,
-            )
-            recipe = UpdateRecipe(ADAMW, given, [one.rates for one in seen.options])
-            readings = list(recipe.optimizer.readings)
-            share, found = 0.0, []
-            for batch in batches(numbers, seen.pieces):
-                used, violation, readings = self._update(batch, recipe, readings)
-                share = max(share, used)
-                if violation is not None:
-                    found.append(violation)
-            yield share, merged(found)
 
-    def _update(
-        self, batch: Sequence[PieceRange], recipe: UpdateRecipe, readings: list[Reading]
-    ) -> tuple[float, Violation | None, list[Reading]]:
-        seen = self.observed.seen
-        layout = layout_of(batch, seen.pieces)
-
-        def flat(what: str) -> torch.Tensor:
-            return torch.cat([self._part(what, run) for run in batch])
-
-        def state(when: str, counts: Sequence[float | None]) -> State:
-            parameter = flat(f"{when}.parameter")
-            roles = recipe.optimizer.states_with(recipe.options)
-            moments: dict[str, torch.Tensor] = {role: flat(f"{when}.{role}") for role in roles}
-            steps: list[float | None] = [counts[run.number] or 0.0 for run in batch]
-            return State(parameter, [parameter], moments, {}, steps)
-
-        judge = UpdateJudge(layout, recipe)
+def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe) -> Checked:
+    share, found = 0.0, []
+    readings: list[Reading] = list(recipe.optimizer.readings)
+    roles = recipe.optimizer.states_with(recipe.options)
+    for part in context.slices(numbers):
+        judge = UpdateJudge(part.layout, recipe)
         judge.readings = readings
-        reduced = any(self._value("reduced", run.number) is not None for run in batch)
-        share, violation = judge.check(
+        used, violation = judge.check(
             Update(
-                state("before", seen.before),
-                state("after", seen.after),
-                flat("gradient"),
+                part.state(BEFORE, roles),
+                part.state(AFTER, roles),
+                part.flat("gradient"),
                 0.0,
-                [options.lr for options in seen.options],
-                [True] * len(batch),
-                flat("reduced") if reduced else None,
+                [options.lr for options in context.seen.options],
+                part.has,
+                part.flat("reduced") if part.has_any("reduced") else None,
             ),
-            step=seen.number - 1,
+            step=context.seen.number - 1,
         )
+        readings = judge.readings
+        share = max(share, used)
         if violation is not None:
-            violation = in_whole_tensors(violation, batch, seen.pieces)
-        return share, violation, judge.readings
-
-    def _part(self, what: str, run: PieceRange) -> torch.Tensor:
-        """Return the elements of a run; zeros for absent moments, as before the first step."""
-        value = self._value(what, run.number)
-        if value is not None:
-            return value[run.low : run.high]
-        dtype = self.observed.seen.pieces[run.number].torch_dtype
-        return torch.zeros(run.high - run.low, dtype=dtype)
-
-    def _clipped(self, clip: Clip) -> tuple[float, Violation | None]:
-        """Return the clipped gradient, from this rank's own and the reported norm."""
-        seen = self.observed.seen
-        if clip.kind not in ("2", "inf"):
-            return 0.0, None
-        formats = {Format.of(seen.pieces[number].torch_dtype) for number in clip.pieces}
-        narrow = all(format.narrow for format in formats)
-        share, found = 0.0, []
-        for batch in batches(clip.pieces, seen.pieces):
-            layout = layout_of(batch, seen.pieces)
-            before = torch.cat([self._part("reduced", run) for run in batch]).double()
-            after = torch.cat([self._part("clipped", run) for run in batch])
-            enclosure = clipped_enclosure(
-                before, clip.norm, clip.max_norm, layout.formats, all_narrow=narrow
-            )
-            used, misfit = compare(after, enclosure)
-            share = max(share, used)
-            if misfit is None:
-                continue
-            factor = clip_coefficient(clip.norm, clip.max_norm)
-            text, causes = clip_causes(
-                after, before, clip.norm, factor, clip.max_norm, layout.formats, misfit.outside
-            )
-            violation = describe(
-                misfit,
-                layout,
-                obligation="clip",
-                step=seen.number,
-                role="gradient",
-                ranks=(),
-                explanation=text,
-                causes=causes,
-            )
-            found.append(in_whole_tensors(violation, batch, seen.pieces))
-        return share, merged(found)
+            found.append(part.whole_tensors(violation))
+    return Checked(share, merged(found))
 
 
-def batches(numbers: Iterable[int], pieces: Sequence[ShardPiece]) -> Iterator[list[PieceRange]]:
-    """Yield the elements of these pieces in runs, at most BATCH together."""
-    batch: list[PieceRange] = []
-    room = BATCH
-    for number in numbers:
-        low, numel = 0, torch.Size(pieces[number].local).numel()
-        while low < numel:
-            high = min(numel, low + room)
-            batch.append(PieceRange(number, low, high))
-            room -= high - low
-            low = high
-            if not room:
-                yield batch
-                batch, room = [], BATCH
-    if batch:
-        yield batch
+def _check_clip(context: SliceContext) -> Iterator[Checked]:
+    """Judge each clipped gradient, from this rank's own and the reported norm."""
+    for clip in context.seen.clips:
+        yield _clipped(context, clip) if clip.kind in ("2", "inf") else Checked()
 
 
-def layout_of(batch: Sequence[PieceRange], pieces: Sequence[ShardPiece]) -> ParameterLayout:
-    """Lay the runs out end to end, each as a 1-D tensor named for `in_whole_tensors`."""
-    places, start = [], 0
-    for at, run in enumerate(batch):
-        piece, stop = pieces[run.number], start + run.high - run.low
-        format = Format.of(piece.torch_dtype)
-        name = f"{piece.name}{_MARK}{at}{_MARK}"
-        group = max(piece.group, 0)
-        places.append(ParameterPlace(name, (stop - start,), start, stop, True, group, format))
-        start = stop
-    return ParameterLayout.of_places(places)
-
-
-_MARK = "\0"
-
-
-def in_whole_tensors(
-    violation: Violation, batch: Sequence[PieceRange], pieces: Sequence[ShardPiece]
-) -> Violation:
-    """Translate a violation of a layout of runs to the names and elements of the whole tensors."""
-    element = violation.element
-    if element:
-        run = batch[int(violation.tensors[0].split(_MARK)[1])]
-        element = element_of(pieces[run.number], run.low + element[0])
-
-    def plain(text: str) -> str:
-        return re.sub(f"{_MARK}\\d+{_MARK}", "", text)
-
-    return replace(
-        violation,
-        tensors=tuple(dict.fromkeys(plain(name) for name in violation.tensors)),
-        element=element,
-        explanation=plain(violation.explanation),
+def _clipped(context: SliceContext, clip: Clip) -> Checked:
+    formats = {Format.of(context.seen.pieces[number].torch_dtype) for number in clip.pieces}
+    case = Case(
+        mesh=(1,), training=Training(clip=clip.max_norm, norm="inf" if clip.kind == "inf" else "2")
     )
+    share, found = 0.0, []
+    for part in context.slices(clip.pieces):
+        used, violation = check_clipped(
+            _role_state(part, "clipped"),
+            _role_state(part, "reduced"),
+            [clip.norm],
+            part.layout,
+            case,
+            Semantics(),
+            step=context.seen.number,
+            narrow=all(format.narrow for format in formats),
+        )
+        share = max(share, used)
+        if violation is not None:
+            found.append(part.whole_tensors(violation))
+    return Checked(share, merged(found))
+
+
+def _role_state(part: Slice, what: str) -> RoleState:
+    """Return a gradient of the slice, as one rank that holds all of it."""
+    whole = part.flat(what)
+    plan = ManifestPlan(None, frozenset(part.layout.by_name), frozenset())
+    return RoleState(whole, (whole,), (plan,), ((),))
+
+
+OF_A_SLICE: tuple[ObligationCheck[SliceContext], ...] = (
+    ObligationCheck("update", _check_update),
+    ObligationCheck("clip", _check_clip),
+)
+"""Obligations that a rank judges alone, in order."""
 
 
 def merged(found: Sequence[Violation]) -> Violation | None:
-    """Merge the violations of all batches: what is computed first, where it is worst.
+    """Merge the violations of all slices: what is computed first, where it is worst.
 
     Causes are those that explain all of them, if there are any; else those of the worst.
     """

@@ -23,6 +23,13 @@ COPIES_DIFFER = cause(
     shows="Copies of one tensor differ between ranks.",
     usual="Each rank updates its own copy, and nothing is sent.",
 )
+COPIES_OF_THE_GRADIENT_DIFFER = cause(
+    "copies of the gradient differ",
+    of=("gradient",),
+    tier=2,
+    shows="Copies of one gradient differ between ranks, in a step that `attach` checks.",
+    usual="A rank is left out of the reduction, or changes its gradient after it.",
+)
 INITIAL_STATE = cause(
     "initial state",
     of=("publish",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from .. import causes as bugs
 from ..contract.shard import Role
@@ -11,18 +12,35 @@ from ..hosts import Hosts
 from ..optimizers import STATES
 from ..protocol.observations import Entry, Point
 from ..protocol.verdicts import Violation
-from .assemble import Observation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
+from .layout import ParameterLayout
 
 Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
+
+
+class Shards(Protocol):
+    """Places of the shards of all ranks, by step, point and role: `assemble.Observation`."""
+
+    @property
+    def layout(self) -> ParameterLayout: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def replica(self) -> int: ...
+
+    def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
+        """Return, per rank, the manifest numbers of a role; equal numbers have equal entries."""
+
+    def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
+        """Return, per rank, the places of all its shards of a role."""
 
 
 class Ownership:
     """Check of all points; manifests that were checked already are not checked again."""
 
-    def __init__(
-        self, observation: Observation, hosts: Hosts = (), *, masters: bool = False
-    ) -> None:
+    def __init__(self, observation: Shards, hosts: Hosts = (), *, masters: bool = False) -> None:
         """Start unchecked. hosts: of the ranks, as in a case; masters: True if declared."""
         self._masters = masters
         self._observation = observation
@@ -68,14 +86,14 @@ class Ownership:
             if name not in known:
                 problem, found = self._unknown(role, name, known)
                 return _violation(step, role, name, ranks, problem, found)
-            for _, entry in shards:
+            for rank, entry in shards:
                 if entry.shape != known[name]:
                     return _violation(
                         step,
                         role,
                         name,
                         ranks,
-                        f"shards() gives {role} {name!r} the global shape {list(entry.shape)}; "
+                        f"{role} {name!r} has the global shape {list(entry.shape)} on rank {rank}; "
                         f"the model has {list(known[name])}",
                         of_shapes(tiling),
                     )

@@ -9,20 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from .. import causes as bugs
 from ..case.schema import Case
 from ..optimizers import STATES
-from ..protocol.observations import StepObservation
 from ..protocol.verdicts import Violation
 from .compare import different_bits
 from .layout import ParameterLayout
 from .state import State
 
 
-def check_reports(seen: Sequence[StepObservation], *, step: int) -> Violation | None:
+class SkipReport(Protocol):
+    """Report of a rank on a step: whether it was skipped, and the scale of its losses."""
+
+    @property
+    def skipped(self) -> bool: ...
+
+    @property
+    def loss_scale(self) -> float: ...
+
+
+def check_reports(seen: Sequence[SkipReport], *, step: int) -> Violation | None:
     """Check that ranks agree on skipping and on the loss scale, a positive number."""
     scales = [rank.loss_scale for rank in seen]
     odd = tuple(r for r, scale in enumerate(scales) if not (scale > 0 and math.isfinite(scale)))
@@ -60,7 +70,7 @@ def check(
     after: State,
     layout: ParameterLayout,
     case: Case,
-    seen: Sequence[StepObservation],
+    seen: Sequence[SkipReport],
     *,
     finite: bool | None,
     step: int,
@@ -73,13 +83,13 @@ def check(
     scaling = case.training.loss_scale is not None
     violation = None
     if finite is not None:
-        violation = _decision(skipped=skipped, finite=finite, scaling=scaling, step=step)
+        violation = decision(skipped=skipped, finite=finite, scaling=scaling, step=step)
     if violation is None and skipped:
-        violation = _untouched(before, after, layout, step=step)
+        violation = untouched(before, after, layout, step=step)
     return skipped or violation is not None, violation
 
 
-def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Violation | None:
+def decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Violation | None:
     """Check the decision. skipped: by all ranks; scaling: the case scales its losses."""
     if skipped and finite:
         return _violation(
@@ -96,8 +106,13 @@ def _decision(*, skipped: bool, finite: bool, scaling: bool, step: int) -> Viola
     return None
 
 
-def _untouched(
-    before: State, after: State, layout: ParameterLayout, *, step: int
+def untouched(
+    before: State,
+    after: State,
+    layout: ParameterLayout,
+    *,
+    step: int,
+    why: str = "the step is reported as skipped",
 ) -> Violation | None:
     """Check that a skipped step changes no bit of parameters and moments, and no step count."""
     pairs = [("parameter", before.parameter, after.parameter)]
@@ -120,14 +135,14 @@ def _untouched(
                 bound=0.0,
                 wrong=int(torch.count_nonzero(changed)),
                 total=layout.size,
-                explanation=f"the step is reported as skipped, but it changed {role}",
+                explanation=f"{why}, but it changed {role}",
                 causes=(bugs.SKIPPED_STEP_CHANGED_THE_STATE,),
             )
     for place, old_count, new_count in zip(layout.places, before.steps, after.steps, strict=True):
         if place.trainable and old_count != new_count:
             return _violation(
                 step,
-                f"the step is reported as skipped, but it is counted for {place.name}",
+                f"{why}, but it is counted for {place.name}",
                 bugs.SKIPPED_STEP_CHANGED_THE_STATE,
                 role="step",
                 tensors=(place.name,),

@@ -214,7 +214,8 @@ class UpdateJudge:
                 changed &= self.layout.trainable
             if bool(changed.any()):
                 place, index = self.layout.at(int(changed.nonzero()[0]))
-                kind = "without a gradient" if place.trainable else "that is frozen"
+                kind = "has no gradient" if place.trainable else "is frozen, or not optimized"
+                changes = "it" if role == "parameter" else f"its {role}"
                 position = int(changed.nonzero()[0])
                 return Violation(
                     obligation="update",
@@ -228,7 +229,8 @@ class UpdateJudge:
                     bound=0.0,
                     wrong=int(torch.count_nonzero(changed)),
                     total=int(torch.count_nonzero(mask)),
-                    explanation=f"the {role} of a parameter {kind} changed",
+                    explanation=f"{place.name} {kind}, so it must stay as it was, but {changes} "
+                    "changed",
                     causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,),
                 )
         return None

@@ -7,6 +7,7 @@
 - `console.py`: console of rich for all reports, with printable output only
 - `coverage.py`: text of coverage: pairs of features, those not exercised, vacuous obligations
 - `drift.py`: text of free runs: drift of implementations, next to a replica of the reference
+- `environment.py`: environment and options of a run, as rows
 - `faults_json.py`: report faults.json: the kill matrix for machines
 - `faults_markdown.py`: report faults.md: the kill matrix for people
 - `faults_progress.py`: console of a hunt for faults: one line for each, and a summary at the end

@@ -10,9 +10,10 @@ from tabulate import tabulate
 from ..foreign_text import one_line, printable
 from ..run.records.loads import Loads
 from ..run.records.records import Finding
-from ..run.records.tally import Tally, unchecked, why
+from ..run.records.tally import Tally, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
+from .environment import environment_rows
 from .footprint import EXPLAINED, HEADERS
 from .footprint import TITLE as WEIGHED
 from .footprint import rows as weighed_rows
@@ -275,21 +276,10 @@ def _semantics(counted: Tally) -> Iterable[str]:
 
 
 def _environment(counted: Tally) -> Iterable[str]:
-    if counted.started is None:
-        return
-    environment = counted.started.environment
-    yield "## Environment"
-    rows = [
-        [name, escape(str(getattr(environment, name)))] for name in environment.__struct_fields__
-    ]
-    rows += [["profile", escape(counted.started.profile)], ["seed", str(counted.started.seed)]]
-    if counted.started.model:
-        rows += [["model", escape(counted.started.model)]]
-    for obligation, reason in counted.started.without.items():
-        rows += [[f"{obligation}", escape(f"not checked: {reason}")]]
-    for name, obligation, reason in unchecked(counted):
-        rows += [[f"{obligation} of {escape(name)}", escape(f"not checked: {reason}")]]
-    yield table(["", ""], rows)
+    rows = environment_rows(counted)
+    if rows:
+        yield "## Environment"
+        yield table(["", ""], [[escape(name), escape(value)] for name, value in rows])
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -149,11 +149,15 @@ def check_clipped(
     semantics: Semantics,
     *,
     step: int,
+    narrow: bool | None = None,
 ) -> tuple[float, Violation | None]:
-    """Check every rank's clipped gradient, from its own gradient and its own reported norm."""
+    """Check every rank's clipped gradient, from its own gradient and its own reported norm.
+
+    narrow: every element that was clipped is in bf16, where `gradient` is only a part of them.
+    """
     share = 0.0
     all_formats = formats_of(gradient, layout)
-    only = narrow_only(all_formats)
+    only = narrow_only(all_formats) if narrow is None else narrow
     for rank, (part, plan) in enumerate(zip(clipped.parts, clipped.plans, strict=True)):
         norm = reported[rank]
         elements = elements_of(gradient, rank) if norm is None else part[:0]

@@ -11,10 +11,11 @@ import jinja2
 
 from ...foreign_text import printable
 from ...protocol.verdicts import Status
-from ...run.records.tally import FAILING, Tally, run_exit_code, unchecked, why
+from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
+from ..environment import environment_rows
 from ..known_issues import all_hold, left_out_lines, stale_lines
 from ..leaks import LEAKED, NOT_REPRODUCED, leak_lines
 from ..loads import cell_lines, tried_lines
@@ -99,7 +100,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
             for name, i in every.items()
             if i.semantics
         },
-        "environment": _environment_rows(counted),
+        "environment": environment_rows(counted),
     }
 
 
@@ -163,24 +164,6 @@ def _load(verdicts: Counter[Status]) -> tuple[str, str]:
     some: tuple[Status, ...] = (*FAILING, "known")
     worst: Status = next((one for one in some if verdicts[one]), "holds")
     return kind_of(worst), " + ".join(cell_lines(verdicts))
-
-
-def _environment_rows(counted: Tally) -> list[tuple[str, str]]:
-    if counted.started is None:
-        return []
-    started = counted.started
-    rows = [
-        (name, str(getattr(started.environment, name)))
-        for name in started.environment.__struct_fields__
-        if getattr(started.environment, name) != ""
-    ]
-    rows += [("profile", started.profile), ("seed", str(started.seed))]
-    rows += [("model", started.model)] if started.model else []
-    rows += [(str(o), f"not checked: {reason}") for o, reason in started.without.items()]
-    return rows + [
-        (f"{obligation} of {name}", f"not checked: {reason}")
-        for name, obligation, reason in unchecked(counted)
-    ]
 
 
 @cache
