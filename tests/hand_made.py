@@ -191,7 +191,7 @@ def failed() -> list[Record]:
 
 
 def drift(**given: Any) -> Drift:
-    """A free run of three steps that ends a thousand times as far as its twin."""
+    """A free run of three steps that ends a thousand times as far as its replica."""
     fields: dict[str, Any] = {
         "implementation": "zero2",
         "case": Case(mesh=(3,)),
@@ -199,7 +199,7 @@ def drift(**given: Any) -> Drift:
         "own": FreeRun(
             losses=(0.5, 0.375, 0.25), largest=(0.0, 1e-5, 1e-4), relative=(0.0, 1e-6, 1e-5)
         ),
-        "twin": FreeRun(
+        "replica": FreeRun(
             losses=(0.5, 0.25, 0.125), largest=(0.0, 1e-8, 1e-7), relative=(0.0, 1e-9, 1e-8)
         ),
     }
@@ -246,14 +246,14 @@ def loaded(
     known: tuple[Obligation, ...] = (),
     **given: Any,
 ) -> CaseFinished:
-    """A resumed case that was judged, or broke. last: fields of its last leg."""
-    legs = [TrainingSegment(mesh=(size,)) for size in onto]
-    legs[-1] = msgspec.structs.replace(legs[-1], **(last or {}))
+    """A resumed case that was judged, or broke. last: fields of its last segment."""
+    segments = [TrainingSegment(mesh=(size,)) for size in onto]
+    segments[-1] = msgspec.structs.replace(segments[-1], **(last or {}))
     violated = dict.fromkeys((o for load in loads for o in load.violated), "violated")
     fields: dict[str, Any] = {
         "number": number,
         "implementation": implementation,
-        "case": Case(mesh=(mesh,), resume=tuple(legs)),
+        "case": Case(mesh=(mesh,), resume=tuple(segments)),
         "status": "violated" if violated else "holds",
         "judgement": Judgement(
             statuses={**dict.fromkeys(RESUME, "holds"), **violated},  # type: ignore[arg-type]
@@ -267,21 +267,21 @@ def loaded(
 def resumed() -> list[Record]:
     """A run of two implementations that save and load: one holds, one has every other outcome."""
     last = {"killed": 0.5}
-    one, two = Load(leg=1), Load(leg=2)
-    wrong = Load(leg=2, violated=("continuation",))
+    one, two = Load(segment=1), Load(segment=2)
+    wrong = Load(segment=2, violated=("continuation",))
     return [
         started("zero2", "ddp", obligations=RESUME, planned=12),
         loaded(0, one),
         loaded(1, one, two, onto=(2, 5)),
-        loaded(2, one, Load(leg=1, gave="new"), last=last),
-        loaded(3, one, Load(leg=1, gave="older"), last={**last, "over": True}),
-        loaded(4, one, Load(leg=1, gave="none"), last={"damage": "flip"}),
+        loaded(2, one, Load(segment=1, gave="new"), last=last),
+        loaded(3, one, Load(segment=1, gave="older"), last={**last, "over": True}),
+        loaded(4, one, Load(segment=1, gave="none"), last={"damage": "flip"}),
         loaded(5, one, wrong, onto=(2, 5), implementation="ddp"),
         loaded(6, one, wrong, onto=(2, 5), implementation="ddp", known=("continuation",)),
         loaded(
             7,
             one,
-            Load(leg=1, violated=("damage",), gave="wrong"),
+            Load(segment=1, violated=("damage",), gave="wrong"),
             implementation="ddp",
             last={"damage": "flip"},
         ),

@@ -10,8 +10,8 @@ from zerocheck import shared_ranks, single_case
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
+from zerocheck.run.findings import case_file as casefile
 from zerocheck.run.findings.findings import Bug
-from zerocheck.run.findings.findings import case_file as casefile
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.single_case import SingleCaseJudge
 

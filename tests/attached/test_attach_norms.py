@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from zerocheck.attached.norms import Norms
-from zerocheck.attached.step_record import Clip, RankVerdict, Seen, ShardPiece
+from zerocheck.attached.step_record import Clip, RankVerdict, ShardPiece, StepSummary
 from zerocheck.protocol.observations import Entry
 
 
 def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:
     """A rank that holds the elements [low, high) of one parameter of four."""
     piece = ShardPiece(Entry("w", (4,), low, high), (high - low,), "torch.float32", 0)
-    seen = Seen(
+    summary = StepSummary(
         rank=rank,
         world_size=2,
         number=3,
@@ -25,7 +25,7 @@ def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -
         ran=1,
         clips=tuple(Clip(1.0, "2", norm, (0,)) for norm in norms),
     )
-    return RankVerdict(seen=seen, hashes=({},), squares=(square,), peaks=(square**0.5,))
+    return RankVerdict(summary=summary, hashes=({},), squares=(square,), peaks=(square**0.5,))
 
 
 def cut(*norms: float) -> list[RankVerdict]:
@@ -71,8 +71,8 @@ def named(rank: int, norm: float, name: str, square: float) -> RankVerdict:
     """A rank that holds the whole of one parameter."""
     one = told(rank, [norm], low=0, high=4, square=square)
     piece = ShardPiece(Entry(name, (4,), 0, 4), (4,), "torch.float32", 0)
-    seen = msgspec.structs.replace(one.seen, pieces=(piece,))
-    return msgspec.structs.replace(one, seen=seen)
+    summary = msgspec.structs.replace(one.summary, pieces=(piece,))
+    return msgspec.structs.replace(one, summary=summary)
 
 
 def test_a_norm_without_one_parameter() -> None:

@@ -1,4 +1,4 @@
-"""The legs of a resumed case, and how resumed cases are drawn."""
+"""The segments of a resumed case, and how resumed cases are drawn."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ TWO = Case(
 )
 
 
-def test_legs_follow_each_other() -> None:
+def test_segments_follow_each_other() -> None:
     first, second, third = segments_of(TWO)
     assert first is TWO
-    assert [leg.mesh for leg in (first, second, third)] == [(4,), (3,), (1,)]
-    assert [(leg.training.first, leg.training.steps) for leg in (first, second, third)] == [
+    assert [segment.mesh for segment in (first, second, third)] == [(4,), (3,), (1,)]
+    assert [
+        (segment.training.first, segment.training.steps) for segment in (first, second, third)
+    ] == [
         (0, 2),
         (2, 4),
         (4, 5),
     ]
-    assert [len(leg.resume) for leg in (first, second, third)] == [2, 1, 0]
+    assert [len(segment.resume) for segment in (first, second, third)] == [2, 1, 0]
 
 
 def test_a_step_more_is_taken_while_a_checkpoint_is_written() -> None:
-    assert [end_of(leg) for leg in segments_of(TWO)] == [3, 4, 5]
+    assert [end_of(segment) for segment in segments_of(TWO)] == [3, 4, 5]
 
 
 def test_samples_are_those_of_the_steps_that_count() -> None:
     assert [samples_before(TWO, number) for number in range(3)] == [0, 48, 84]
 
 
-def test_a_case_without_checkpoints_is_its_only_leg() -> None:
+def test_a_case_without_checkpoints_is_its_only_segment() -> None:
     assert segments_of(Case()) == [Case()] and end_of(Case()) == Case().training.steps
 
 
@@ -82,8 +84,8 @@ def test_a_few_cases_have_every_world_size_and_mostly_few_ranks() -> None:
 
 def test_harms_are_as_frequent_as_asked() -> None:
     some = [case.resume[-1] for case in draw_resumed(14, seed=4, world_sizes=(2, 3))]
-    assert sum(leg.killed is not None for leg in some) == 2
-    assert sum(leg.damage != "none" for leg in some) == 2
+    assert sum(segment.killed is not None for segment in some) == 2
+    assert sum(segment.damage != "none" for segment in some) == 2
     killed = draw_resumed(9, seed=4, world_sizes=(2, 3), harms=("killed",))
     assert all(case.resume[-1].killed is not None for case in killed)
     both = draw_resumed(10, seed=4, world_sizes=(2, 3), harms=("killed", "damaged"))
@@ -95,7 +97,7 @@ def test_one_world_size_is_enough() -> None:
     assert [(case.mesh, case.resume[0].mesh) for case in cases] == [((2,), (2,))] * 5
 
 
-def test_every_kind_of_leg_is_drawn() -> None:
+def test_every_kind_of_segment_is_drawn() -> None:
     drawn = {
         name
         for case in draw_resumed(300, seed=3, world_sizes=(1, 2, 3, 16), into=("zero1", "zero3"))
@@ -114,7 +116,10 @@ def test_asked_for_features_are_had() -> None:
     ("case", "words"),
     [
         (Case(training=Training(first=2)), "training.first is 2; allowed: 0 to"),
-        (Case(resume=(TrainingSegment(killed=0.5), TrainingSegment())), "allowed: in the last leg"),
+        (
+            Case(resume=(TrainingSegment(killed=0.5), TrainingSegment())),
+            "allowed: in the last segment",
+        ),
         (Case(resume=(TrainingSegment(killed=0.5, damage="flip"),)), "allowed: one of them"),
         (Case(resume=(TrainingSegment(into="zero4"),)), "zero4"),
         (Case(resume=(TrainingSegment(mesh=(1024, 2)),)), "at most 1024"),

@@ -130,7 +130,7 @@ def test_it_is_drawn_by_the_seed_and_changes_nothing_else() -> None:
         assert replace(case, sharding=replace(case.sharding, tensor_parallel=1)) == other
 
 
-def test_resumed_cases_have_it_where_all_legs_can() -> None:
+def test_resumed_cases_have_it_where_all_segments_can() -> None:
     fixed = {"sharding": {"tensor_parallel": 2}}
     cases = draw_resumed(24, seed=1, world_sizes=(2, 4, 6), fixed=fixed, two_axes=True)
     for case in cases:

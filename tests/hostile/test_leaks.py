@@ -63,4 +63,4 @@ def test_a_measurement_leaves_nothing(pool: Pool) -> None:
     trial = Trial(pool, "zero2", CASE, obligations=(*MEMORY, "update"))
     result = trial.result()
     assert trial.judged(result).status == "holds"
-    assert [leg.leaks for leg in result.all] == [()] * len(result.all)
+    assert [segment.leaks for segment in result.all] == [()] * len(result.all)

@@ -41,8 +41,8 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
 def _resumed(name: str, saving: int, *loading_on: int, **options: Any) -> Case:
     case = chosen(name, saving)
     sharding = msgspec.structs.replace(case.sharding, **options)
-    legs = tuple(TrainingSegment(mesh=(size,)) for size in loading_on)
-    return msgspec.structs.replace(case, resume=legs, sharding=sharding)
+    segments = tuple(TrainingSegment(mesh=(size,)) for size in loading_on)
+    return msgspec.structs.replace(case, resume=segments, sharding=sharding)
 
 
 def _holds(pool: Pool, name: str, case: Case) -> None:

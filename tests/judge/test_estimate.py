@@ -11,7 +11,7 @@ import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.estimate import MARGIN, TWINS, Off, off
+from zerocheck.judge.estimate import MARGIN, REPLICAS, Off, off
 from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
@@ -30,7 +30,7 @@ CASE = Case(
 
 
 class Ran:
-    """The passes of a case, and of its twins."""
+    """The passes of a case, and of its replicas."""
 
     def __init__(self, case: Case) -> None:
         model = build_model(case)
@@ -39,11 +39,11 @@ class Ran:
         self.flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         self.buffers = [{n: b.clone() for n, b in model.named_buffers()} for _ in range(2)]
         self.passes = self.run(self.flat)
-        twins = []
-        for twin in range(TWINS):
-            with self.runner.rounding_otherwise(twin):
-                twins.append(self.run(moved(self.flat, self.layout, twin)))
-        self.off: Off = off(self.passes, twins, self.layout)
+        replicas = []
+        for replica in range(REPLICAS):
+            with self.runner.rounding_otherwise(replica):
+                replicas.append(self.run(moved(self.flat, self.layout, replica)))
+        self.off: Off = off(self.passes, replicas, self.layout)
 
     def run(self, flat: torch.Tensor) -> Passes:
         seen = [StepObservation(())] * 2

@@ -8,11 +8,11 @@ from zerocheck.case.schema import Block, Case, Model, Optimizer
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.contract.layout import Call, Layout, Line
 from zerocheck.contract.loading import load
-from zerocheck.judge.footprint import copy_bytes, weighed
+from zerocheck.judge.footprint import copy_bytes, measured_bytes
 from zerocheck.memory.formulas import STAGES, recipe, total
 from zerocheck.memory.setup import STAGE
 from zerocheck.protocol.measurements import Measured
-from zerocheck.protocol.verdicts import Weighed
+from zerocheck.protocol.verdicts import MeasuredBytes
 from zerocheck.run.records.footprint import ideal, in_psi, nearest
 
 MODEL = Model(inputs=3, width=2, outputs=5)  # 8 + 15 elements
@@ -38,13 +38,13 @@ def test_the_last_step_counts_and_the_fullest_rank() -> None:
         Measured(lines=(*lines(0, 500), *lines(1, 20)), calls=calls, steps=2, stage=2),
         Measured(lines=(*lines(0, 500), *lines(1, 40)), calls=calls, steps=2, stage=2),
     ]
-    got = weighed(Case(mesh=(2,), model=MODEL), ranks)
-    assert got == Weighed(
-        copy=COPY, held=85, together=150, sent=100.0, trained=92, elements=23, stage=2
+    got = measured_bytes(Case(mesh=(2,), model=MODEL), ranks)
+    assert got == MeasuredBytes(
+        copy=COPY, held=85, total=150, sent=100.0, trained=92, elements=23, stage=2
     )
     told = [Measured(lines=lines(1, 1), layout=Layout(lines=lines(1, 1)))] * 2
-    assert (weighed(Case(mesh=(2,), model=MODEL), told) or got).told
-    assert weighed(Case(mesh=(2,), model=MODEL), [Measured(), Measured()]) is None
+    assert (measured_bytes(Case(mesh=(2,), model=MODEL), told) or got).predicted
+    assert measured_bytes(Case(mesh=(2,), model=MODEL), [Measured(), Measured()]) is None
 
 
 def test_one_copy_by_what_learns_and_by_dtype() -> None:
@@ -67,7 +67,7 @@ def test_the_ideal_is_that_of_the_formulas(stage: int) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_nearest_stage_is_the_one_that_it_is(stage: int) -> None:
     held = round(ideal(COPY, 4, stage) * 1.05)
-    one = Weighed(copy=COPY, held=held, together=0, sent=0, trained=92, elements=23)
+    one = MeasuredBytes(copy=COPY, held=held, total=0, sent=0, trained=92, elements=23)
     assert nearest(one, 4) == stage
 
 

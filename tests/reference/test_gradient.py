@@ -61,16 +61,16 @@ def assert_same_bits(a: Tensor | None, b: Tensor | None) -> None:
 
 @pytest.mark.parametrize("divisor", [1, 3, 4.0])
 def test_local_pass_has_the_bits_of_a_plain_loop(divisor: float) -> None:
-    model, twin = Net(), Net()
+    model, replica = Net(), Net()
     for seed in range(3):
         loss = token_loss(seed)
         seen = local_pass(model, loss, loss_divisor=divisor)
-        twin.zero_grad()
-        plain = loss(twin)
+        replica.zero_grad()
+        plain = loss(replica)
         (plain / divisor if divisor != 1 else plain).backward()  # type: ignore[no-untyped-call]
         assert_same_bits(seen.loss, plain.detach())
         assert seen.loss.shape == () and not seen.loss.requires_grad
-        expected = {n: p.grad for n, p in twin.named_parameters() if p.requires_grad}
+        expected = {n: p.grad for n, p in replica.named_parameters() if p.requires_grad}
         assert list(seen.gradients) == list(expected)
         for name, gradient in expected.items():
             assert_same_bits(seen.gradients[name], gradient)
@@ -84,11 +84,11 @@ def test_local_pass_has_the_bits_of_a_ddp_rank(tmp_path: Path) -> None:
     path = (tmp_path / "store").as_uri()
     dist.init_process_group("gloo", init_method=path, rank=0, world_size=1)
     try:
-        twin = Net()
-        wrapped = nn.parallel.DistributedDataParallel(twin, find_unused_parameters=True)
+        replica = Net()
+        wrapped = nn.parallel.DistributedDataParallel(replica, find_unused_parameters=True)
         seen = local_pass(Net(), token_loss(1), loss_divisor=3)
         (token_loss(1)(wrapped) / 3).backward()  # type: ignore[no-untyped-call]
-        for name, parameter in twin.named_parameters():
+        for name, parameter in replica.named_parameters():
             if parameter.requires_grad and seen.gradients[name] is not None:
                 assert_same_bits(seen.gradients[name], parameter.grad)
     finally:

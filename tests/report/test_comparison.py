@@ -13,7 +13,7 @@ from hand_made import ENVIRONMENT, KNOWN, case, failed, finding, finished, held,
 from rich.console import Console
 
 from zerocheck.errors import UsageError
-from zerocheck.protocol.verdicts import Weighed
+from zerocheck.protocol.verdicts import MeasuredBytes
 from zerocheck.report import comparison_text
 from zerocheck.report.comparison import Changes, compare, read_report, report_of
 from zerocheck.report.write import AGAINST_FORMATS, write_changes, write_reports
@@ -153,19 +153,21 @@ def test_memory_that_moved() -> None:
 
 def test_bytes_of_measured_cases() -> None:
     """In the form that report.json has them in."""
-    weighed = Weighed(
-        copy=(4000, 4000, 8000), held=4120, together=16400, sent=9000.0, trained=4000,
-        elements=1000, stage=3, told=True,
+    measured_bytes = MeasuredBytes(
+        copy=(4000, 4000, 8000), held=4120, total=16400, sent=9000.0, trained=4000,
+        elements=1000, stage=3, predicted=True,
     )  # fmt: skip
 
-    def measured(of: Weighed) -> list[Record]:
+    def measured(of: MeasuredBytes) -> list[Record]:
         one = case(mesh=(4,))
         assert one.judgement is not None
-        judgement = msgspec.structs.replace(one.judgement, weighed=of)
+        judgement = msgspec.structs.replace(one.judgement, measured_bytes=of)
         return run(msgspec.structs.replace(one, judgement=judgement))
 
-    more = msgspec.structs.replace(weighed, held=8240, sent=27000.0)
-    found = {row.what: row.factor for row in changes(measured(more), measured(weighed)).memory}
+    more = msgspec.structs.replace(measured_bytes, held=8240, sent=27000.0)
+    found = {
+        row.what: row.factor for row in changes(measured(more), measured(measured_bytes)).memory
+    }
     assert found["4 ranks, held"] == found["4 ranks, ratio"] == 2.0
     assert found["4 ranks, sent"] == found["4 ranks, sent_psi"] == 3.0
     assert "4 ranks, elements" not in found

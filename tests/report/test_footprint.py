@@ -9,27 +9,32 @@ import msgspec
 from hand_made import case, finished, started
 from rich.console import Console
 
-from zerocheck.protocol.verdicts import Weighed
+from zerocheck.protocol.verdicts import MeasuredBytes
 from zerocheck.report import json_report, markdown
 from zerocheck.report.progress import ProgressDisplay
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFinished, Record
 from zerocheck.run.records.tally import tally
 
-FSDP2 = Weighed(
+FSDP2 = MeasuredBytes(
     copy=(4000, 4000, 8000),
     held=4120,
-    together=16400,
+    total=16400,
     sent=9000.0,
     trained=4000,
     elements=1000,
     stage=3,
-    told=True,
+    predicted=True,
 )
 
 
 def measured(
-    number: int, weighed: Weighed, name: str = "fsdp2", *, ranks: int = 4, microbatches: int = 1
+    number: int,
+    measured_bytes: MeasuredBytes,
+    name: str = "fsdp2",
+    *,
+    ranks: int = 4,
+    microbatches: int = 1,
 ) -> CaseFinished:
     one = case(number, name, mesh=(ranks,))
     assert one.judgement is not None
@@ -37,24 +42,24 @@ def measured(
     return msgspec.structs.replace(
         one,
         case=msgspec.structs.replace(one.case, training=training),
-        judgement=msgspec.structs.replace(one.judgement, weighed=weighed),
+        judgement=msgspec.structs.replace(one.judgement, measured_bytes=measured_bytes),
     )
 
 
-def changed(**other: object) -> Weighed:
+def changed(**other: object) -> MeasuredBytes:
     return msgspec.structs.replace(FSDP2, **other)
 
 
 def records() -> list[Record]:
-    small = changed(copy=(400, 400, 800), held=800, together=1600, trained=400, elements=100)
+    small = changed(copy=(400, 400, 800), held=800, total=1600, trained=400, elements=100)
     many = changed(elements=5000)
-    unsaid = changed(stage=None, told=False, held=8800, together=35200, sent=6000.0)
+    unsaid = changed(stage=None, predicted=False, held=8800, total=35200, sent=6000.0)
     return [
         started("fsdp2", "mine"),
         measured(0, small),
         measured(1, FSDP2),
         measured(2, many, microbatches=2),
-        measured(3, changed(held=16000, together=16000, sent=0.0), ranks=1),
+        measured(3, changed(held=16000, total=16000, sent=0.0), ranks=1),
         measured(6, small, ranks=8),
         measured(4, unsaid, "mine"),
         case(5, "mine", "unsupported", reason="no"),

@@ -77,7 +77,7 @@ def hostile() -> list[Record]:
         case(1, HOSTILE, "unsupported", reason=HOSTILE),
         hostile_finding(),
         drift(implementation=HOSTILE),
-        drift(implementation=HOSTILE, own=None, twin=None, broken=HOSTILE, finding=0),
+        drift(implementation=HOSTILE, own=None, replica=None, broken=HOSTILE, finding=0),
         finished(1),
     ]
 
@@ -155,7 +155,7 @@ def test_free_runs_stand_beside_their_twin() -> None:
     page = Page(html.render(tally(RUNS["drifts"])))
     words = " ".join(" ".join(page.words).split())
     assert {"drift", "drift-0", "drift-1"} <= set(page.ids) and "#drift" in page.addresses
-    assert "1e-05 from the reference, relative to their 2-norm, those of the twin 1e-08" in words
+    assert "1e-05 from the reference, relative to their 2-norm, those of the replica 1e-08" in words
     assert "It is violated in step 1" in words
     assert "Left to itself" not in html.render(tally(held()))
 
@@ -167,14 +167,14 @@ def test_free_runs_are_drawn_to_scale() -> None:
     )
     shown = drifts.shown(0, drift(own=far, parts=2))
     losses, distances = shown.plots
-    assert [name for name, _, _ in losses.lines] == ["reference", "implementation", "twin"]
-    (_, _, own), (_, _, twin) = distances.lines
-    assert twin[0][1] == drifts.HEIGHT and own[2][1] == 0
-    assert own[1][1] < own[0][1] < twin[2][1] < twin[1][1] < drifts.HEIGHT
+    assert [name for name, _, _ in losses.lines] == ["reference", "implementation", "replica"]
+    (_, _, own), (_, _, replica) = distances.lines
+    assert replica[0][1] == drifts.HEIGHT and own[2][1] == 0
+    assert own[1][1] < own[0][1] < replica[2][1] < replica[1][1] < drifts.HEIGHT
     per_decade = (own[0][1] - own[1][1]) / 2
-    assert twin[1][1] - twin[2][1] == pytest.approx(per_decade, abs=0.2)
+    assert replica[1][1] - replica[2][1] == pytest.approx(per_decade, abs=0.2)
     assert shown.parts == own[2][0] and shown.rows[0][4:6] == ["0.0001", "0"]
-    same = drift(own=drift().twin)
+    same = drift(own=drift().replica)
     level = drifts.shown(0, same).plots[1].lines
     assert level[0][1] == level[1][1]
 
@@ -187,7 +187,7 @@ def test_a_free_run_round_trips_and_stands_in_the_json(tmp_path: Path) -> None:
     again = read_journal(path)
     assert repr(again) == repr(records)
     (told,) = json.loads(render_json(tally(again)))["drift"]
-    assert told["own"]["relative"] == ["inf"] * 3 and told["twin"]["relative"][2] == 1e-8
+    assert told["own"]["relative"] == ["inf"] * 3 and told["replica"]["relative"][2] == 1e-8
 
 
 def test_a_reason_has_a_line_for_each_rank() -> None:

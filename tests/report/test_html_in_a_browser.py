@@ -20,7 +20,7 @@ from hand_made import KNOWN, case, drift, finding, finished, started
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from zerocheck.protocol.verdicts import Weighed
+from zerocheck.protocol.verdicts import MeasuredBytes
 from zerocheck.report import html
 from zerocheck.run.records.journal import read
 from zerocheck.run.records.records import CaseFinished, Record
@@ -34,12 +34,12 @@ def measured(number: int, ranks: int) -> CaseFinished:
     one = case(number, mesh=(ranks,))
     assert one.judgement is not None
     held = 4000 + 12000 // ranks
-    weighed = Weighed(
-        copy=(4000, 4000, 8000), held=held, together=held * ranks, sent=9000.0, trained=4000,
-        elements=1000, stage=2, told=True,
+    measured_bytes = MeasuredBytes(
+        copy=(4000, 4000, 8000), held=held, total=held * ranks, sent=9000.0, trained=4000,
+        elements=1000, stage=2, predicted=True,
     )  # fmt: skip
     return msgspec.structs.replace(
-        one, judgement=msgspec.structs.replace(one.judgement, weighed=weighed)
+        one, judgement=msgspec.structs.replace(one.judgement, measured_bytes=measured_bytes)
     )
 
 

@@ -46,41 +46,43 @@ FAULTS = "zerocheck.faults"
 
 
 def ends(pool: Pool, name: str, case: Case = CASE) -> tuple[float, float]:
-    """The relative drift of an implementation after the last step, and of the twin."""
+    """The relative drift of an implementation after the last step, and of the replica."""
     found = drift(pool, name, free_run_case(case, {}))
-    assert found.own is not None and found.twin is not None, found.broken
-    for one in (found.own, found.twin):
+    assert found.own is not None and found.replica is not None, found.broken
+    for one in (found.own, found.replica):
         assert len(one.losses) == len(one.largest) == len(one.relative) == STEPS
     assert found.expected[0] == pytest.approx(found.own.losses[0], rel=1e-5)
-    return found.own.relative[-1], found.twin.relative[-1]
+    return found.own.relative[-1], found.replica.relative[-1]
 
 
 @pytest.mark.parametrize("name", ["zero2", "ddp", "fsdp2"])
 def test_what_is_right_ends_near_its_twin(pool: Pool, name: str) -> None:
     """Within a decade of the plot: both have the same sums in fp32, in orders of their own."""
-    own, twin = ends(pool, name)
-    assert twin > 0 and own < 10 * twin
+    own, replica = ends(pool, name)
+    assert replica > 0 and own < 10 * replica
 
 
 @pytest.mark.parametrize("name", ["gradient:AverageBecomesSum", "gradient:OneParameterUnreduced"])
 def test_a_fault_ends_far_above_its_twin(pool: Pool, name: str) -> None:
-    own, twin = ends(pool, f"{FAULTS}.{name}")
-    assert own > 1000 * twin
+    own, replica = ends(pool, f"{FAULTS}.{name}")
+    assert own > 1000 * replica
 
 
 def test_the_twin_is_right_and_another_one() -> None:
     """It differs from the reference by round-off alone, and two terms have no order."""
     free = free_run_case(CASE, {})
-    reference, twin = (
-        trajectory(free, Semantics(), restored=True, path=True, twin=other)
+    reference, replica = (
+        trajectory(free, Semantics(), restored=True, path=True, replica=other)
         for other in (False, True)
     )
     for name, wanted in reference.parameters.items():
         assert torch.equal(reference.path[-1][name], wanted)
-        torch.testing.assert_close(twin.parameters[name], wanted, rtol=1e-5, atol=1e-6)
-    assert any(not torch.equal(twin.parameters[n], reference.parameters[n]) for n in twin.path[0])
+        torch.testing.assert_close(replica.parameters[name], wanted, rtol=1e-5, atol=1e-6)
+    assert any(
+        not torch.equal(replica.parameters[n], reference.parameters[n]) for n in replica.path[0]
+    )
     two = replace(free, mesh=(2,), training=replace(free.training, microbatches=1))
-    same = [trajectory(two, Semantics(), restored=True, twin=other) for other in (False, True)]
+    same = [trajectory(two, Semantics(), restored=True, replica=other) for other in (False, True)]
     assert all(torch.equal(v, same[1].parameters[n]) for n, v in same[0].parameters.items())
 
 

@@ -15,8 +15,8 @@ from zerocheck.case.covering import Pairs
 from zerocheck.case.features import OF_STEPS, features
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
+from zerocheck.run.plan import profiles
 from zerocheck.run.plan.options import RunOptions
-from zerocheck.run.plan.plan import profiles
 from zerocheck.run.records.records import CaseFinished, Coverage, RunFinished
 from zerocheck.run.records.tally import tally
 

@@ -22,7 +22,7 @@ from zerocheck.catalogue import BUILT_IN
 from zerocheck.protocol.jobs import Measure
 from zerocheck.protocol.measurements import UNEXPLAINED
 from zerocheck.protocol.replies import MemoryReply
-from zerocheck.protocol.verdicts import MEMORY, Weighed
+from zerocheck.protocol.verdicts import MEMORY, MeasuredBytes
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.footprint import lines as weighed_lines
 from zerocheck.run.execute.environment import environment
@@ -183,10 +183,10 @@ def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> Non
     assert judgement.statuses == dict.fromkeys(MEMORY, "holds")
     assert "persistent" in judgement.vacuous
     psi, tensors = 4 * (32 * 32 + 32), 8
-    assert judgement.weighed == Weighed(
+    assert judgement.measured_bytes == MeasuredBytes(
         copy=(4 * psi, 4 * psi, 8 * psi),
         held=8 * psi + 4 * tensors,
-        together=16 * psi + 2 * 4 * tensors,
+        total=16 * psi + 2 * 4 * tensors,
         sent=float(3 * psi * 4 - psi * 4 // 2) / 2,
         trained=4 * psi,
         elements=psi,

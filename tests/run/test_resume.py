@@ -90,7 +90,7 @@ def test_shards_that_are_lost_by_a_load_are_of_the_load(pool: Pool) -> None:
     (violation,) = judgement.violations
     assert (violation.obligation, violation.step) == ("roundtrip", 1)
     assert violation.explanation.startswith("after load 1, ownership: ")
-    assert judgement.loads == (Load(leg=1, violated=("roundtrip",)),)
+    assert judgement.loads == (Load(segment=1, violated=("roundtrip",)),)
     assert judgement.statuses["continuation"] == "not exercised"
 
 
@@ -121,8 +121,8 @@ def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool)
     """torch.save over the only file keeps neither the old one nor a checksum."""
     found: list[Violation] = []
     for seed in range(6):
-        for leg in (TrainingSegment(over=True, killed=0.5), TrainingSegment(damage="flip")):
-            case = Case(seed=seed, training=Training(steps=1), resume=(leg,))
+        for segment in (TrainingSegment(over=True, killed=0.5), TrainingSegment(damage="flip")):
+            case = Case(seed=seed, training=Training(steps=1), resume=(segment,))
             found += violations([Trial(pool, f"{SUBJECTS}:Keeping", case).outcome()])
     assert {v.obligation for v in found} >= {"damage"}
     assert {v.obligation for v in found} <= {"damage", "durability"}
@@ -148,18 +148,20 @@ def test_every_load_is_told_of(pool: Pool) -> None:
     )
     judgement = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome().judgement
     assert judgement is not None
-    assert judgement.loads[:2] == (Load(leg=1), Load(leg=2))
-    assert judgement.loads[2].leg == 2 and judgement.loads[2].gave is not None
+    assert judgement.loads[:2] == (Load(segment=1), Load(segment=2))
+    assert judgement.loads[2].segment == 2 and judgement.loads[2].gave is not None
     judgement = Trial(pool, f"{SUBJECTS}:MomentsLost", case).outcome().judgement
     assert judgement is not None
-    assert judgement.loads == tuple(Load(leg=leg, violated=("roundtrip",)) for leg in (1, 2))
+    assert judgement.loads == tuple(
+        Load(segment=segment, violated=("roundtrip",)) for segment in (1, 2)
+    )
 
 
 def test_a_save_that_spoils_the_state_counts_for_the_load_that_reads_it(pool: Pool) -> None:
     case = Case(resume=(TrainingSegment(), TrainingSegment()))
     judgement = Trial(pool, f"{SUBJECTS}:SavingSteps", case).outcome().judgement
     assert judgement is not None
-    assert [load.leg for load in judgement.loads] == [1, 2]
+    assert [load.segment for load in judgement.loads] == [1, 2]
     assert all("roundtrip" in load.violated for load in judgement.loads)
 
 
@@ -167,7 +169,7 @@ def test_only_what_was_asked_for_is_told_of_loads(pool: Pool) -> None:
     case = Case(resume=(TrainingSegment(),))
     trial = Trial(pool, f"{SUBJECTS}:MomentsLost", case, obligations=("export",))
     judgement = trial.outcome().judgement
-    assert judgement is not None and judgement.loads == (Load(leg=1),)
+    assert judgement is not None and judgement.loads == (Load(segment=1),)
 
 
 def test_a_crash_says_how_many_loads_had_begun(pool: Pool) -> None:
@@ -195,7 +197,7 @@ def test_an_implementation_without_checkpoints_says_so(pool: Pool) -> None:
     assert outcome.outcome().reason == "it has no save() and load(), so it cannot be resumed"
 
 
-def test_a_leg_on_more_ranks_is_judged_from_the_first_step_after_the_load(pool: Pool) -> None:
+def test_a_segment_on_more_ranks_is_judged_from_the_first_step_after_the_load(pool: Pool) -> None:
     case = Case(mesh=(1,), resume=(TrainingSegment(mesh=(3,), steps=2), TrainingSegment(mesh=(2,))))
     outcome = Trial(pool, f"{SUBJECTS}:Keeping", case).outcome(digest=True)
     assert outcome.judgement is not None

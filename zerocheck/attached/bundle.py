@@ -31,9 +31,9 @@ from ..run.records.journal import encode
 from ..run.records.records import Environment
 from .calls import StoredForward, restored, stored
 from .ranks import AllRanks
-from .step_record import Key, Observed, Seen
+from .step_record import Key, Observed, StepSummary
 
-FORMAT = 2
+FORMAT = 3
 NAME = "bundle.json"
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     calls: of the model, None where they cannot be stored; device: of the run, such as "cuda:1".
     """
 
-    seen: Seen
+    summary: StepSummary
     calls: tuple[StoredForward, ...] | None = ()
     device: str = CPU
 
@@ -76,10 +76,10 @@ def write(
     place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: AllRanks
 ) -> None:
     """Write the bundle; every rank calls this. bundle.json comes last and makes it complete."""
-    seen = observed.seen
+    summary = observed.summary
     place.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{what}/{seen.pieces[number].name}/{number}": tensor
+        f"{what}/{summary.pieces[number].name}/{number}": tensor
         for (what, number), tensor in observed.values.items()
     }
     calls, more = stored(observed.forwards)
@@ -87,15 +87,15 @@ def write(
     tensors |= {f"buffer/{name}": one.cpu().contiguous() for name, one in observed.buffers.items()}
     write_safetensors(place / f"rank-{ranks.rank}.safetensors", tensors)
     (place / f"rank-{ranks.rank}.json").write_bytes(
-        encode(Rank(seen=seen, calls=calls, device=observed.device))
+        encode(Rank(summary=summary, calls=calls, device=observed.device))
     )
     ranks.gather(b"")
     if ranks.rank == 0:
         bundle = Bundle(
             attached=FORMAT,
             world_size=ranks.size,
-            number=seen.number,
-            what=seen.what,
+            number=summary.number,
+            what=summary.what,
             environment=environment(observed.device),
             judgement=judgement,
             semantics={name: str(one) for name, one in vars(semantics).items()},
@@ -135,8 +135,8 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
                 f"there is no {one}: the bundle has two files for each of its {world_size} ranks, "
                 "on the machine of that rank; copy them here"
             )
-    told = _json(path.with_suffix(".json"), Rank)
-    _check(path.with_suffix(".json"), told.seen, rank, world_size)
+    record = _json(path.with_suffix(".json"), Rank)
+    _check(path.with_suffix(".json"), record.summary, rank, world_size)
     file = SafetensorsFile(path)
     if file.findings:
         worst = file.findings[0]
@@ -151,45 +151,47 @@ def _rank(folder: Path, rank: int, world_size: int) -> Observed:
         elif what.startswith("forward "):
             others[name] = file.read(key)
         else:
-            values[what, _number(path, told.seen, name, file.tensors[key])] = file.read(key)
-    if told.calls is None:
-        return Observed(told.seen, values, device=told.device)
+            values[what, _number(path, record.summary, name, file.tensors[key])] = file.read(key)
+    if record.calls is None:
+        return Observed(record.summary, values, device=record.device)
     try:
-        return Observed(told.seen, values, restored(told.calls, others), buffers, told.device)
+        return Observed(
+            record.summary, values, restored(record.calls, others), buffers, record.device
+        )
     except KeyError as error:
         raise UsageError(f"{path} is damaged: it has no tensor {error}") from None
 
 
-def _check(path: Path, seen: Seen, rank: int, world_size: int) -> None:
+def _check(path: Path, summary: StepSummary, rank: int, world_size: int) -> None:
     """Raise UsageError for data of one rank that are inconsistent."""
-    count = len(seen.pieces)
+    count = len(summary.pieces)
     wrong = ""
-    if (seen.rank, seen.world_size) != (rank, world_size):
-        wrong = f"it is of rank {seen.rank} of {seen.world_size}, not {rank} of {world_size}"
-    elif {len(seen.before), len(seen.after)} != {count}:
+    if (summary.rank, summary.world_size) != (rank, world_size):
+        wrong = f"it is of rank {summary.rank} of {summary.world_size}, not {rank} of {world_size}"
+    elif {len(summary.before), len(summary.after)} != {count}:
         wrong = f"it has {count} pieces and another number of step counts"
-    for piece in seen.pieces:
+    for piece in summary.pieces:
         if not isinstance(getattr(torch, piece.dtype.removeprefix("torch."), None), torch.dtype):
             wrong = f"unknown dtype {piece.dtype!r}"
-        elif not -1 <= piece.group < len(seen.options):
-            wrong = f"{piece.name} is in group {piece.group} of {len(seen.options)}"
+        elif not -1 <= piece.group < len(summary.options):
+            wrong = f"{piece.name} is in group {piece.group} of {len(summary.options)}"
     if wrong:
         raise UsageError(f"{path} is damaged: {wrong}")
 
 
-def _number(path: Path, seen: Seen, name: str, tensor: Stored) -> int:
+def _number(path: Path, summary: StepSummary, name: str, tensor: Stored) -> int:
     """Return the number of the piece that a tensor belongs to, from the end of its name.
 
     Raises UsageError if there is none, or one of another size.
     """
     number = name.rpartition("/")[2]
     at = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1
-    if not 0 <= at < len(seen.pieces):
-        raise UsageError(f"{path} is damaged: {name!r} names no piece of {len(seen.pieces)}")
-    if tensor.numel != math.prod(seen.pieces[at].local):
+    if not 0 <= at < len(summary.pieces):
+        raise UsageError(f"{path} is damaged: {name!r} names no piece of {len(summary.pieces)}")
+    if tensor.numel != math.prod(summary.pieces[at].local):
         raise UsageError(
             f"{path} is damaged: {name!r} has {tensor.numel} elements, and its piece the shape "
-            f"{list(seen.pieces[at].local)}"
+            f"{list(summary.pieces[at].local)}"
         )
     return at
 

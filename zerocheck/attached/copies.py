@@ -32,7 +32,7 @@ def _check_copies(context: JointContext) -> Iterator[Checked]:
     for when in (BEFORE, "gradient", AFTER):
         if when == AFTER and parted:
             return  # it comes from that
-        if when == "gradient" and not all(one.ran or one.skipped for one in context.seen):
+        if when == "gradient" and not all(one.ran or one.skipped for one in context.summaries):
             continue  # some rank did not reach the point at which its gradient is observed
         for role in ("",) if when == "gradient" else ("parameter", *STATES):
             what = f"{when}.{role}" if role else when
@@ -79,7 +79,7 @@ def _copy(
         known = (bugs.COPIES_DIFFER,)
     if what.startswith(BEFORE):
         text = f"before the step, {text}: they parted in a step that was not checked"
-    if not what.startswith(AFTER) and context.verdicts[0].seen.what.startswith(UNWRAPPED):
+    if not what.startswith(AFTER) and context.verdicts[0].summary.what.startswith(UNWRAPPED):
         text += "; neither DDP nor FSDP wraps this model: where each rank trains one of its own, "
         text += "as in a pipeline, attach with group="
     if len({*ranks, right[0]}) == len(context.verdicts) == 2:

@@ -57,7 +57,7 @@ def _check_agreement(context: JointContext) -> Iterator[Checked]:
     """Check that all ranks took one and the same step."""
     yield Checked(
         violation=_same_step(context)
-        or skip.check_reports(context.seen, step=context.step)
+        or skip.check_reports(context.summaries, step=context.step)
         or _decision(context)
         or _options(context)
         or _counts(context)
@@ -65,14 +65,14 @@ def _check_agreement(context: JointContext) -> Iterator[Checked]:
 
 
 def _same_step(context: JointContext) -> Violation | None:
-    seen = context.seen
+    summaries = context.summaries
     for what, values in (
-        ("took a step", [one.ran > 0 and not one.skipped for one in seen]),
-        ("scale their losses", [one.scaling for one in seen]),
+        ("took a step", [one.ran > 0 and not one.skipped for one in summaries]),
+        ("scale their losses", [one.scaling for one in summaries]),
     ):
         some = tuple(rank for rank, value in enumerate(values) if value)
         if 0 < len(some) < len(values):
-            text = f"only some ranks {what} (ranks {', '.join(map(str, some))} of {len(seen)})"
+            text = f"only some ranks {what} (ranks {', '.join(map(str, some))} of {len(summaries)})"
             found = context.violation("update", "step", text, bugs.RANKS_DISAGREE)
             return replace(found, ranks=some)
     return None
@@ -80,18 +80,20 @@ def _same_step(context: JointContext) -> Violation | None:
 
 def _decision(context: JointContext) -> Violation | None:
     """Check that a GradScaler skips a step if and only if the gradient is not finite."""
-    seen = context.seen
-    if not all(one.scaling for one in seen) or any(one.finite is None for one in seen):
+    summaries = context.summaries
+    if not all(one.scaling for one in summaries) or any(one.finite is None for one in summaries):
         return None
-    finite = all(one.finite for one in seen)
-    return skip.decision(skipped=seen[0].skipped, finite=finite, scaling=True, step=context.step)
+    finite = all(one.finite for one in summaries)
+    return skip.decision(
+        skipped=summaries[0].skipped, finite=finite, scaling=True, step=context.step
+    )
 
 
 def _options(context: JointContext) -> Violation | None:
     """Check that each parameter group has equal options on all ranks."""
     for rank, one in enumerate(context.verdicts):
         for number, (mine, first) in enumerate(
-            zip(one.seen.options, context.verdicts[0].seen.options, strict=False)
+            zip(one.summary.options, context.verdicts[0].summary.options, strict=False)
         ):
             for name in ("lr", "beta1", "beta2", "eps", "weight_decay"):
                 here, there = getattr(mine, name), getattr(first, name)
@@ -107,7 +109,7 @@ def _counts(context: JointContext) -> Violation | None:
     """Check that each parameter has one step count, on all ranks that have a part of it."""
     known: dict[str, tuple[int, float]] = {}
     for rank, one in enumerate(context.verdicts):
-        for piece, count in zip(one.seen.pieces, one.seen.after, strict=True):
+        for piece, count in zip(one.summary.pieces, one.summary.after, strict=True):
             if count is None:
                 continue
             first, other = known.setdefault(piece.name, (rank, count))
@@ -150,7 +152,7 @@ def _of_ranks(name: Obligation, context: JointContext) -> Iterator[Checked]:
 def _right_elsewhere(context: JointContext, rank: int, violation: Violation) -> bool:
     if not violation.tensors:
         return False
-    for number, piece in enumerate(context.verdicts[rank].seen.pieces):
+    for number, piece in enumerate(context.verdicts[rank].summary.pieces):
         if piece.name != violation.tensors[0]:
             continue
         for other, _ in context.holders[piece.place]:
@@ -161,7 +163,7 @@ def _right_elsewhere(context: JointContext, rank: int, violation: Violation) -> 
 
 
 def _differs(context: JointContext, rank: int, other: int, number: int) -> bool:
-    place = context.verdicts[rank].seen.pieces[number].place
+    place = context.verdicts[rank].summary.pieces[number].place
     there = next(n for r, n in context.holders[place] if r == other)
     mine, its = context.verdicts[rank].hashes[number], context.verdicts[other].hashes[there]
     return any(its[what] != mine[what] for what in mine if what in its)
@@ -169,8 +171,8 @@ def _differs(context: JointContext, rank: int, other: int, number: int) -> bool:
 
 def _never_updated(context: JointContext) -> Violation | None:
     """Check that each optimized parameter with a gradient has optimizer state on some rank."""
-    seen = context.verdicts[0].seen
-    if seen.skipped or not seen.ran:
+    summaries = context.verdicts[0].summary
+    if summaries.skipped or not summaries.ran:
         return None
     for holders in context.holders.values():
         here = [(context.piece(h), context.verdicts[h[0]].hashes[h[1]]) for h in holders]
@@ -191,7 +193,7 @@ def _check_never_updated(context: JointContext) -> Iterator[Checked]:
 
 def _check_norm(context: JointContext) -> Iterator[Checked]:
     """Check the norms that ranks report, each element counted once."""
-    if any(one.clips for one in context.seen):
+    if any(one.clips for one in context.summaries):
         yield Checked(*Norms(context.verdicts).check())
 
 

@@ -47,14 +47,14 @@ def judge_step(
     reference: makes the model that is not wrapped, for the gradient.
     """
     gathered = ranks.gather(msgspec.msgpack.encode(judge_own(observed)))
-    told = (
+    verdicts = (
         [msgspec.msgpack.decode(one, type=RankVerdict) for one in gathered]
         if not ranks.rank
         else []
     )
     full = None
     if reference is not None:
-        full = judge_gradient(observed, told, reference, semantics or Semantics(), ranks)
+        full = judge_gradient(observed, verdicts, reference, semantics or Semantics(), ranks)
     if ranks.rank:
         _serve(observed, ranks)
         return msgspec.msgpack.decode(ranks.broadcast(b""), type=Verdict)
@@ -64,8 +64,8 @@ def judge_step(
         ranks.broadcast(msgspec.msgpack.encode(wish))
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
-    judgement = with_gradient(judge_together(told, fetch), full)
-    verdict = Verdict(judgement, all(one.seen.ran > 0 for one in told))
+    judgement = with_gradient(judge_together(verdicts, fetch), full)
+    verdict = Verdict(judgement, all(one.summary.ran > 0 for one in verdicts))
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
     ranks.broadcast(msgspec.msgpack.encode(verdict))
     return verdict
@@ -75,12 +75,12 @@ def with_norms(observed: Observed, ranks: AllRanks) -> Observed:
     """Reduce the norms that were reported as sharded tensors. Every rank calls this."""
     counts = ranks.gather(str(len(observed.norms)).encode())
     same = ranks.broadcast(b"1" if len(set(counts)) == 1 else b"0") == b"1"
-    clips = list(observed.seen.clips)
+    clips = list(observed.summary.clips)
     for number, norm in observed.norms.items():
         value = float(norm.full_tensor() if same else norm.to_local())
         clips[number] = msgspec.structs.replace(clips[number], norm=value)
-    seen = msgspec.structs.replace(observed.seen, clips=tuple(clips))
-    return replace(observed, seen=seen, norms={})
+    summary = msgspec.structs.replace(observed.summary, clips=tuple(clips))
+    return replace(observed, summary=summary, norms={})
 
 
 def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:

@@ -58,7 +58,7 @@ class Forwards:
         self._model = model
         self._guard = guard
         self._open: list[tuple[Forward, Any] | None] = []
-        self.seen: list[Forward] = []
+        self.summary: list[Forward] = []
         self.gradients = OutputGradients(model, guard)
 
     def hooked(self) -> ExitStack:
@@ -105,7 +105,7 @@ class Forwards:
             if opened is not None:
                 forward, entry = opened
                 forward.returned = self.gradients.leave(entry, tensors_in(outputs))
-                self.seen.append(forward)
+                self.summary.append(forward)
 
 
 def tensors_in(tree: Any) -> dict[str, torch.Tensor]:

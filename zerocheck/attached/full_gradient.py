@@ -51,19 +51,19 @@ class Full(msgspec.Struct, frozen=True):
 
 def judge_gradient(
     observed: Observed,
-    told: Sequence[RankVerdict],
+    verdicts: Sequence[RankVerdict],
     factory: Factory,
     semantics: Semantics,
     ranks: AllRanks,
 ) -> Full:
     """Judge the gradient, with the verdict on rank 0 and an empty one on others.
 
-    told: of all ranks, on rank 0.
+    verdicts: of all ranks, on rank 0.
     """
     plan = _Plan()
     if ranks.rank == 0:
-        reason = why_not([one.seen for one in told])
-        plan = _Plan(() if reason else tuple(tensors_of([one.seen for one in told])), reason)
+        reason = why_not([one.summary for one in verdicts])
+        plan = _Plan(() if reason else tuple(tensors_of([one.summary for one in verdicts])), reason)
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
         return Full(reason=plan.reason)
@@ -84,9 +84,9 @@ def judge_gradient(
     return _verdict(observed, local, found, tensors, semantics, ranks)
 
 
-def why_not(seen: Sequence[object]) -> str:
+def why_not(summary: Sequence[object]) -> str:
     """Return the reason why no gradient is judged in this step, or an empty text."""
-    for one in seen:
+    for one in summary:
         unjudged: str = getattr(one, "unjudged", "")
         if unjudged:
             return unjudged
@@ -121,7 +121,7 @@ def _whole(observed: Observed, tensor: RunParameter, ranks: AllRanks) -> torch.T
     """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
     own = [
         (piece.entry, observed.values["before.parameter", number])
-        for number, piece in enumerate(observed.seen.pieces)
+        for number, piece in enumerate(observed.summary.pieces)
         if piece.name == tensor.name
     ]
     if tensor.whole:
@@ -162,4 +162,4 @@ def _verdict(
     if ranks.rank:
         return Full()
     share = max(one.share for one in every)
-    return Full(share, violation(every, asked, shown, observed.seen, semantics))
+    return Full(share, violation(every, asked, shown, observed.summary, semantics))

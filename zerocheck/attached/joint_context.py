@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..protocol.verdicts import Obligation, Violation
 from .norms import Holder
-from .step_record import Fetch, RankVerdict, Seen, ShardPiece
+from .step_record import Fetch, RankVerdict, ShardPiece, StepSummary
 
 
 class JointContext:
@@ -22,25 +22,25 @@ class JointContext:
     @property
     def step(self) -> int:
         """Number of the step."""
-        return self.verdicts[0].seen.number
+        return self.verdicts[0].summary.number
 
     @property
-    def seen(self) -> list[Seen]:
+    def summaries(self) -> list[StepSummary]:
         """Observations of the ranks, without tensors."""
-        return [one.seen for one in self.verdicts]
+        return [one.summary for one in self.verdicts]
 
     @cached_property
     def holders(self) -> dict[tuple[object, ...], list[Holder]]:
         """Holders of each shard, by its place."""
         found: dict[tuple[object, ...], list[Holder]] = {}
         for rank, one in enumerate(self.verdicts):
-            for number, piece in enumerate(one.seen.pieces):
+            for number, piece in enumerate(one.summary.pieces):
                 found.setdefault(piece.place, []).append((rank, number))
         return found
 
     def piece(self, holder: Holder) -> ShardPiece:
         """Return the shard that a rank holds."""
-        return self.verdicts[holder[0]].seen.pieces[holder[1]]
+        return self.verdicts[holder[0]].summary.pieces[holder[1]]
 
     def hash_of(self, holder: Holder, what: str) -> str | None:
         """Return the hash of a tensor that a rank holds, or None if it has none."""

@@ -24,15 +24,15 @@ Holder = tuple[int, int]
 class Norms:
     """Judge of the reported norms, by the sums of squares of all ranks."""
 
-    told: Sequence[RankVerdict]
+    verdicts: Sequence[RankVerdict]
 
     def check(self) -> tuple[float, Violation | None]:
         """Return the share of the bound, and the violation or None."""
-        calls = min(len(one.seen.clips) for one in self.told)
-        if any(len(one.seen.clips) != calls for one in self.told):
+        calls = min(len(one.summary.clips) for one in self.verdicts)
+        if any(len(one.summary.clips) != calls for one in self.verdicts):
             return 0.0, Violation(
                 obligation="clip",
-                step=self.told[0].seen.number,
+                step=self.verdicts[0].summary.number,
                 role="norm",
                 tensors=(),
                 ranks=(),
@@ -48,13 +48,13 @@ class Norms:
         return share, None
 
     def _norm(self, call: int) -> tuple[float, Violation | None]:
-        clips = [one.seen.clips[call] for one in self.told]
+        clips = [one.summary.clips[call] for one in self.verdicts]
         if clips[0].kind not in ("2", "inf"):
             return 0.0, None
         once: dict[tuple[object, ...], Holder] = {}
         for rank, clip in enumerate(clips):
             for number in clip.pieces:
-                once.setdefault(self.told[rank].seen.pieces[number].place, (rank, number))
+                once.setdefault(self.verdicts[rank].summary.pieces[number].place, (rank, number))
         exact, relative, floor = self._true(clips[0].kind, [*once.values()])
         if not math.isfinite(exact):
             return 0.0, None
@@ -71,7 +71,7 @@ class Norms:
         finite = bound and math.isfinite(clip.norm)
         return 0.0, Violation(
             obligation="clip",
-            step=self.told[0].seen.number,
+            step=self.verdicts[0].summary.number,
             role="norm",
             tensors=(),
             ranks=tuple(bad),
@@ -85,11 +85,11 @@ class Norms:
 
     def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:
         """Return (norm, relative bound, absolute bound); see judge/clipping.py."""
-        pieces = [self.told[rank].seen.pieces[number] for rank, number in holders]
+        pieces = [self.verdicts[rank].summary.pieces[number] for rank, number in holders]
         numel = sum(torch.Size(piece.local).numel() for piece in pieces)
         if kind == "inf":
             return max((self._peak(h) for h in holders), default=0.0), 0.0, 0.0
-        squares = [self.told[rank].squares[number] for rank, number in holders]
+        squares = [self.verdicts[rank].squares[number] for rank, number in holders]
         total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
         relative = bounds.norm_relative(numel)
         formats = [Format.of(piece.torch_dtype) for piece in pieces]
@@ -97,12 +97,12 @@ class Norms:
         if narrow is not None:
             part = math.fsum(s for s, f in zip(squares, formats, strict=True) if f.narrow)
             share = min(1.0, part / total * (1 + 4 * floating_point.U)) if total else 1.0
-            relative = bounds.narrow_norm_relative(numel, share, len(self.told), narrow)
+            relative = bounds.narrow_norm_relative(numel, share, len(self.verdicts), narrow)
         eta = max((format.eta for format in formats), default=floating_point.ETA)
         return math.sqrt(total), relative, math.sqrt(numel * eta)
 
     def _peak(self, holder: Holder) -> float:
-        return self.told[holder[0]].peaks[holder[1]]
+        return self.verdicts[holder[0]].peaks[holder[1]]
 
     def _diagnosed(
         self,
@@ -118,13 +118,13 @@ class Norms:
 
         A vector of one element has the norm of a whole one; so the reported sums are enough.
         """
-        told, clip = self.told[rank], clips[rank]
+        mine, clip = self.verdicts[rank], clips[rank]
         held = [[(r, number) for number in one.pieces] for r, one in enumerate(clips)]
         own = [self._true(clip.kind, pieces)[0] for pieces in held]
         other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
         holders: dict[str, list[Holder]] = {}
         for r, number in once.values():
-            name = self.told[r].seen.pieces[number].name
+            name = self.verdicts[r].summary.pieces[number].name
             holders.setdefault(name, []).append((r, number))
         return Norm(
             reported=clip.norm,
@@ -137,6 +137,6 @@ class Norms:
             relative=relative,
             floor=floor,
             by_dtype={},
-            loss_scale=told.seen.loss_scale,
+            loss_scale=mine.summary.loss_scale,
             by_tensor={name: self._true(clip.kind, of)[0] for name, of in holders.items()},
         )

@@ -40,7 +40,7 @@ def judge_own(observed: Observed) -> RankVerdict:
                     violations.append(_of_rank(checked.violation, context))
         squares, peaks = _sizes(context)
         return RankVerdict(
-            seen=context.seen,
+            summary=context.summary,
             hashes=tuple(context.hashes),
             squares=squares,
             peaks=peaks,
@@ -50,14 +50,14 @@ def judge_own(observed: Observed) -> RankVerdict:
 
 
 def _of_rank(violation: Violation, context: SliceContext) -> Violation:
-    seen = context.seen
-    return replace(violation, ranks=(seen.rank,), step=seen.number)
+    summary = context.summary
+    return replace(violation, ranks=(summary.rank,), step=summary.number)
 
 
 def _sizes(context: SliceContext) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the sum of squares and the largest magnitude of each gradient before clipping."""
     squares, peaks = [], []
-    for number in range(len(context.seen.pieces)):
+    for number in range(len(context.summary.pieces)):
         gradient = context.value("reduced", number)
         if gradient is None:
             gradient = context.value("gradient", number)
@@ -73,39 +73,39 @@ def _sizes(context: SliceContext) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 def _check_update(context: SliceContext) -> Iterator[Checked]:
     """Judge the parameters of which this rank holds the state, and those that must not change."""
-    seen = context.seen
+    summary = context.summary
     changed = [number for number in sorted(context.idle) if context.changed(number)]
-    if seen.skipped or not seen.ran:
+    if summary.skipped or not summary.ran:
         yield Checked(violation=merged([*_untouched(context, changed)]))
         return
     if context.idle:
         yield Checked()
     updated = [
         number
-        for number in range(len(seen.pieces))
+        for number in range(len(summary.pieces))
         if number not in context.idle and context.value(f"{AFTER}.exp_avg", number) is not None
     ]
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for number in sorted((*changed, *updated)):
-        options = seen.options[max(seen.pieces[number].group, 0)]
+        options = summary.options[max(summary.pieces[number].group, 0)]
         kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
     for (amsgrad, maximize), numbers in kinds.items():
         given = Optimizer(
-            groups=tuple(map(_group, seen.options)), amsgrad=amsgrad, maximize=maximize
+            groups=tuple(map(_group, summary.options)), amsgrad=amsgrad, maximize=maximize
         )
-        recipe = UpdateRecipe(ADAMW, given, [one.rates for one in seen.options])
+        recipe = UpdateRecipe(ADAMW, given, [one.rates for one in summary.options])
         yield _updated(context, numbers, recipe)
 
 
 def _untouched(context: SliceContext, changed: Sequence[int]) -> Iterator[Violation]:
     """Yield what changed in a step that must change nothing."""
-    seen = context.seen
-    why = "the step is reported as skipped" if seen.skipped else "the optimizer took no step"
+    summary = context.summary
+    why = "the step is reported as skipped" if summary.skipped else "the optimizer took no step"
     for part in context.slices(changed):
         before, after = (part.state(when, STATES) for when in (BEFORE, AFTER))
-        found = skip.untouched(before, after, part.layout, step=seen.number, why=why)
+        found = skip.untouched(before, after, part.layout, step=summary.number, why=why)
         if found is not None:
-            if not seen.skipped:
+            if not summary.skipped:
                 found = replace(found, causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,))
             yield part.whole_tensors(found)
 
@@ -123,11 +123,11 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
                 part.state(AFTER, roles),
                 part.flat("gradient"),
                 0.0,
-                [options.lr for options in context.seen.options],
+                [options.lr for options in context.summary.options],
                 part.has,
                 part.flat("reduced") if part.has_any("reduced") else None,
             ),
-            step=context.seen.number - 1,
+            step=context.summary.number - 1,
         )
         readings = judge.readings
         share = max(share, used)
@@ -138,12 +138,12 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
 
 def _check_clip(context: SliceContext) -> Iterator[Checked]:
     """Judge each clipped gradient, from this rank's own and the reported norm."""
-    for clip in context.seen.clips:
+    for clip in context.summary.clips:
         yield _clipped(context, clip) if clip.kind in ("2", "inf") else Checked()
 
 
 def _clipped(context: SliceContext, clip: Clip) -> Checked:
-    formats = {Format.of(context.seen.pieces[number].torch_dtype) for number in clip.pieces}
+    formats = {Format.of(context.summary.pieces[number].torch_dtype) for number in clip.pieces}
     case = Case(
         mesh=(1,), training=Training(clip=clip.max_norm, norm="inf" if clip.kind == "inf" else "2")
     )
@@ -156,7 +156,7 @@ def _clipped(context: SliceContext, clip: Clip) -> Checked:
             part.layout,
             case,
             Semantics(),
-            step=context.seen.number,
+            step=context.summary.number,
             narrow=all(format.narrow for format in formats),
         )
         share = max(share, used)

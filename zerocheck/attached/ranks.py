@@ -145,7 +145,7 @@ class RankGroup:
 
         Returns the problem of the first rank that has one.
         """
-        if self._in_collective:  # the process group itself failed, so nobody can be told
+        if self._in_collective:  # the process group itself failed, so no rank can be informed
             return problem
         try:
             self._meet(0, problem)
@@ -169,8 +169,8 @@ class RankGroup:
             text = self._tensor(data, -min(sizes))
             self._call(lambda: dist.all_gather(texts, text, group=self._group))
             first = next(rank for rank, size in enumerate(sizes) if size < 0)
-            said = _bytes(texts[first][: -sizes[first]])
-            raise Stopped(msgspec.msgpack.decode(said, type=Problem))
+            sent = _bytes(texts[first][: -sizes[first]])
+            raise Stopped(msgspec.msgpack.decode(sent, type=Problem))
         return sizes
 
     def _call(self, collective: Callable[[], object]) -> None:

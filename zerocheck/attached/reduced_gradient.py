@@ -28,7 +28,7 @@ from ..judge.pieces import Enclosing
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .reference import Local
-from .step_record import Observed, Seen, ShardPiece
+from .step_record import Observed, ShardPiece, StepSummary
 
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
@@ -57,12 +57,12 @@ class Total(NamedTuple):
     arrived: int
 
 
-def tensors_of(ranks: Sequence[Seen]) -> list[RunParameter]:
+def tensors_of(ranks: Sequence[StepSummary]) -> list[RunParameter]:
     """Return all parameters of the run, in the order in which ranks report them."""
     found: dict[str, RunParameter] = {}
     whole: dict[str, int] = {}
-    for seen in ranks:
-        for piece in seen.pieces:
+    for summary in ranks:
+        for piece in summary.pieces:
             entry = piece.entry
             trains = piece.group >= 0
             found.setdefault(
@@ -107,16 +107,18 @@ class Judged(NamedTuple):
     needless: tuple[str, ...]
 
 
-def enclosure(total: Total, tensor: RunParameter, seen: Seen, semantics: Semantics) -> Enclosure:
+def enclosure(
+    total: Total, tensor: RunParameter, summary: StepSummary, semantics: Semantics
+) -> Enclosure:
     """Return the enclosure of the reduced gradient of a whole tensor.
 
     Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
     scale that is no power of two; then what the local gradients can be off.
     """
-    divisor = seen.loss_scale * (seen.world_size if semantics.reduction == "mean" else 1)
+    divisor = summary.loss_scale * (summary.world_size if semantics.reduction == "mean" else 1)
     roundings = 2 + bounds.gradient_roundings(
-        world_size=seen.world_size,
-        microbatches=max(1, seen.forwards),
+        world_size=summary.world_size,
+        microbatches=max(1, summary.forwards),
         average=semantics.reduction,
         divide="loss",
         accumulate="reduce_each",
@@ -142,8 +144,8 @@ def compare_own(
     """Compare this rank's shards of one tensor with the enclosure."""
     share, wrong = 0.0, 0.0
     missing = needless = False
-    whole = enclosure(total, tensor, observed.seen, semantics)
-    for number, piece in enumerate(observed.seen.pieces):
+    whole = enclosure(total, tensor, observed.summary, semantics)
+    for number, piece in enumerate(observed.summary.pieces):
         if piece.name != tensor.name or piece.group < 0:
             continue
         gradient = gradient_of(observed, number)
@@ -215,7 +217,7 @@ def exhibit(observed: Observed, local: Local, asked: Sequence[RunParameter]) -> 
     """Collect this rank's evidence on the tensors asked for."""
     names = {one.name for one in asked}
     entries, held = [], []
-    for number, piece in enumerate(observed.seen.pieces):
+    for number, piece in enumerate(observed.summary.pieces):
         gradient = gradient_of(observed, number)
         if piece.name in names and gradient is not None:
             entries.append(piece.entry)
@@ -235,7 +237,7 @@ def violation(
     found: Sequence[Judged],
     asked: Sequence[RunParameter],
     exhibits: Sequence[Exhibit],
-    seen: Seen,
+    summary: StepSummary,
     semantics: Semantics,
 ) -> Violation | None:
     """Return the violation of the gradient with its causes, or None.
@@ -256,33 +258,36 @@ def violation(
             ranks = tuple(r for r, one in enumerate(found) if names[0] in getattr(one, role))
             return Violation(
                 obligation="gradient",
-                step=seen.number,
+                step=summary.number,
                 role="gradient",
                 tensors=tuple(dict.fromkeys(names)),
                 ranks=ranks,
                 explanation=f"{names[0]} {text}",
                 causes=(cause,),
             )
-    return _diagnosed(asked, exhibits, seen, semantics) if asked else None
+    return _diagnosed(asked, exhibits, summary, semantics) if asked else None
 
 
 def _diagnosed(
-    asked: Sequence[RunParameter], exhibits: Sequence[Exhibit], seen: Seen, semantics: Semantics
+    asked: Sequence[RunParameter],
+    exhibits: Sequence[Exhibit],
+    summary: StepSummary,
+    semantics: Semantics,
 ) -> Violation | None:
     layout = _layout(asked)
-    passes = _passes(layout, exhibits, seen)
+    passes = _passes(layout, exhibits, summary)
     noise = torch.zeros(layout.size, dtype=torch.float64)
     parts = []
     for number, (tensor, place) in enumerate(zip(asked, layout.places, strict=True)):
         terms = passes.gradients[..., place.start : place.stop].double()
         total = Total(
-            terms.sum((0, 1)) * seen.loss_scale,
-            terms.abs().sum((0, 1)) * seen.loss_scale,
+            terms.sum((0, 1)) * summary.loss_scale,
+            terms.abs().sum((0, 1)) * summary.loss_scale,
             sum(one.noise[number] for one in exhibits),
             int(passes.arrived[..., number].sum()),
         )
-        noise[place.start : place.stop] = total.noise / seen.loss_scale
-        parts.append(enclosure(total, tensor, seen, semantics))
+        noise[place.start : place.stop] = total.noise / summary.loss_scale
+        parts.append(enclosure(total, tensor, summary, semantics))
     wanted = Enclosure(torch.cat([p.exact for p in parts]), torch.cat([p.bound for p in parts]))
     held = _held(layout, exhibits)
     bad, first = [], None
@@ -295,9 +300,10 @@ def _diagnosed(
     if first is None:
         return None
     case = Case(
-        mesh=(seen.world_size,), training=Training(microbatches=min(64, max(1, seen.forwards)))
+        mesh=(summary.world_size,),
+        training=Training(microbatches=min(64, max(1, summary.forwards))),
     )
-    told = causes(
+    diagnosis = causes(
         Evidence(
             held,
             passes,
@@ -305,7 +311,7 @@ def _diagnosed(
             layout,
             case,
             semantics,
-            loss_scale=seen.loss_scale,
+            loss_scale=summary.loss_scale,
             noise=noise,
         )
     )
@@ -313,12 +319,12 @@ def _diagnosed(
         first[0],
         layout,
         obligation="gradient",
-        step=seen.number,
+        step=summary.number,
         role="gradient",
         ranks=tuple(bad),
         elements=first[1],
-        explanation=told.explanation,
-        causes=told.names,
+        explanation=diagnosis.explanation,
+        causes=diagnosis.names,
     )
 
 
@@ -332,7 +338,7 @@ def _layout(asked: Sequence[RunParameter]) -> ParameterLayout:
     return ParameterLayout.of_places(places)
 
 
-def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], seen: Seen) -> Passes:
+def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], summary: StepSummary) -> Passes:
     """Lay out the local gradients by rank and microbatch; missing microbatches are zeros."""
     count = max((len(one.local[0]) for one in exhibits), default=1) or 1
     gradients = torch.zeros(len(exhibits), count, layout.size)
@@ -343,8 +349,8 @@ def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], seen: Seen) ->
                 if data is not None:
                     gradients[rank, microbatch, place.start : place.stop] = _tensor(data)
                     arrived[rank, microbatch, number] = True
-    if seen.loss_scale != 1.0:
-        gradients = gradients.double() / seen.loss_scale
+    if summary.loss_scale != 1.0:
+        gradients = gradients.double() / summary.loss_scale
     return Passes(gradients, arrived, [], [])
 
 

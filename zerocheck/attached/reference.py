@@ -20,7 +20,7 @@ from zerocheck_reference import unit_roundoff
 from ..contract.names import unwrapped
 from ..devices import forked
 from ..errors import UsageError, did_you_mean
-from ..judge.estimate import MARGIN, TWINS
+from ..judge.estimate import MARGIN, REPLICAS
 from ..judge.perturbation import NEXT
 from .forwards import Forward, entered, tensors_in
 
@@ -116,8 +116,8 @@ class Reference:
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept) for forward in forwards), default=0.0)
-            for twin in range(TWINS):
-                self._move(kept, unit, twin)
+            for number in range(REPLICAS):
+                self._move(kept, unit, number)
                 for name, gradients in self._run(forwards, buffers).items():
                     moved, was = _summed(gradients), _summed(first[name])
                     if moved is not None and was is not None and was.numel():
@@ -149,8 +149,8 @@ class Reference:
                 parameter.grad = None
         return found
 
-    def _move(self, kept: Mapping[str, torch.Tensor], unit: float, twin: int) -> None:
-        draw = torch.Generator().manual_seed(twin)
+    def _move(self, kept: Mapping[str, torch.Tensor], unit: float, number: int) -> None:
+        draw = torch.Generator().manual_seed(number)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 sign = torch.randint(0, 2, parameter.shape, generator=draw).to(self.device) * 2 - 1

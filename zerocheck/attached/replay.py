@@ -49,10 +49,10 @@ class ReplayedBundle:
     @property
     def text(self) -> str:
         """The finding, if there is one, and a sentence that compares the verdicts."""
-        said = [self.verdict]
+        texts = [self.verdict]
         if self.judgement.violations:
-            said.insert(0, violated_text(self.bundle.what, self.judgement, str(self._path)) + "\n")
-        return "\n".join(said)
+            texts.insert(0, violated_text(self.bundle.what, self.judgement, str(self._path)) + "\n")
+        return "\n".join(texts)
 
     @property
     def verdict(self) -> str:
@@ -66,9 +66,9 @@ class ReplayedBundle:
             return f"reproduced: the same verdict on step {number}{note}"
         if [one.obligation for one in was] == [one.obligation for one in now]:
             return f"reproduced: step {number} violates the same obligations{note}"
-        told = ", ".join(one.obligation for one in was) or "nothing"
+        before = ", ".join(one.obligation for one in was) or "nothing"
         again = ", ".join(one.obligation for one in now) or "nothing"
-        return f"not reproduced: step {number} violated {told}, now it violates {again}{note}"
+        return f"not reproduced: step {number} violated {before}, now it violates {again}{note}"
 
     @property
     def exit_code(self) -> ExitCode:
@@ -81,8 +81,13 @@ def _kind(violation: Violation) -> tuple[object, ...]:
 
     The bound of a gradient is an estimate, and depends on the number of threads.
     """
-    told = violation
-    return told.obligation, told.role, {*told.tensors}, told.ranks, told.causes
+    return (
+        violation.obligation,
+        violation.role,
+        {*violation.tensors},
+        violation.ranks,
+        violation.causes,
+    )
 
 
 def replay(path: Path, model: str | None = None, device: str | None = None) -> ReplayedBundle:
@@ -112,12 +117,12 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
 
 
 def _judged(ranks: list[Observed]) -> Judgement:
-    told = [judge_own(one) for one in ranks]
+    verdicts = [judge_own(one) for one in ranks]
 
     def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
         return ranks[rank].values.get((what, number))
 
-    return judge_together(told, fetch)
+    return judge_together(verdicts, fetch)
 
 
 def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
@@ -140,7 +145,7 @@ def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
 
 def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None) -> Full:
     """Judge the gradient as in full.py, with all ranks in this process, one after the other."""
-    every = [one.seen for one in ranks]
+    every = [one.summary for one in ranks]
     reason = why_not(every)
     if not reason and any(not one.forwards for one in ranks):
         reason = "the bundle does not hold what the model was called with"
@@ -153,7 +158,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
     for tensor in tensors:
         whole = torch.zeros(torch.Size(tensor.shape).numel())
         for one in reversed(ranks):
-            for number, piece in enumerate(one.seen.pieces):
+            for number, piece in enumerate(one.summary.pieces):
                 if piece.name == tensor.name:
                     put(whole, piece.entry, one.values["before.parameter", number].float())
         reference.load(tensor.name, whole, trains=tensor.trains)

@@ -278,8 +278,8 @@ class Attached:
         if self._on_violation == "raise":
             first = first_of(judgement)
             where = f"; {copyable(('zerocheck', 'replay', place))}" if place else ""
-            said = f"step {self.taken}: {first.obligation}: {first.explanation}"
-            raise Violated(one_line(said) + where)
+            message = f"step {self.taken}: {first.obligation}: {first.explanation}"
+            raise Violated(one_line(message) + where)
 
     def _written(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> str:
         """Write the bundle and return its folder; empty if a rank cannot, which is printed."""

@@ -20,7 +20,7 @@ class ShardMap:
     def __init__(self, verdicts: Sequence[RankVerdict]) -> None:
         self._verdicts = verdicts
         self.world_size = len(verdicts)
-        self.layout = _layout([piece for one in verdicts for piece in one.seen.pieces])
+        self.layout = _layout([piece for one in verdicts for piece in one.summary.pieces])
 
     def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
         """Return one number for each rank: every shard map is checked once."""
@@ -31,7 +31,7 @@ class ShardMap:
         return [
             [
                 piece.entry
-                for piece, hashes in zip(one.seen.pieces, one.hashes, strict=True)
+                for piece, hashes in zip(one.summary.pieces, one.hashes, strict=True)
                 if f"{AFTER}.{role}" in hashes
             ]
             for one in self._verdicts

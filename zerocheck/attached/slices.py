@@ -22,7 +22,7 @@ from ..judge.state import State
 from ..optimizers import STATES
 from ..optimizers.specification import StateRole
 from ..protocol.verdicts import Violation
-from .step_record import AFTER, BEFORE, Observed, Seen, ShardPiece, element_of
+from .step_record import AFTER, BEFORE, Observed, ShardPiece, StepSummary, element_of
 
 BATCH = 1 << 22
 """Elements that are judged at once; 32 MiB for each vector in float64."""
@@ -45,8 +45,8 @@ class SliceContext:
         self.observed = observed
 
     @property
-    def seen(self) -> Seen:
-        return self.observed.seen
+    def summary(self) -> StepSummary:
+        return self.observed.summary
 
     def value(self, what: str, number: int) -> torch.Tensor | None:
         """Return a flat tensor of a piece, or None if it has none. what: see step_record.Key."""
@@ -55,7 +55,7 @@ class SliceContext:
     @cached_property
     def hashes(self) -> list[dict[str, str]]:
         """Hash of each tensor, by piece and by what it is."""
-        return [self.hashes_of(number) for number in range(len(self.seen.pieces))]
+        return [self.hashes_of(number) for number in range(len(self.summary.pieces))]
 
     def hashes_of(self, number: int) -> dict[str, str]:
         """Return the hash of each tensor of a piece."""
@@ -69,18 +69,18 @@ class SliceContext:
     @cached_property
     def idle(self) -> frozenset[int]:
         """Pieces of which no bit may change."""
-        seen = self.seen
-        if seen.skipped or not seen.ran:
-            return frozenset(range(len(seen.pieces)))
+        summary = self.summary
+        if summary.skipped or not summary.ran:
+            return frozenset(range(len(summary.pieces)))
         return frozenset(
             number
-            for number, piece in enumerate(seen.pieces)
+            for number, piece in enumerate(summary.pieces)
             if piece.group < 0 or self.value("gradient", number) is None
         )
 
     def changed(self, number: int) -> bool:
         """Return True if a bit of the piece, its state or its step count changed."""
-        if (self.seen.before[number] or 0.0) != (self.seen.after[number] or 0.0):
+        if (self.summary.before[number] or 0.0) != (self.summary.after[number] or 0.0):
             return True
         return any(self._differs(role, number) for role in ("parameter", *STATES))
 
@@ -97,7 +97,7 @@ class SliceContext:
         runs: list[PieceRange] = []
         room = BATCH
         for number in numbers:
-            low, numel = 0, torch.Size(self.seen.pieces[number].local).numel()
+            low, numel = 0, torch.Size(self.summary.pieces[number].local).numel()
             while low < numel:
                 high = min(numel, low + room)
                 runs.append(PieceRange(number, low, high))
@@ -119,7 +119,7 @@ class Slice:
     @cached_property
     def layout(self) -> ParameterLayout:
         """Layout with one 1-D tensor for each run, named for `whole_tensors`."""
-        pieces = self.context.seen.pieces
+        pieces = self.context.summary.pieces
         places, start = [], 0
         for at, run in enumerate(self.runs):
             piece, stop = pieces[run.number], start + run.high - run.low
@@ -139,7 +139,7 @@ class Slice:
 
     @property
     def has(self) -> list[bool]:
-        """Whether the optimizer was given a gradient, by run."""
+        """True, by run, where the optimizer was given a gradient."""
         return [run.number not in self.context.idle for run in self.runs]
 
     def has_any(self, what: str) -> bool:
@@ -154,12 +154,12 @@ class Slice:
         value = self.context.value(what, run.number)
         if value is not None:
             return value[run.low : run.high]
-        dtype = self.context.seen.pieces[run.number].torch_dtype
+        dtype = self.context.summary.pieces[run.number].torch_dtype
         return torch.zeros(run.high - run.low, dtype=dtype)
 
     def state(self, when: str, roles: Iterable[StateRole]) -> State:
         """Return the state before or after the step."""
-        counts = self.context.seen.before if when == BEFORE else self.context.seen.after
+        counts = self.context.summary.before if when == BEFORE else self.context.summary.after
         parameter = self.flat(f"{when}.parameter")
         moments: dict[str, torch.Tensor] = {role: self.flat(f"{when}.{role}") for role in roles}
         steps: list[float | None] = [counts[run.number] or 0.0 for run in self.runs]
@@ -180,7 +180,7 @@ class Slice:
         )
 
     def _piece(self, run: PieceRange) -> ShardPiece:
-        return self.context.seen.pieces[run.number]
+        return self.context.summary.pieces[run.number]
 
 
 def _plain(text: str) -> str:

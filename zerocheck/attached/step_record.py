@@ -79,7 +79,7 @@ class Clip(msgspec.Struct, frozen=True):
     pieces: tuple[int, ...]
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Observed step without its tensors.
 
     number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
@@ -116,7 +116,7 @@ class Observed:
     clipping, those that are not reduced over the ranks yet.
     """
 
-    seen: Seen
+    summary: StepSummary
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     forwards: list[Forward] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     violations: of its own judgement.
     """
 
-    seen: Seen
+    summary: StepSummary
     hashes: tuple[dict[str, str], ...]
     squares: tuple[float, ...]
     peaks: tuple[float, ...]

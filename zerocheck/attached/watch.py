@@ -37,7 +37,7 @@ from .holdings import (
     words_for,
 )
 from .optimizers import states_of
-from .step_record import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, Seen, ShardPiece
+from .step_record import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, ShardPiece, StepSummary
 
 
 class Watch:
@@ -130,12 +130,12 @@ class Watch:
         rank, world_size = self._where
         forwards: list[Forward] = []
         if self._listens is not None:
-            forwards = [forward for forward in self._listens.seen if forward.counts]
+            forwards = [forward for forward in self._listens.summary if forward.counts]
             self._unjudged = self._unjudged or self._listens.gradients.reason
         self._listens = None
         options = self._options or self._groups()
         late = [float(group["lr"]) for group in self._optimizer.param_groups]
-        seen = Seen(
+        summary = StepSummary(
             rank=rank,
             world_size=world_size,
             number=self.number,
@@ -157,7 +157,7 @@ class Watch:
             clips=tuple(self._clips),
         )
         device = str(computes_on(self._model))
-        return Observed(seen, self._values, forwards, self._buffers, device, self._norms)
+        return Observed(summary, self._values, forwards, self._buffers, device, self._norms)
 
     def _listen(self, listens: Forwards, found: Sequence[Holding]) -> None:
         """Record the inputs of the gradient, or why it cannot be judged."""
@@ -211,7 +211,7 @@ class Watch:
                 if number is None:
                     raise UsageError(
                         f"{holding.name} is another part of its tensor after the step than before "
-                        "it; attach again when the model is wrapped anew"
+                        "it; attach again when the model is wrapped again"
                     )
                 counts[number] = count
                 self._put(f"{when}.{role}", number, shard.tensor)
@@ -344,7 +344,7 @@ class Watch:
                 pieces = self._gradients("reduced")
             norm = original(module, max_norm, norm_type)
             with self._guard():
-                if len(self._clips) == count:  # with NO_SHARD it called what is noted already
+                if len(self._clips) == count:  # with NO_SHARD its own clip is recorded already
                     self._gradients("clipped")
                     kind = f"{float(norm_type):g}"
                     self._clips.append(Clip(float(max_norm), kind, float(norm), tuple(pieces)))

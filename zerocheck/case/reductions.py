@@ -127,7 +127,7 @@ def _valid(candidate: Case, case: Case, kept: Collection[str]) -> Case | None:
 def _cuts() -> Iterable[Cut]:
     """Iterate over reductions tried before single fields, those that speed up runs first."""
     yield _everything
-    yield _fewer_legs
+    yield _fewer_segments
     yield _world
     yield partial(_field, path="training.steps")
     yield partial(_section, name="model")
@@ -173,7 +173,7 @@ def _bare(model: Model) -> Model:
     return Model(user=model.user)
 
 
-def _fewer_legs(case: Case) -> Iterator[Case]:
+def _fewer_segments(case: Case) -> Iterator[Case]:
     """Reduce to one segment, or by one. A checkpoint stays: without one it is another case."""
     if len(case.resume) > 1:
         yield from (_replace(case, resume=(segment,)) for segment in case.resume)

@@ -226,7 +226,7 @@ class Training(_Data, frozen=True, kw_only=True):
     """Options of a training step and of the run of steps."""
 
     first: Annotated[int, Meta(ge=0, le=1000)] = 0
-    """Index of the first step; not 0 in a leg that goes on from a checkpoint."""
+    """Index of the first step; not 0 in a segment that goes on from a checkpoint."""
     steps: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Index after the last step; the number of steps, if `first` is 0."""
     microbatches: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -344,7 +344,7 @@ class TrainingSegment(_Data, frozen=True, kw_only=True):
     into: Annotated[str, Meta(max_length=256)] = ""
     """The built-in implementation that loads, if another than the one that saved."""
     over: bool = False
-    """The checkpoint is written over an older one, of the state before the leg's steps."""
+    """The checkpoint is written over an older one, of the state before the segment's steps."""
     background: bool = False
     """One more step is taken while it is written, where the implementation can do so."""
     killed: Fraction | None = None
@@ -381,7 +381,7 @@ class Case(_Data, frozen=True, kw_only=True):
     sharding: Sharding = Sharding()
     disturbance: Disturbance = Disturbance()
     resume: Annotated[tuple[TrainingSegment, ...], Meta(max_length=4)] = ()
-    """After the steps of `training` a checkpoint is saved, and each leg loads the one before."""
+    """Segments after a checkpoint is saved at the end of `training`; each loads the one before."""
 
     @property
     def world_size(self) -> int:

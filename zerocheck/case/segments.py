@@ -1,6 +1,6 @@
 """Training segments of a resumed case: train, save, load, continue.
 
-Leg 0 trains from the start; leg k loads what leg k - 1 saved, on other ranks.
+Segment 0 trains from the start; segment k loads what segment k - 1 saved, on other ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .schema import Case
 def segments_of(case: Case) -> list[Case]:
     """Return the case of each segment; one segment, the case itself, if nothing is resumed.
 
-    `training.first` and `training.steps` of a leg are the indices of its first step and after its
-    last; `resume` holds the legs that are still to come.
+    `training.first` and `training.steps` of a segment are the indices of its first step and after
+    its last; `resume` holds the segments that are still to come.
     """
     segments = [case]
     for number, segment in enumerate(case.resume):

@@ -254,8 +254,8 @@ def _check_resume(case: Case) -> None:
         tried = segment.killed is not None or segment.damage != "none"
         if tried and number < len(case.resume) - 1:
             raise UsageError(
-                f"resume[{number}] has killed or damage; allowed: in the last leg, since nothing "
-                "is trained after it"
+                f"resume[{number}] has killed or damage; allowed: in the last segment, since "
+                "nothing is trained after it"
             )
         if segment.killed is not None and segment.damage != "none":
             raise UsageError(f"resume[{number}] has killed and damage; allowed: one of them")

@@ -37,7 +37,7 @@ class Checkpoint:
     step: the last one that it holds; state, buffers (per rank), random (per rank, or empty);
     samples: read by all ranks by then; scale: of the losses of the next step; others: {step: the
     state after it} of the same training, for the diagnosis; older: the checkpoint that this one
-    was to replace, of the state before the leg.
+    was to replace, of the state before the segment.
     """
 
     step: int

@@ -14,10 +14,10 @@ There are two forms. `off` is for cases whose kernels are known to differ: it po
 code under test runs the model by another autograd graph: activation checkpointing, a custom
 forward, another order of accumulation. Each element then has its own estimate, from more runs, so
 that a wrong element is not hidden by the round-off of a larger one. The result of every operator is
-perturbed (operator_noise.py), and the largest change in TWINS_EACH runs is multiplied by
+perturbed (operator_noise.py), and the largest change in REPLICAS_EACH runs is multiplied by
 MARGIN_EACH: where changes are normally distributed, that is less than one standard deviation with a
-chance of 0.26 ** TWINS_EACH, 1e-7. Over checkpointed, compiled and rewritten forwards, right code
-used at most a third of it.
+chance of 0.26 ** REPLICAS_EACH, 1e-7. Over checkpointed, compiled and rewritten forwards, right
+code used at most a third of it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .local import Passes
 from .perturbation import NEXT
 
 MARGIN = 16.0
-TWINS = 2
+REPLICAS = 2
 """Runs with what is computed moved."""
-TWINS_EACH = 12
+REPLICAS_EACH = 12
 MARGIN_EACH = 3.0
 """Factor on the estimate where each element has an estimate of its own."""
 
@@ -57,7 +57,7 @@ NOT_OFF = Off(0.0, 0.0, None)
 """Where kernels are those of one device: bits must agree."""
 
 
-def off(passes: Passes, twins: Sequence[Passes], layout: ParameterLayout) -> Off:
+def off(passes: Passes, replicas: Sequence[Passes], layout: ParameterLayout) -> Off:
     """Estimate tolerances from the reference's passes and its perturbed replicas."""
     gradient = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:
@@ -66,34 +66,34 @@ def off(passes: Passes, twins: Sequence[Passes], layout: ParameterLayout) -> Off
         here = slice(place.start, place.stop)
         own = passes.gradients[..., here].double()
         least = NEXT * place.format.u * _largest(own) + place.format.eta
-        moved = [_largest(twin.gradients[..., here].double() - own) for twin in twins]
+        moved = [_largest(replica.gradients[..., here].double() - own) for replica in replicas]
         gradient[here] = MARGIN * float(torch.stack([least, *moved]).amax(0).sum())
-    return Off(_loss(passes, twins, MARGIN), gradient, _buffers(passes, twins, MARGIN))
+    return Off(_loss(passes, replicas, MARGIN), gradient, _buffers(passes, replicas, MARGIN))
 
 
-def off_each(passes: Passes, twins: Iterable[Passes], layout: ParameterLayout) -> Off:
-    """Estimate with a gradient estimated element by element. twins: taken one after the other."""
+def off_each(passes: Passes, replicas: Iterable[Passes], layout: ParameterLayout) -> Off:
+    """Estimate the gradient's tolerance element by element. replicas: taken one by one."""
     own = passes.gradients.double()
     largest = own.abs()
     for place in layout.places:
         largest[..., place.start : place.stop] *= NEXT * place.format.u
     largest.nan_to_num_(nan=0.0, posinf=0.0)
     rest: list[Passes] = []
-    for twin in twins:
-        torch.maximum(largest, _finite(twin.gradients.double() - own), out=largest)
-        rest.append(twin.without_gradients())
+    for replica in replicas:
+        torch.maximum(largest, _finite(replica.gradients.double() - own), out=largest)
+        rest.append(replica.without_gradients())
     gradient = MARGIN_EACH * largest.sum((0, 1))
     return Off(_loss(passes, rest, MARGIN_EACH), gradient, _buffers(passes, rest, MARGIN_EACH))
 
 
-def _loss(passes: Passes, twins: Sequence[Passes], margin: float) -> float:
+def _loss(passes: Passes, replicas: Sequence[Passes], margin: float) -> float:
     losses = torch.tensor(passes.losses, dtype=torch.float64)
-    moved = [torch.tensor(twin.losses, dtype=torch.float64) - losses for twin in twins]
+    moved = [torch.tensor(replica.losses, dtype=torch.float64) - losses for replica in replicas]
     unit = NEXT * unit_roundoff(torch.float32)
     return margin * max(float(_finite(one).max()) for one in (unit * losses, *moved))
 
 
-def _buffers(passes: Passes, twins: Sequence[Passes], margin: float) -> dict[str, float]:
+def _buffers(passes: Passes, replicas: Sequence[Passes], margin: float) -> dict[str, float]:
     """Estimate each buffer's tolerance; integer buffers have none."""
     found: dict[str, float] = {}
     for rank, own in enumerate(passes.buffers):
@@ -103,7 +103,7 @@ def _buffers(passes: Passes, twins: Sequence[Passes], margin: float) -> dict[str
             unit = NEXT * unit_roundoff(buffer.dtype)
             each = [
                 unit * buffer.double(),
-                *(twin.buffers[rank][name].double() - buffer.double() for twin in twins),
+                *(replica.buffers[rank][name].double() - buffer.double() for replica in replicas),
             ]
             most = margin * max(float(_finite(one).max()) for one in each)
             found[name] = max(found.get(name, 0.0), most)

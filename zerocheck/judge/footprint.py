@@ -8,28 +8,28 @@ from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
 from ..protocol.measurements import Measured
-from ..protocol.verdicts import Weighed
+from ..protocol.verdicts import MeasuredBytes
 from .obligations.communication import volume
 
 BETWEEN: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "bucket", "gathered")
 """What a rank holds of training between steps."""
 
 
-def weighed(case: Case, measured: Sequence[Measured]) -> Weighed | None:
+def measured_bytes(case: Case, measured: Sequence[Measured]) -> MeasuredBytes | None:
     """Bytes and volume of one case, or None if no step was measured."""
     ends = [_at_the_end(one) for one in measured]
     if not any(ends):
         return None
     layouts = [one.layout for one in measured]
-    return Weighed(
+    return MeasuredBytes(
         copy=copy_bytes(case),
         held=max(ends),
-        together=sum(ends),
+        total=sum(ends),
         sent=max(volume(one.calls[-1]) if one.calls else 0.0 for one in measured),
         trained=trained_bytes(case),
         elements=parameter_elements(case.model),
         stage=measured[0].stage,
-        told=all(layout is not None and bool(layout.lines) for layout in layouts),
+        predicted=all(layout is not None and bool(layout.lines) for layout in layouts),
     )
 
 

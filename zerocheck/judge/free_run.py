@@ -46,16 +46,16 @@ def trajectory(
     restored: bool,
     device: torch.device | None = None,
     path: bool = False,
-    twin: bool = False,
+    replica: bool = False,
 ) -> Trajectory:
     """Run all steps of a case by the reference, on the samples of all ranks.
 
     semantics: what a step means; restored: the case's state of mid-training is put in first;
     device: on which the ranks were, None for the CPU: dropout draws from its generator; path: keep
-    the parameters after each step; twin: see `_Twin`.
+    the parameters after each step; replica: see `_ReplicaTrainer`.
     """
     device = device or torch.device(CPU)
-    free = _Twin if twin else _Free
+    free = _ReplicaTrainer if replica else _Free
     with as_on_a_rank(device):
         return free(case, semantics, device, restored=restored).run(path=path)
 
@@ -181,7 +181,7 @@ class _Free:
         return loss
 
 
-class _Twin(_Free):
+class _ReplicaTrainer(_Free):
     """Replica of the reference with another round-off, as right as the reference.
 
     It sums the gradients in float32, rank 0 first and the others in the opposite order. Its drift

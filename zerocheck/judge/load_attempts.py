@@ -21,7 +21,7 @@ from .ownership import Ownership
 from .state import State
 
 Seen = tuple[Sequence[RankObservation], Fetch]
-"""What all ranks of one leg observed: see `judge.case.judge`."""
+"""What all ranks of one segment observed: see `judge.case.judge`."""
 
 
 class LoadAttempt(NamedTuple):
@@ -32,7 +32,7 @@ class LoadAttempt(NamedTuple):
     wrong: Violation | None = None
 
 
-def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
+def control(segment: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
     """Judge a segment that only loads, without kill or damage: (roundtrip, violation or None)."""
     seen, _ = loaded
     ranks = tuple(rank for rank, one in enumerate(seen) if one.checkpoint.refused)
@@ -42,12 +42,12 @@ def control(leg: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violati
         violation = _violation("roundtrip", saved.step, ranks, text, (bugs.REFUSED,))
         error = _error(refusal)
         return "roundtrip", msgspec.structs.replace(violation, error=error)
-    return "roundtrip", _compared(leg, loaded, saved)
+    return "roundtrip", _compared(segment, loaded, saved)
 
 
 def tried(
     case: Case,
-    leg: Case,
+    segment: Case,
     loaded: Seen,
     saved: Checkpoint,
     done: str,
@@ -55,8 +55,9 @@ def tried(
 ) -> LoadAttempt:
     """Judge the load of a checkpoint whose writer was killed, or that was damaged.
 
-    leg: the case of the leg; saved: what the checkpoint held, or would have held; done: what was
-    done, in words, or ""; missing: files of the older checkpoint that are not there any more.
+    segment: the case of the segment; saved: what the checkpoint held, or would have held; done:
+    what was done, in words, or ""; missing: files of the older checkpoint that are not there any
+    more.
 
     A load that refuses has done its duty, except where a killed writer was to replace an older
     checkpoint: that one must still load. What is loaded must be one of the checkpoints, whole.
@@ -92,11 +93,11 @@ def tried(
         return LoadAttempt(of, "none")
     if not done and of == "damage":
         return LoadAttempt(of, "unharmed")  # there was nothing to damage
-    wrong = _compared(leg, loaded, saved)
+    wrong = _compared(segment, loaded, saved)
     if wrong is None:
         return LoadAttempt(of, "new" if done else "unharmed")
     older = saved.older if of == "durability" else None
-    if older is not None and _compared(leg, loaded, older) is None:
+    if older is not None and _compared(segment, loaded, older) is None:
         return LoadAttempt(of, "older")
     if of == "damage":
         text = f"the checkpoint was damaged ({done}), and it was loaded without a word"
@@ -106,7 +107,7 @@ def tried(
         text = "what was loaded after a writer was killed is neither the old nor the new checkpoint"
         violation = _violation(of, step, (), text, (bugs.PART_OF_A_CHECKPOINT,), wrong)
         mixes = True
-    if mixes and not _of_saved_states(leg, loaded, saved):
+    if mixes and not _of_saved_states(segment, loaded, saved):
         part = (
             violation.tensors,
             ((bugs.ELEMENTS_OF_NO_SAVED_STATE,), f"{text}; some elements are of no state that was"),
@@ -120,10 +121,10 @@ def _error(refused: str) -> str:
     return refused.splitlines()[0][:150]
 
 
-def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
+def _of_saved_states(segment: Case, loaded: Seen, saved: Checkpoint) -> bool:
     """Return True if every loaded element is that of a state of the saving training."""
-    observation = _observed(leg, loaded)
-    at = leg.training.first - 1
+    observation = _observed(segment, loaded)
+    at = segment.training.first - 1
     if Ownership(observation).check(at, "state") is not None:
         return False
     state = State.observed(observation, at)
@@ -143,19 +144,21 @@ def _of_saved_states(leg: Case, loaded: Seen, saved: Checkpoint) -> bool:
     return True
 
 
-def _observed(leg: Case, loaded: Seen) -> Observation:
-    return Observation(ParameterLayout.of(build_model(leg), leg), *loaded, leg.training.first)
+def _observed(segment: Case, loaded: Seen) -> Observation:
+    return Observation(
+        ParameterLayout.of(build_model(segment), segment), *loaded, segment.training.first
+    )
 
 
-def _compared(leg: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:
+def _compared(segment: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:
     """Compare the loaded state with a checkpoint."""
-    observation = _observed(leg, loaded)
+    observation = _observed(segment, loaded)
     layout = observation.layout
-    at = leg.training.first - 1
+    at = segment.training.first - 1
     wrong = Ownership(observation).check(at, "state")
     if wrong is not None:
         return msgspec.structs.replace(wrong, obligation="roundtrip")
-    return compare_loaded(saved, State.observed(observation, at), observation, layout, leg)
+    return compare_loaded(saved, State.observed(observation, at), observation, layout, segment)
 
 
 def _violation(

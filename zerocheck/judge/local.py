@@ -251,9 +251,9 @@ class LocalRunner:
             set_random_state(self._states[rank][number], self._device)
 
     @contextmanager
-    def rounding_otherwise(self, twin: int) -> Iterator[None]:
+    def rounding_otherwise(self, replica: int) -> Iterator[None]:
         """Perturb all module outputs, and terms that cancel, by a round-off within the context."""
-        with rounding_otherwise(self._model, twin), CancellationNoise(twin):
+        with rounding_otherwise(self._model, replica), CancellationNoise(replica):
             yield
 
     @contextmanager

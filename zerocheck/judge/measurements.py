@@ -11,7 +11,7 @@ from ..case.schema import Case
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..protocol.verdicts import Judgement, Obligation, Status, Violation
-from .footprint import weighed
+from .footprint import measured_bytes
 from .obligation import Measurements
 from .obligations import OF_A_MEASUREMENT
 
@@ -43,7 +43,7 @@ def judge_measured(
         digest=_digest(measured) if digest or violations else "",
         semantics=replies[0].semantics,
         vacuous=tuple(vacuous),
-        weighed=weighed(case, measured),
+        measured_bytes=measured_bytes(case, measured),
     )
 
 
@@ -69,6 +69,6 @@ def merged(parts: Sequence[Judgement]) -> Judgement:
             digest=first.digest + other.digest,
             vacuous=(*first.vacuous, *other.vacuous),
             estimated=tuple(dict.fromkeys((*first.estimated, *other.estimated))),
-            weighed=first.weighed or other.weighed,
+            measured_bytes=first.measured_bytes or other.measured_bytes,
         )
     return first

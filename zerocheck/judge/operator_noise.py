@@ -36,10 +36,10 @@ class CancellationNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     what goes in or comes out of the kernel shows that.
     """
 
-    def __init__(self, twin: int) -> None:
-        """Start the mode. twin: seed of the directions."""
+    def __init__(self, replica: int) -> None:
+        """Start the mode. replica: seed of the directions."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draw = torch.Generator().manual_seed(1_000 + twin)
+        self._draw = torch.Generator().manual_seed(1_000 + replica)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -23,22 +23,22 @@ def signs(shape: Sequence[int], seed: int) -> torch.Tensor:
     return torch.randint(0, 2, tuple(shape), generator=draw) * 2 - 1
 
 
-def moved(flat: torch.Tensor, layout: ParameterLayout, twin: int) -> torch.Tensor:
+def moved(flat: torch.Tensor, layout: ParameterLayout, replica: int) -> torch.Tensor:
     """Move each element of the flat parameters one unit of its own format up or down."""
     unit = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:
         unit[place.start : place.stop] = NEXT * place.format.u
-    return (flat.double() * (1 + unit * signs(flat.shape, twin))).to(flat.dtype)
+    return (flat.double() * (1 + unit * signs(flat.shape, replica))).to(flat.dtype)
 
 
 @contextmanager
-def rounding_otherwise(model: nn.Module, twin: int) -> Iterator[None]:
+def rounding_otherwise(model: nn.Module, replica: int) -> Iterator[None]:
     """Perturb the outputs of each innermost module, and their gradients, within the context.
 
     By the same signs each time that the module is called, as checkpointing needs it.
     """
     hooks = [
-        module.register_forward_hook(_Moves(1_000 * (1 + twin) + number))
+        module.register_forward_hook(_Moves(1_000 * (1 + replica) + number))
         for number, module in enumerate(model.modules())
         if not any(True for _ in module.children())
     ]

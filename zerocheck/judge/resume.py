@@ -34,9 +34,9 @@ from .rank_device import ran_on
 from .state import State
 
 
-def judge_legs(
+def judge_segments(
     case: Case,
-    legs: Sequence[Seen],
+    segments: Sequence[Seen],
     *,
     done: str = "",
     missing: Sequence[str] = (),
@@ -45,14 +45,14 @@ def judge_legs(
 ) -> Judgement:
     """Judge a resumed case from the ranks' observations of each training segment, in order.
 
-    A leg that only loads comes twice, first with the checkpoint as it was written. done: what was
-    done to it afterwards, in words; missing: files of it that a killed writer did not leave; brief:
-    as of `judge`.
+    A segment that only loads comes twice, first with the checkpoint as it was written. done: what
+    was done to it afterwards, in words; missing: files of it that a killed writer did not leave;
+    brief: as of `judge`.
 
-    The obligations of a step are judged in leg 0. What is wrong in later ones, and was right
+    The obligations of a step are judged in segment 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
     """
-    with as_on_a_rank(ran_on(legs[0][0])), torch.no_grad():
+    with as_on_a_rank(ran_on(segments[0][0])), torch.no_grad():
         violations: dict[Obligation, Violation] = {}
         further: list[Violation] = []
         exercised: set[Resume] = set()
@@ -61,16 +61,16 @@ def judge_legs(
         loads: list[Load] = []
         spoilt = False
         checkpoint: Checkpoint | None = None
-        for number, leg in enumerate(segments_of(case)):
-            seen, fetch = legs[number]
+        for number, segment in enumerate(segments_of(case)):
+            seen, fetch = segments[number]
             if number and only_loads(case, number):
                 assert checkpoint is not None
-                which, wrong = control(leg, legs[number], checkpoint)
+                which, wrong = control(segment, segments[number], checkpoint)
                 exercised.add(which)
                 loads.append(_load(number, {which} if wrong or spoilt else ()))
                 if wrong is None:
                     which, gave, wrong = tried(
-                        case, leg, legs[number + 1], checkpoint, done, missing
+                        case, segment, segments[number + 1], checkpoint, done, missing
                     )
                     exercised.add(which)
                     loads.append(_load(number, {which} if wrong else (), gave))
@@ -79,7 +79,7 @@ def judge_legs(
                 if wrong is not None and violations.setdefault(which, wrong) is not wrong:
                     further.append(wrong)
                 break
-            judge = _LegJudge(leg, seen, fetch, checkpoint, brief=brief)
+            judge = _SegmentJudge(segment, seen, fetch, checkpoint, brief=brief)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)
             wrong_here: set[Obligation] = {"roundtrip"} if spoilt else set()
@@ -88,7 +88,7 @@ def judge_legs(
                 if number and of not in RESUME:
                     if any(v.obligation == of for v in judgements[0].violations):
                         continue  # it is wrong without a checkpoint
-                    violation = _after_load(violation, number, leg.training.first)
+                    violation = _after_load(violation, number, segment.training.first)
                 if violations.setdefault(violation.obligation, violation) is not violation:
                     further.append(violation)
                 if not any(violation is one for one in judge.spoilt):
@@ -99,7 +99,7 @@ def judge_legs(
             exercised |= judge.exercised_here
             if "update" not in judgement.vacuous:
                 moved |= {"continuation"} if number else {"export", "roundtrip"}
-            if not leg.resume:
+            if not segment.resume:
                 break
             if "ownership" in judge.verdicts.violations:
                 break
@@ -129,8 +129,10 @@ def judge_legs(
         )
 
 
-def _load(leg: int, violated: Collection[Obligation], gave: Gave | None = None) -> Load:
-    return Load(leg=leg, violated=tuple(one for one in RESUME if one in violated), gave=gave)
+def _load(segment: int, violated: Collection[Obligation], gave: Gave | None = None) -> Load:
+    return Load(
+        segment=segment, violated=tuple(one for one in RESUME if one in violated), gave=gave
+    )
 
 
 def _after_load(violation: Violation, number: int, first: int) -> Violation:
@@ -149,7 +151,7 @@ def _after_load(violation: Violation, number: int, first: int) -> Violation:
     )
 
 
-class _LegJudge(CaseJudge):
+class _SegmentJudge(CaseJudge):
     """Judge of one segment, which begins with the state saved by the segment before."""
 
     def __init__(

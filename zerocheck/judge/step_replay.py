@@ -16,7 +16,7 @@ from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.loss import Losses, Replay, changed_parameters, same
 from .diagnose.tensor_parallel import with_repeated_biases
-from .estimate import TWINS, TWINS_EACH, Off, off, off_each
+from .estimate import REPLICAS, REPLICAS_EACH, Off, off, off_each
 from .expected import loss_divisor, loss_ranks
 from .flat import FlatBuffer
 from .layout import Buffers
@@ -76,15 +76,15 @@ class StepReplay:
 
     def off(self, step: int, state: State, passes: Passes) -> Off:
         """Estimate the tolerance of the step's results where kernels differ."""
-        twins = self._twins(step, state, TWINS, self.runner.rounding_otherwise)
-        return off(passes, list(twins), self.runner.layout)
+        replicas = self._replicas(step, state, REPLICAS, self.runner.rounding_otherwise)
+        return off(passes, list(replicas), self.runner.layout)
 
     def off_each(self, step: int, state: State, passes: Passes) -> Off:
         """Estimate tolerances where only the order of operations differs."""
-        twins = self._twins(step, state, TWINS_EACH, OperatorNoise)
-        return off_each(passes, twins, self.runner.layout)
+        replicas = self._replicas(step, state, REPLICAS_EACH, OperatorNoise)
+        return off_each(passes, replicas, self.runner.layout)
 
-    def _twins(
+    def _replicas(
         self,
         step: int,
         state: State,
@@ -92,13 +92,13 @@ class StepReplay:
         moving: Callable[[int], AbstractContextManager[Any]],
     ) -> Iterator[Passes]:
         """Iterate over replicas of the step, perturbed in parameters and in module outputs."""
-        for twin in range(count):
+        for replica in range(count):
             own: list[torch.Tensor] = []
             for rank, flat in enumerate(state.own):
                 # One vector for all, as long as it is one.
                 same = rank and flat is state.own[0]
-                own.append(own[0] if same else moved(flat, self.runner.layout, twin))
-            with moving(twin):
+                own.append(own[0] if same else moved(flat, self.runner.layout, replica))
+            with moving(replica):
                 passes = self.passes(step, state, own=own)
             yield passes
 

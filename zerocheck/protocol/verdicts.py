@@ -81,11 +81,11 @@ the writer had finished before, or there was nothing to damage."""
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one load of a resumed case.
 
-    leg: index in `case.segments.segments_of`, from 1; violated: obligations that the load, or a
+    segment: index in `case.segments.segments_of`, from 1; violated: obligations that the load, or a
     step after it, violates; gave: of one that only tries a killed or damaged checkpoint, else None.
     """
 
-    leg: int
+    segment: int
     violated: tuple[Obligation, ...] = ()
     gave: Gave | None = None
 
@@ -146,24 +146,24 @@ def together(violations: Sequence[Violation]) -> Violation | None:
     return msgspec.structs.replace(violations[0], parts=parts)
 
 
-class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that ranks hold after the last measured step, and send in it, for reports only.
 
     In bytes. copy: one unsharded copy of all (parameters, gradients, optimizer states); held:
     parameters, gradients, optimizer states and memory for communication, of the rank that holds
-    most of them; together: of all ranks; sent: by the rank that sends most, by rings; trained: of
+    most of them; total: of all ranks; sent: by the rank that sends most, by rings; trained: of
     the parameters that are trained; elements: Psi, of all parameters; stage: declared, or None;
-    told: True if a layout predicts the bytes held.
+    predicted: True if a layout predicts the bytes held.
     """
 
     copy: tuple[int, int, int]
     held: int
-    together: int
+    total: int
     sent: float
     trained: int
     elements: int
     stage: int | None = None
-    told: bool = False
+    predicted: bool = False
 
 
 def said(names: Sequence[str], sentences: Mapping[str, str]) -> str:
@@ -211,9 +211,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     unjudged: dict[Obligation, str] = {}
     """Obligations that were asked for and could not be judged, with the reason."""
     loads: tuple[Load, ...] = ()
-    """The loads that were judged, in their order; empty if nothing is resumed. A leg that only
+    """The loads that were judged, in their order; empty if nothing is resumed. A segment that only
     tries a checkpoint has two, the first of the checkpoint as it was written."""
-    weighed: Weighed | None = None
+    measured_bytes: MeasuredBytes | None = None
     """Of a case that was measured."""
     words: tuple[str, ...] = ()
     """For a violated case, other declarations under which everything in it holds, such as

@@ -12,15 +12,15 @@ from .text import number
 
 TITLE = "Left to itself"
 EXPLAINED = (
-    "Some cases are trained freely, without the judge between the steps, and laid beside the "
-    "reference. AdamW divides by a root of squares, so trainers that are right drift apart too: "
-    "the twin is the reference with other round-off, its gradients summed in fp32 and in another "
-    "order of ranks. Drift informs, and no verdict hangs on it: a fault may show little (AdamW is "
-    "nearly blind to the scale of a gradient), and round-off may grow."
+    "Some cases are trained freely, without the judge between the steps, and compared with the "
+    "reference. AdamW divides by a root of squares, so right trainers drift apart too: the replica "
+    "is the reference with other round-off, its gradients summed in fp32 and in another order of "
+    "ranks. Drift informs, and no verdict depends on it: a fault may show little (AdamW is nearly "
+    "blind to the scale of a gradient), and round-off may grow."
 )
 HEADERS = (
-    "step", "loss, reference", "loss", "loss, twin", "relative drift", "of the twin",
-    "largest drift", "of the twin",
+    "step", "loss, reference", "loss", "loss, replica", "relative drift", "of the replica",
+    "largest drift", "of the replica",
 )  # fmt: skip
 
 
@@ -35,14 +35,14 @@ def title(drift: Drift) -> str:
 
 def sentence(drift: Drift) -> str:
     """Return a sentence on the deviation after the last step."""
-    if drift.own is None or drift.twin is None:
+    if drift.own is None or drift.replica is None:
         return f"It could not be left to itself: {drift.broken}"
     steps = len(drift.expected)
-    own, replica = drift.own.relative[-1], drift.twin.relative[-1]
+    own, replica = drift.own.relative[-1], drift.replica.relative[-1]
     parts = "" if drift.parts is None else f" It is violated in step {drift.parts}."
     return (
         f"After {steps} step{'s' if steps > 1 else ''} its parameters are {_far(own)} from the "
-        f"reference, relative to their 2-norm, those of the twin {_far(replica)}.{parts}"
+        f"reference, relative to their 2-norm, those of the replica {_far(replica)}.{parts}"
     )
 
 
@@ -52,7 +52,7 @@ def _far(value: float) -> str:
 
 def rows(drift: Drift) -> list[list[str]]:
     """Return a row for each step; none if the free run failed."""
-    own, replica = drift.own, drift.twin
+    own, replica = drift.own, drift.replica
     if own is None or replica is None:
         return []
     columns: Sequence[Sequence[float]] = (

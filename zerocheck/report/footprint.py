@@ -57,7 +57,7 @@ def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
         ]
         if one.ranks > 1:
             parts.append(f"{_sent(one)} Psi sent (paper: {paper(one)})")
-        if not one.largest.told:
+        if not one.largest.predicted:
             parts.append("no layout, so the ratio alone")
         text.append(f"{name}, {ranks}: {'; '.join(parts)}")
     return text
@@ -105,7 +105,7 @@ def as_data(implementation: ImplementationTally) -> list[dict[str, Any]]:
             "ideal": ideal(one.largest.copy, one.ranks, one.stage),
             "stage": one.stage,
             "declared": one.largest.stage is not None,
-            "layout": one.largest.told,
+            "layout": one.largest.predicted,
             "ratio": one.ratio,
             "ratios": [min(one.ratios), max(one.ratios)],
             "redundancy": one.redundancy,

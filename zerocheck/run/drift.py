@@ -136,7 +136,7 @@ def _compared(case: Case, result: JobResult) -> Drift:
                 restored=observations[0].restored,
                 device=device,
                 path=True,
-                twin=other,
+                replica=other,
             )
             for other in (False, True)
         )
@@ -147,7 +147,7 @@ def _compared(case: Case, result: JobResult) -> Drift:
         case=case,
         expected=reference.losses,
         own=_own(case, observations, fetch, reference),
-        twin=_replica_run(replica, reference),
+        replica=_replica_run(replica, reference),
     )
 
 

@@ -136,17 +136,17 @@ def check_equal(saved: list[Held], loaded: list[Held]) -> None:
     for key, tensor in before.items():
         assert torch.equal(tensor, after[key]), key
     for rank, one in enumerate(loaded):
-        twin = saved[rank % len(saved)]
-        mine, theirs = buffers(one), buffers(twin)
+        replica = saved[rank % len(saved)]
+        mine, theirs = buffers(one), buffers(replica)
         assert mine.keys() == theirs.keys()
         for name, buffer in mine.items():
             other = theirs[name]
             assert buffer is not None and other is not None
             assert buffer.dtype == other.dtype and torch.equal(buffer, other), name
-        for aspect, value in twin.rest.items():
+        for aspect, value in replica.rest.items():
             assert one.rest[aspect] == value, aspect
         same = len(saved) == len(loaded)
-        assert torch.equal(one.random, twin.random) is same
+        assert torch.equal(one.random, replica.random) is same
 
 
 def check_exported(ranks: list[Held]) -> None:

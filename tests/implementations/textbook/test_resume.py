@@ -119,11 +119,11 @@ def test_any_stage_into_any_other(
         check_equal(before[kind, i], [rank[k] for rank in loaded])
 
 
-def _continued(mesh: DeviceMesh, job: Job, twin: Job) -> tuple[Held, Held]:
+def _continued(mesh: DeviceMesh, job: Job, replica: Job) -> tuple[Held, Held]:
     """One more step after the checkpoint, and after loading it on the same ranks."""
     sharder = trained(mesh, job)
     sharder.save(job.directory, Position(3))
-    fresh = twin.kind(scrambled(twin.case), twin.case, mesh)
+    fresh = replica.kind(scrambled(replica.case), replica.case, mesh)
     fresh.load(job.directory, Position(0))
     seen = []
     for one in (sharder, fresh):

@@ -247,14 +247,14 @@ def test_resumed_cases_save_and_load_on_all_of_sixteen_world_sizes() -> None:
     assert {case.world_size for case in cases} == set(range(1, 17))
     assert {case.resume[0].mesh[0] for case in cases} == set(range(1, 17))
     given = resumed(obligations=RESUME, world_sizes=(2, 3))
-    assert {leg.mesh[0] for case in given for leg in case.resume} == {2, 3}
+    assert {segment.mesh[0] for case in given for segment in case.resume} == {2, 3}
 
 
 @pytest.mark.parametrize("profile", ["quick", "ci"])
 def test_some_resumed_cases_exercise_each_obligation(profile: str) -> None:
-    legs = [case.resume[-1] for case in resumed(obligations=RESUME, profile=profile)]
-    assert sum(leg.killed is not None for leg in legs) >= 3
-    assert sum(leg.damage != "none" for leg in legs) >= 3
+    segments = [case.resume[-1] for case in resumed(obligations=RESUME, profile=profile)]
+    assert sum(segment.killed is not None for segment in segments) >= 3
+    assert sum(segment.damage != "none" for segment in segments) >= 3
 
 
 def test_durability_and_damage_alone_have_no_other_cases() -> None:
@@ -262,8 +262,10 @@ def test_durability_and_damage_alone_have_no_other_cases() -> None:
     assert len(killed) == 5 and all(case.resume[-1].killed is not None for case in killed)
     damaged = resumed(obligations=("damage",), max_cases=5)
     assert all(case.resume[-1].damage != "none" for case in damaged)
-    legs = [case.resume[-1] for case in resumed(obligations=("damage", "durability"), max_cases=6)]
-    assert sorted(leg.killed is None for leg in legs) == [False] * 3 + [True] * 3
+    segments = [
+        case.resume[-1] for case in resumed(obligations=("damage", "durability"), max_cases=6)
+    ]
+    assert sorted(segment.killed is None for segment in segments) == [False] * 3 + [True] * 3
     whole = resumed(obligations=("durability", "export"), max_cases=5)
     assert any(case.resume[-1].killed is None for case in whole)
 

@@ -30,7 +30,7 @@ def test_what_only_tries_a_checkpoint_counts_apart() -> None:
 
 
 def test_a_load_is_known_if_all_that_it_violates_is() -> None:
-    both = Load(leg=1, violated=("roundtrip", "continuation"))
+    both = Load(segment=1, violated=("roundtrip", "continuation"))
     for known, status in ((("roundtrip",), "violated"), (("roundtrip", "continuation"), "known")):
         loads = Loads()
         loads.add(loaded(0, both, known=known), RESUME)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def test_a_load_is_known_if_all_that_it_violates_is() -> None:
 
 
 def test_only_what_was_asked_for_counts() -> None:
-    record = loaded(0, Load(leg=1), Load(leg=1, gave="new"), last={"killed": 0.5})
+    record = loaded(0, Load(segment=1), Load(segment=1, gave="new"), last={"killed": 0.5})
     for asked, pairs, tried in (
         (("durability",), 0, 1),
         (("damage", "export"), 0, 0),
@@ -60,7 +60,7 @@ def test_a_broken_case_counts_for_the_load_it_did_not_come_past() -> None:
 
 def test_together_leaves_its_parts_alone() -> None:
     one, other = Loads(), Loads()
-    one.add(loaded(0, Load(leg=1)), RESUME)
-    other.add(loaded(0, Load(leg=1)), RESUME)
+    one.add(loaded(0, Load(segment=1)), RESUME)
+    other.add(loaded(0, Load(segment=1)), RESUME)
     assert sum_loads((one, other)).pairs == {(3, 2): {"holds": 2}}
     assert one.pairs == {(3, 2): {"holds": 1}}

@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 420, 200
 """Of a plotting area, in user units."""
 GAP = 14
 """Below the lowest decade and above the highest, for 0 and for what is not finite."""
-WHO = ("reference", "implementation", "twin")
+WHO = ("reference", "implementation", "replica")
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def shown(number: int, drift: Drift) -> DriftView:
     """Return the `number`-th free run of the page."""
     steps = len(drift.expected)
     plots: tuple[Plot, ...] = ()
-    if drift.own is not None and drift.twin is not None:
-        losses = (drift.expected, drift.own.losses, drift.twin.losses)
-        plots = (_losses(losses), _distances((drift.own.relative, drift.twin.relative)))
+    if drift.own is not None and drift.replica is not None:
+        losses = (drift.expected, drift.own.losses, drift.replica.losses)
+        plots = (_losses(losses), _distances((drift.own.relative, drift.replica.relative)))
     every = max(1, math.ceil(steps / 10))
     inside = drift.parts is not None and drift.parts < steps
     return DriftView(

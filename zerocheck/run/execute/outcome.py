@@ -15,7 +15,7 @@ from ...errors import HarnessError, Unsupported
 from ...judge.case import judge
 from ...judge.load_attempts import Seen
 from ...judge.measurements import judge_measured, merged
-from ...judge.resume import judge_legs
+from ...judge.resume import judge_segments
 from ...judge.words import declared, with_words
 from ...protocol.replies import MemoryReply, TimeReply
 from ...protocol.verdicts import MEMORY, Judgement, Obligation, Status
@@ -120,7 +120,7 @@ def _judged_steps(
     def judgement(segments: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
         if case.resume:
             done, missing = results.done, results.missing
-            return judge_legs(
+            return judge_segments(
                 case, segments, done=done, missing=missing, digest=digest, brief=brief
             )
         return judge(case, *segments[0], digest=digest, brief=brief)

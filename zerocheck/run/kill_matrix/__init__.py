@@ -4,7 +4,5 @@
 - `engine.py`: kill matrix: every planted fault, hunted with the cases that a run of it would have
 - `hunt.py`: search for one fault: the cases of a run of the faulty code, until it is caught
 - `options.py`: options of `zerocheck faults`, checked before anything starts
-- `records.py`: records of the kill matrix: one per line of its journal
 - `scheduler.py`: concurrent searches on one pool of ranks
-- `summary.py`: summary of the records of a kill matrix
 """

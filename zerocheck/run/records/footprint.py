@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...protocol.verdicts import Weighed
+from ...protocol.verdicts import MeasuredBytes
 from .records import CaseFinished
 
 STAGES = (0, 1, 2, 3)
@@ -29,7 +29,7 @@ def ideal(copy: tuple[int, int, int], ranks: int, stage: int) -> float:
     )
 
 
-def nearest(one: Weighed, ranks: int) -> int:
+def nearest(one: MeasuredBytes, ranks: int) -> int:
     """Return the stage whose ideal is the nearest to the bytes held, by their ratio."""
 
     def off(stage: int) -> float:
@@ -55,7 +55,7 @@ class Footprint:
     """
 
     ranks: int
-    largest: Weighed
+    largest: MeasuredBytes
     microbatches: int
     ratios: list[float] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ class Footprint:
     def redundancy(self) -> float:
         """Bytes of all ranks over those of one copy: N without sharding, 1 if all is sharded."""
         whole = sum(self.largest.copy)
-        return self.largest.together / whole if whole else 0.0
+        return self.largest.total / whole if whole else 0.0
 
     @property
     def psi(self) -> float:
@@ -81,12 +81,12 @@ class Footprint:
         return in_psi(self.largest.sent, self.largest.trained, self.ranks)
 
 
-def stage_of(one: Weighed, ranks: int) -> int:
+def stage_of(one: MeasuredBytes, ranks: int) -> int:
     """Return the declared stage, or, where none is, the nearest."""
     return nearest(one, ranks) if one.stage is None else one.stage
 
 
-def _ratio(one: Weighed, ranks: int) -> float:
+def _ratio(one: MeasuredBytes, ranks: int) -> float:
     wanted = ideal(one.copy, ranks, stage_of(one, ranks))
     return one.held / wanted if wanted else 0.0
 
@@ -96,7 +96,7 @@ def add(into: dict[int, Footprint], record: CaseFinished) -> None:
 
     The paper knows no replicas, so nothing can be said of a mesh of two axes.
     """
-    one = record.judgement.weighed if record.judgement is not None else None
+    one = record.judgement.measured_bytes if record.judgement is not None else None
     if one is None or len(record.case.mesh) > 1:
         return
     ranks, microbatches = record.case.world_size, record.case.training.microbatches

@@ -219,7 +219,7 @@ def _check_values(where: str, record: object) -> None:
     if isinstance(record, RunStarted | FaultsStarted) and not 0 <= record.started <= _LAST_DATE:
         raise UsageError(f"{where}: it started at {record.started:g}, which is no date")
     if isinstance(record, Drift):
-        for run in filter(None, (record.own, record.twin)):
+        for run in filter(None, (record.own, record.replica)):
             if {len(run.losses), len(run.largest), len(run.relative)} != {len(record.expected)}:
                 raise UsageError(f"{where}: its free runs have different numbers of steps")
 

@@ -99,8 +99,8 @@ def _loads(record: CaseFinished) -> Iterator[_Load]:
         status: Status = "holds"
         if load.violated:
             status = "known" if set(load.violated) <= set(record.known) else "violated"
-        kind = _kind(case, load.leg) if load.gave is not None else ""
-        yield _Load(_pair(case, load.leg), status, kind, load.gave)
+        kind = _kind(case, load.segment) if load.gave is not None else ""
+        yield _Load(_pair(case, load.segment), status, kind, load.gave)
 
 
 def _obligations(kind: str) -> set[Obligation]:

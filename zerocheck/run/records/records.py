@@ -14,7 +14,7 @@ from ...case.schema import Case
 from ...protocol.verdicts import Judgement, Obligation, Status, Violation
 from .timings import Pace
 
-JOURNAL_FORMAT = 1
+JOURNAL_FORMAT = 2
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,16 +249,16 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift"):
 
     The replica has other round-off (judge/free_run.py). It informs: no verdict depends on it.
 
-    case: with the steps that were taken; expected: losses of the reference; own, twin: None if the
-    steps could not be taken, and broken says why; finding: the number of that which the case shows,
-    None for a case that holds; parts: the step at which that was violated.
+    case: with the steps that were taken; expected: losses of the reference; own, replica: None if
+    the steps could not be taken, and broken says why; finding: the number of the finding that the
+    case shows, None for a case that holds; parts: the step at which it was violated.
     """
 
     implementation: str
     case: Case
     expected: tuple[float, ...] = ()
     own: FreeRun | None = None
-    twin: FreeRun | None = None
+    replica: FreeRun | None = None
     broken: str = ""
     finding: int | None = None
     parts: int | None = None

@@ -15,7 +15,7 @@ from ...errors import ExitCode
 from ...protocol.verdicts import EQUIVALENCE, Obligation, Status
 from .coverage import FEW, CoveredPairs
 from .footprint import Footprint
-from .footprint import add as weigh
+from .footprint import add as add_footprint
 from .loads import Loads, sum_loads
 from .metrics import Metrics
 from .records import (
@@ -128,7 +128,7 @@ class ImplementationTally:
         self.metrics.add(record)
         self.loads.add(record, self.cells)
         self.leaks.update(set(record.leaks))
-        weigh(self.weights, record)
+        add_footprint(self.weights, record)
         if record.status == "unsupported":
             self.refused[record.reason or "no reason given"] += 1
         elif judgement is not None:
