@@ -125,8 +125,8 @@ def _bytes(state: bytes) -> torch.Tensor:
 
 
 NO_MEMORY = (
-    "{device} has no memory left. Each rank takes about 0.5 GiB of it for CUDA alone, beside "
-    "whatever else runs there: fewer ranks (--world-sizes), or another device (--device)"
+    "{device} has no memory left. Each rank takes about 0.5 GiB of it for CUDA alone, in addition "
+    "to what else runs there: fewer ranks (--world-sizes), or another device (--device)"
 )
 
 

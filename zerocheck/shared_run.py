@@ -44,7 +44,7 @@ class SharedRun:
 
     def __init__(self, label: str, given: Mapping[str, Any]) -> None:
         """Prepare a run. given: fields of RunOptions. Raises UsageError for invalid ones."""
-        # What cannot be used is said when tests are collected.
+        # Unusable options are reported when tests are collected.
         self.obligations = RunOptions(**given).obligations
         digest = hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:8]
         self.label = label

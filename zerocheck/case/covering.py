@@ -31,7 +31,7 @@ TILT = 0.15
 """Exponent that pushes a choice to the end of its options, where the unusual ones stand."""
 
 OWN_COST = 11
-"""What a case costs beside its layers, in layers. Measured on 2 cores over 5,200 cases of all
+"""Cost of a case without its layers, in layers. Measured on 2 cores over 5,200 cases of all
 built-in implementations, by least squares: 0.1 s, and 9 ms for each layer that a rank goes through.
 """
 

@@ -22,15 +22,16 @@ term, so the computed moments obey
              B2 = (1 - u)^2 (b2 - s),      W2 = (1 - u)^4 (1 - b2 - s)
 
 In lerp, m + w (g - m), the difference and the product are rounded, each by at most u w (|g| + |m|)
-<= u (|g| + |m|), hence 3 u beside b1 and beside 1 - b1, second order included; the sum by (1 + u).
+<= u (|g| + |m|), hence 3 u added to b1 and to 1 - b1, second order included; the sum by (1 + u).
 Underflow costs at most a = 4 tiny per step, tiny being the smallest normal number of the dtype,
 since kernels may flush what is smaller to zero. The same argument, with these constants, gives
 
     |M| <= A1 + W1 sqrt(S_t(B1^2 / B2) (V + A2) / W2),    A_i = a S_t(B_i).
 
-It is evaluated in float64, whose own rounding (1 + 1e-12) covers. Nothing is said where W2 <= 0 or
-S_t overflows. Gradients are arbitrary, so weight decay, clipping, loss scaling and amsgrad change
-nothing; betas that change during training do, and the finding says that it assumes they did not.
+It is evaluated in float64, whose own rounding (1 + 1e-12) covers. Nothing is reported where
+W2 <= 0 or S_t overflows. Gradients are arbitrary, so weight decay, clipping, loss scaling and
+amsgrad change nothing; betas that change during training do, and the finding says that it assumes
+they did not.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ KINDS = frozenset({
     "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg",
     "grad_avg", "acc_delta", "sum", "mu_product", "ax", "eta", "mu",
 })  # fmt: skip
-"""Optimizer state of torch.optim; other kinds are known by the param groups beside them."""
+"""Optimizer state of torch.optim; other kinds are known by the param groups next to them."""
 
 
 class StateKey(NamedTuple):

@@ -84,7 +84,7 @@ CHECKS = {
     "nonnegative": "second moments below zero, or above their maximum",
     "steps": "step counts that differ, or are no whole number from 1 on",
     "moments": "moments that are missing or have another shape",
-    "bounded": "first moments that AdamW cannot have beside these second moments",
+    "bounded": "first moments that AdamW cannot have with these second moments",
     "names": "tensors in only one of the two",
     "shapes": "shapes or dtypes that differ",
     "values": "tensors that differ",

@@ -116,7 +116,7 @@ class ValueChecks:
             self._wrong(
                 "bounded",
                 f"exp_avg {name}",
-                f"{marked.where(tuple(m.shape))} is {example} beside its exp_avg_sq after "
+                f"{marked.where(tuple(m.shape))} is {example} next to its exp_avg_sq after "
                 f"{step:g} steps with betas {pair[0]:g}, {pair[1]:g}, if they never changed",
             )
 

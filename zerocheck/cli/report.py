@@ -17,7 +17,7 @@ from .journal import journal_in, report_matrix, report_run
     "--report-dir",
     metavar="DIR",
     type=option.DIRECTORY,
-    help="Where the reports are written.  [default: beside the journal]",
+    help="Where the reports are written.  [default: next to the journal]",
 )
 @click.option(
     "--against",

@@ -31,7 +31,7 @@ from .holders import Claim, Claims
 MARK = "zerocheck: "
 """How our marks among the allocator's events begin."""
 GONE = f"{MARK}gone "
-"""Before the address of what is given back now, whether the allocator tells of it or not."""
+"""Address of memory that is freed now, whether the allocator reports it or not."""
 USED = f"{MARK}used "
 """Before the use and the address of what a collective gathers into or reduces from."""
 LOOKING, LOOKED = f"{MARK}looking", f"{MARK}looked"
@@ -44,7 +44,7 @@ MAKING_BUCKETS = (
     ("DistributedDataParallel.forward", "aten::empty"),
 )
 """Operators under which DDP's reducer allocates: where it is made, and where it makes its buckets
-anew, before the second forward."""
+again, before the second forward."""
 UNTOLD = ("on a GPU",)
 """Operators of an allocation on a GPU: the history of its allocator does not tell them."""
 BACKEND = ("c10d::", "gloo:")

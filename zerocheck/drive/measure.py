@@ -38,7 +38,7 @@ def measured_end(case: Case) -> int:
 class MemoryMeasurement:
     """Measurement of one rank through its steps.
 
-    step, part: where it is now; part is the phase that comes to its end next. What is noted of a
+    step, part: where it is now; part is the phase that comes to its end next. What is recorded of a
     collective is in this phase of this step.
     """
 

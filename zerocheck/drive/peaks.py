@@ -3,7 +3,7 @@
 Every block is known by its attribution at the end of some phase, where it was there then, else by
 the collective that used it. What is left is temporary (`other`):
 operators' own memory, and gradients that are on their way. Not counted is what a backend allocates
-within a collective, since nobody tells when it is given back; the harness's samples; and all that
+within a collective, since nothing reports when it is freed; the harness's samples; and all that
 is allocated while the harness looks at what is held.
 """
 

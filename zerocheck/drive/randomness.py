@@ -13,7 +13,7 @@ from ..devices import CPU, drawn_from, random_state
 from ..models.batches import carried_seed
 
 ON_CPU = torch.device(CPU)
-"""Where a case runs unless it is said."""
+"""Default device of a case."""
 
 
 class CarriedRandomness:

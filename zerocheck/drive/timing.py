@@ -43,7 +43,7 @@ COUNTED = 3
 """Steps that count."""
 WARM_UP = 2
 """Steps that do not, with the first one that ends with all that training ever holds: DDP makes its
-buckets anew in the one after it."""
+buckets again in the one after it."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

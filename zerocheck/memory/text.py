@@ -95,7 +95,7 @@ def _between(report: MemoryReport) -> Iterator[str]:
         )
     for name, size in (("buckets", held.bucket), ("buffers", held.buffer)):
         if size:
-            yield f"  beside it, {name} of {binary(size)} stay"
+            yield f"  next to it, {name} of {binary(size)} stay"
 
 
 def _peak(report: MemoryReport) -> Iterator[str]:

@@ -16,7 +16,7 @@ EQUIVALENCE: tuple[Equivalence, ...] = get_args(Equivalence)
 RESUME: tuple[Resume, ...] = get_args(Resume)
 """What a checkpoint must do, in cases that have one."""
 MEMORY: tuple[Memory, ...] = get_args(Memory)
-"""What a rank may hold and send; measured in a run of its own, beside that of the steps."""
+"""What a rank may hold and send; measured in a run of its own, in addition to that of the steps."""
 OBLIGATIONS: tuple[Obligation, ...] = (*EQUIVALENCE, *RESUME, *MEMORY)
 
 TITLES: dict[Obligation, str] = {
@@ -66,7 +66,7 @@ ESTIMATED = (
 """What the bound of an obligation in `Judgement.estimated` is."""
 
 Status = Literal["holds", "violated", "not exercised", "unsupported", "crashed", "hung", "known"]
-"""`known` is said by a run, never by the judge: it failed, and is a listed known issue."""
+"""`known` is set by a run, never by the judge: it failed, and is a listed known issue."""
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 

@@ -30,7 +30,7 @@ _TIMEOUT = re.compile(r"Timed out waiting|collective operation timeout", re.IGNO
 def describe(error: BaseException, *, harness: bool = False, before: str = "") -> Raised:
     """Type, message and traceback, the latter without the harness's own frames on top.
 
-    before: what is to be said before the message.
+    before: text before the message.
     """
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."

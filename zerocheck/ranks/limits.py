@@ -11,7 +11,7 @@ MOST_RANKS = 250
 
 
 def check_world_size(world_size: object, *, already: int = 0) -> int:
-    """The world size as an int, if that many new ranks fit beside `already` living ones.
+    """The world size as an int, if that many new ranks fit next to `already` living ones.
 
     Raises UsageError with the numbers.
     """
@@ -29,6 +29,6 @@ def check_world_size(world_size: object, *, already: int = 0) -> int:
         raise UsageError(
             f"world size {world_size} needs about {world_size * RANK_BYTES >> 20} MiB"
             f" ({RANK_BYTES >> 20} MiB a rank), but {available >> 20} MiB are free:"
-            f" {fit} ranks would fit beside the {already} that run"
+            f" {fit} ranks would fit next to the {already} that run"
         )
     return world_size

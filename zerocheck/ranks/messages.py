@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Hello(Message, frozen=True):
     """Parent to zygote, first. `scratch` is removed by the zygote when the parent is gone.
 
-    warm: modules to import once for all ranks, beside those that every rank needs.
+    warm: modules to import once for all ranks, in addition to those that every rank needs.
     """
 
     parent_pid: int

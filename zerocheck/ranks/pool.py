@@ -285,7 +285,7 @@ class Pool:
             if team not in teams:
                 teams.append(team)
         now = time.monotonic()
-        # Not in a quick look in passing: hangs are told from a series of looks.
+        # Not in a quick look in passing: hangs are recognized from a series of looks.
         inspect = timeout_s > 0 and now - self._looked_at >= _LOOK_S
         if inspect:
             self._looked_at = now

@@ -166,7 +166,7 @@ class Spawner:
         try:
             self._control.sendall(frame(request))
         except OSError:
-            # It may have said why before it went.
+            # It may have reported the reason before it ended.
             while True:
                 self._read(_CALL_TIMEOUT_S)
 
@@ -205,7 +205,7 @@ class Spawner:
         while not poll.poll(_LOOK_S * 1000):
             signals.check()
             now = activity(self.pid, alone=True)
-            # Where nothing tells, time is all there is.
+            # Where nothing else is known, time decides.
             moved = now is not None and not (now.asleep and now == progress)
             idle_s = 0.0 if moved else idle_s + _LOOK_S
             progress = now

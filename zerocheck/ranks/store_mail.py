@@ -41,7 +41,7 @@ class StoreMail:
         return b"".join(pieces)
 
     def wait(self, key: str, *, give_up: Callable[[], bool] | None = None) -> bool:
-        """Until the key is there; False if `give_up` said so before."""
+        """Wait until the key is there; False if `give_up` became true first."""
         pause = 0.0005
         while not self.ready(key):
             if give_up is not None and give_up():

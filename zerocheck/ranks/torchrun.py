@@ -2,7 +2,7 @@
 
 Rank 0 submits and waits, and does its own part of each job while it waits; the others `serve`.
 Control goes through the launcher's store and not through the collectives under test. Ranks that
-a launcher started cannot be killed and started anew: a rank that never comes back ends the run.
+a launcher started cannot be killed and restarted: a rank that never comes back ends the run.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Tidy:
 
 
 def _own_bytes() -> int:
-    """Memory that this process shares with no file; 0 where nothing tells."""
+    """Memory that this process shares with no file; 0 where it is unknown."""
     with contextlib.suppress(OSError), open("/proc/self/statm") as statm:
         _, resident, shared, *_ = map(int, statm.read().split())
         return (resident - shared) * mmap.PAGESIZE
@@ -229,7 +229,7 @@ def _log_offset() -> int:
 
 
 def _join(spawn: Spawn, rank: int) -> None:
-    # Ranks that are told that they are on several hosts have the GPU of their local rank.
+    # Ranks on several simulated hosts have the GPU of their local rank.
     shared = len(spawn.hosts) > 1 or shares(spawn.device, spawn.world_size)
     dist.init_process_group(
         backend_of(spawn.device, shared=shared, asked=spawn.backend),
@@ -243,7 +243,7 @@ def _join(spawn: Spawn, rank: int) -> None:
 def _wait_for_others(board: Board, sequence: int) -> None:
     """Wait until every rank is done with the job before.
 
-    So a job that was sent ahead cannot begin beside one that fails, and none that dies at once
+    So a job that was sent ahead cannot begin next to one that fails, and none that dies at once
     can make another rank's joining fail. Dead ranks are the parent's
     affair: it kills this one too.
     """

@@ -308,7 +308,7 @@ def _farthest_first(rows: Iterator[ComparedRow]) -> list[ComparedRow]:
 def _environment(now: ComparedReport, before: ComparedReport) -> Iterator[ComparedRow]:
     for name in Environment.__struct_fields__:
         was, is_ = (
-            getattr(report.environment, name) if report.environment else "not told"
+            getattr(report.environment, name) if report.environment else "not recorded"
             for report in (before, now)
         )
         if was != is_:

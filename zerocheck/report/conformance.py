@@ -14,7 +14,7 @@ from .text import cell_text
 
 EXPLAINED = (
     "Each number counts cases with the feature, in which the obligation could have failed and was "
-    "judged. It holds in all of them; what is known or wrong stands beside the number. A case has "
+    "judged. It holds in all of them; what is known or wrong is next to the number. A case has "
     "several features, so a case that fails counts for each of them; the findings say which of "
     "them it needs. A dash: no case. What an implementation ignores has no row."
 )

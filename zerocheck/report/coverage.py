@@ -12,7 +12,7 @@ from ..run.records.coverage import FEW, CoveredPairs
 from ..run.records.tally import ImplementationTally, Tally
 
 PAIRS_SHOWN = 200
-"""Left-out pairs that the JSON report names; their number stands beside them."""
+"""Left-out pairs that the JSON report names; their number is next to them."""
 
 
 def coverage_lines(counted: Tally) -> list[str]:

@@ -39,8 +39,8 @@ A crash or hang counts as seen, by everybody. As a control the parent, which is 
 without the fault, runs the same cases: an alarm there is a false one. Parents that several faults
 share count once for each case. A likely reason, not looked into here: where a gradient is
 nearly 0, such as that of a gate or of a bias before a norm, AdamW divides it by its own size, so
-round-off decides where the parameter goes. Fault and parent are told apart where a rival is alarmed
-by the fault and quiet on the parent."""
+round-off decides where the parameter goes. Fault and parent are distinguished where a rival is
+alarmed by the fault and quiet on the parent."""
 
 
 def render(summary: Summary) -> str:
@@ -97,7 +97,7 @@ def _failures(summary: Summary) -> Iterable[str]:
     if summary.misnamed:
         yield "## Caught, and another cause named"
         yield table(
-            ["fault", "true cause", "named", "said"],
+            ["fault", "true cause", "named", "title"],
             [
                 [
                     escape(row.fault),

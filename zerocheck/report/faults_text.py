@@ -86,10 +86,10 @@ def summary_lines(summary: Summary) -> list[str]:
         f"free runs of the same cases show the fault: {_alarms(summary.alarms)}; "
         f"{len(summary.neither)} to neither rival",
         f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",
-        f"fault and parent told apart in these: {_alarms(summary.told_apart)}",
+        f"fault and parent distinguished in these: {_alarms(summary.told_apart)}",
         f"from a usual start they show the fault: {_alarms(summary.usual_alarms)}",
         f"false alarms on the parents in these: {_alarms(summary.usual_false_alarms)}",
-        f"fault and parent told apart in these: {_alarms(summary.usually_told_apart)}",
+        f"fault and parent distinguished in these: {_alarms(summary.usually_told_apart)}",
     ]
     if summary.shrunk:
         sizes = ", ".join(f"{name} in {share}" for name, share in summary.small.items())

@@ -8,7 +8,7 @@ from typing import Any
 from ..run.records.footprint import Footprint, ideal
 from ..run.records.tally import ImplementationTally
 
-TITLE = "Held between steps and sent in a step, beside the ZeRO paper"
+TITLE = "Held between steps and sent in a step, next to the ZeRO paper"
 EXPLAINED = (
     "Per number of ranks, of the largest case with one microbatch: the bytes of the fullest rank "
     "over the ideal of the stage; redundancy, the bytes of all ranks over those of one copy; what "

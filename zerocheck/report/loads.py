@@ -23,8 +23,8 @@ HARM = {
 _GAVE: dict[Gave, tuple[str, str]] = {
     "new": ("gave the new checkpoint", "loaded right all the same"),
     "older": ("the older one", ""),
-    "none": ("said that there is none", "refused"),
-    "lost": ("said so though there was an older one", ""),
+    "none": ("reported that there is none", "refused"),
+    "lost": ("reported none though there was an older one", ""),
     "wrong": ("gave neither", "loaded wrong"),
     "unharmed": ("had finished before", "had nothing to damage"),
 }

@@ -18,8 +18,8 @@ EXPLAINED = (
     "which a rank that is needed has not come yet, mean over ranks. `overlap` is the share of the "
     "time of collectives on their way in which the caller does not wait; on a CPU they are moved "
     "by threads on the same cores, so hidden is not free. `gathered` is the largest all-gather "
-    "over all parameters; `allocated` and `reserved` are what an accelerator's allocator tells. A "
-    "dash: not there, or not seen."
+    "over all parameters; `allocated` and `reserved` are what an accelerator's allocator reports. "
+    "A dash: not there, or not observed."
 )
 HEADERS = (
     "implementation", "ranks", "cases", "steps", "calls", "bytes", "all-gather", "reduce-scatter",

@@ -118,7 +118,7 @@ class ProgressDisplay:
         if before is None:
             self._console.print(Text(title, style=_style(finding)))
         elif before != title:
-            line = f"told better, after {finding.cases} failing cases: {title}"
+            line = f"updated cause ({finding.cases} failing cases): {title}"
             self._console.print(Text(line, style=_style(finding)))
         self._last_stretch()
 

@@ -279,7 +279,7 @@ class _RunUnderWay:
         left = float(RUN_TRIES)
         launched = self.options.ranks == "torchrun"
         for bug in self.findings.bugs if self.options.shrink else ():
-            # Ranks of a launcher cannot be started anew, so what breaks them is left as it is.
+            # Ranks of a launcher cannot be restarted, so a case that breaks them is not shrunk.
             if bug.issue is not None or (launched and bug.violation is None):
                 continue
             if not bug.confirmed:

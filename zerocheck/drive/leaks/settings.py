@@ -16,7 +16,7 @@ class GlobalSetting:
     """One global setting of a process.
 
     name: in words; put: None where it cannot be undone; quantity: it counts what was left; follows:
-    it is said only where nothing else was, since others change it too; lasting: as of Change.
+    it is reported only where nothing else was, since others change it too; lasting: as of Change.
     """
 
     name: str

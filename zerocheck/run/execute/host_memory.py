@@ -53,7 +53,7 @@ def need(case: Case) -> Need:
     training = case.training
     each = SCALED_GRADIENT if training.loss_scale is not None else GRADIENT
     vectors = VECTORS + each * case.world_size * training.microbatches
-    # Without a launcher all ranks are here, whatever hosts they are told of.
+    # Without a launcher all ranks are here, whatever hosts the case names.
     here = counts(case.hosts, case.world_size)[0] if has_launcher() else case.world_size
     built = MODEL + (STATE if case.start.step else 0)
     states = 3 + case.optimizer.amsgrad

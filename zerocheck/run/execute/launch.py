@@ -44,7 +44,7 @@ def with_ranks(
     launcher.check_environment()
     if launcher.is_rank_0():
         return _on_rank_0(do, device, backend, timeout_s)
-    # Rank 0 says what there is to be said, of Ctrl-C too.
+    # Rank 0 prints all messages, that on Ctrl-C too.
     launcher.leave_at_once(ExitCode.INTERRUPTED)
     with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:
         code = pool.serve()

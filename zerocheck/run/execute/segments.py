@@ -108,7 +108,7 @@ class Segments:
         """Note which files of the older checkpoint a killed writer removed.
 
         Files that it wrote over still exist, or there is a new one whose name begins with
-        theirs. Nothing is noted where no older checkpoint was saved.
+        theirs. Nothing is recorded where no older checkpoint was saved.
         """
         assert self._path is not None
         left = self._path / f"{number}-killed"

@@ -113,7 +113,7 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
             since.append(f"from {case.world_size} ranks on")
         elif path == "training.steps":
             if first > 0:
-                continue  # said below
+                continue  # named below
             since.append(f"with {value} steps or more")
         elif path == "training.microbatches":
             having.append("several microbatches" if value == 2 else f"{value} microbatches or more")
@@ -151,7 +151,7 @@ def _direct(case: Case, reset: Case, path: str) -> list[str]:
 def _lost(case: Case, reset: Case, path: str) -> str:
     """Describe in the words of features what the case has and the reset one has not."""
     direct = _direct(case, reset, path)
-    # A size may be told by several features; which of them it is was not tried.
+    # Several features may follow from one size; they were not tried apart.
     features = " or ".join(FEATURES[name].title for name in direct)
     if "sometimes-used" in _without(case, reset) and case.world_size > 1:
         return f"{FEATURES['sometimes-used'].title} ({features})"

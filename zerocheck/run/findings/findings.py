@@ -82,7 +82,7 @@ class Bug:
     words: tuple[str, ...] = ()
     """Other declared semantics under which every one of these cases holds."""
     headline: str = ""
-    """What a run with traced collectives said of a crash or hang."""
+    """Result of a run with traced collectives on a crash or hang."""
     suspicion: str = ""
     """Possible cause of a failure that no fresh rank processes showed. It fails no run."""
 
@@ -139,7 +139,7 @@ class Bug:
     ) -> bool:
         """Keep the causes and words that are left; return True if the report of the bug changes.
 
-        A case that tells causes apart becomes the one to replay.
+        A case that distinguishes causes becomes the one to replay.
         """
         if violation is None:
             return False

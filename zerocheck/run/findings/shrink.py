@@ -1,7 +1,7 @@
 """Reduction of a failing case to the smallest one that fails in the same way, for replay.
 
 It is not for naming: a small world makes causes coincide, so causes stay those that explain all
-failing cases of the run. Which cases are tried is said by `case/reductions.py`.
+failing cases of the run. `case/reductions.py` lists the cases that are tried.
 """
 
 from __future__ import annotations

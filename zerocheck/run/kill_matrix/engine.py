@@ -77,7 +77,7 @@ class _Matrix:
         with as_on_a_rank():
             pass  # torch imports a lot the first time; the ranks are importing meanwhile
         if options.implementation is not None:
-            self.described(options.implementation)  # before anything is said
+            self.described(options.implementation)  # before anything is printed
         started = time.perf_counter()
         asked = options.run(options.faults[0])
         self._report(

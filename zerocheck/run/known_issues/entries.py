@@ -274,8 +274,8 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
     says = tuple(words for words in says if words)
     if says and entry.fingerprint.split(" / ")[1] not in _BROKEN:
         raise UsageError(
-            "`says` is for crashes and hangs; a violation is told by its cause, and by `tensors`, "
-            "`roles`, `elements`, `ranks`, `surplus` or `error`"
+            "`says` is for crashes and hangs; a violation is identified by its cause, and by "
+            "`tensors`, `roles`, `elements`, `ranks`, `surplus` or `error`"
         )
     check_kinds((*entry.tensors, *entry.surplus), entry.ranks)
     issue = KnownIssue(

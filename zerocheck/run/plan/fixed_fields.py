@@ -36,7 +36,7 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
     if "tensor_parallel" in described.lacks and CUT.isdisjoint(options.features):
         fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
-    if described.lacks and not options.features:  # who asks for them is told why not
+    if described.lacks and not options.features:  # a user who asks for them gets the reason
         others = ("two_axes", "precision", "compile", "tensor_parallel")
         without: dict[str, object] = dict.fromkeys(
             name for name in described.lacks if name not in others

@@ -40,11 +40,11 @@ class RunOptions:
     implementations: built-in names, package.module:Name, path/to/file.py:Name or paths of DeepSpeed
     configs; world_sizes: numbers of ranks to draw from; max_cases: cases per implementation at
     most; features: only cases that have all of them; model: the user's own,
-    `path/to/file.py:factory`, in place of drawn ones; known_issues: files of known issues beside
-    ours, and "none" for not ours; shrink: look for the smallest case of each finding; timeout:
-    seconds that a collective of a launcher's ranks may take; device: cpu, cuda or cuda:N; backend:
-    of the process group on GPUs, gloo or nccl, None for what fits; hosts: on which those ranks are,
-    as in a case, None for any. Raises UsageError for what cannot be used.
+    `path/to/file.py:factory`, in place of drawn ones; known_issues: files of known issues in
+    addition to ours, and "none" for not ours; shrink: look for the smallest case of each finding;
+    timeout: seconds that a collective of a launcher's ranks may take; device: cpu, cuda or cuda:N;
+    backend: of the process group on GPUs, gloo or nccl, None for what fits; hosts: of those ranks,
+    as in a case, None for any. Raises UsageError for values that cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)

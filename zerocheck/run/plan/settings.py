@@ -156,7 +156,7 @@ SETTINGS: dict[str, Setting] = {
             name="known_issues",
             kind="files",
             metavar="FILE",
-            help="Findings that do not fail the run, beside ours; none: without ours. "
+            help="Findings that do not fail the run, in addition to ours; none: without ours. "
             "May be given several times.",
         ),
         Setting(

@@ -94,7 +94,7 @@ def _ratio(one: MeasuredBytes, ranks: int) -> float:
 def add(into: dict[int, Footprint], record: CaseFinished) -> None:
     """Count one case, if it was measured. into: by world size.
 
-    The paper knows no replicas, so nothing can be said of a mesh of two axes.
+    The paper knows no replicas, so a mesh of two axes is not compared.
     """
     one = record.judgement.measured_bytes if record.judgement is not None else None
     if one is None or len(record.case.mesh) > 1:

@@ -34,7 +34,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cuda: str = ""
     """Of torch: versions of CUDA and cuDNN."""
     libraries: str = ""
-    """Names and versions of what implementations need beside torch, where it is installed."""
+    """Names and versions of installed libraries that implementations need in addition to torch."""
 
 
 class KnownReference(msgspec.Struct, frozen=True, kw_only=True):
