@@ -43,13 +43,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     "protocol": {"contract", "case"},
     "execution": {"compat", "errors"},
-    "implementations": {
+    "adapters": {
         "optimizers",
         "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
     },
     "faults": {
         "optimizers",
-        "implementations", "protocol", "contract", "models", "case", "causes", "compat", "errors",
+        "adapters", "protocol", "contract", "models", "case", "causes", "compat", "errors",
     },
     "drive": {
         "protocol", "optimizers", "execution", "contract", "models", "case", "catalogue", "compat",
@@ -70,11 +70,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
-        "run", "protocol", "implementations", "contract", "case", "catalogue", "errors", "hosts",
+        "run", "protocol", "adapters", "contract", "case", "catalogue", "errors", "hosts",
     },
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
-        "implementations", "contract", "models", "case", "catalogue", "compat", "compat_memory",
+        "adapters", "contract", "models", "case", "catalogue", "compat", "compat_memory",
         "user_code", "errors", "hosts",
     },
     "attached": {

@@ -22,6 +22,7 @@
 - `testing.py`: zerocheck in pytest: tests of obligations, and of single cases
 - `user_code.py`: import of the user's code by name, and the name by which to import an object
 - `warning_filters.py`: filters of warnings in the processes of zerocheck
+- `adapters/`: built-in implementations: DDP, FSDP, DeepSpeed, the textbook ZeRO
 - `attached/`: checks of chosen steps of a real training run (`zerocheck.attach`)
 - `case/`: case: everything that determines a run, as data
 - `causes/`: registry of the causes that the judge names
@@ -32,7 +33,6 @@
 - `ds_config/`: DeepSpeed config of the user's own
 - `execution/`: properties of an execution that decide the last bits
 - `faults/`: bugs planted on purpose, and their catalogue
-- `implementations/`: built-in implementations: DDP, FSDP, DeepSpeed, the textbook ZeRO
 - `judge/`: verdicts on what ranks observed, and their causes
 - `memory/`: memory of a rank in advance (`zerocheck memory`)
 - `models/`: model, samples and start of a case

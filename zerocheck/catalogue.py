@@ -11,34 +11,37 @@ from importlib.util import find_spec
 from .errors import UsageError, unknown
 
 BUILT_IN: dict[str, str] = {
-    "ddp": "zerocheck.implementations.ddp:Ddp",
-    "zero-redundancy": "zerocheck.implementations.zero_redundancy:ZeroRedundancy",
-    "fsdp1": "zerocheck.implementations.fsdp1:Fsdp1",
-    "fsdp1-grad-op": "zerocheck.implementations.fsdp1:Fsdp1GradOp",
-    "fsdp1-no-shard": "zerocheck.implementations.fsdp1:Fsdp1NoShard",
-    "fsdp2": "zerocheck.implementations.fsdp2:Fsdp2",
-    "zero1": "zerocheck.implementations.textbook.zero1:Zero1",
-    "zero2": "zerocheck.implementations.textbook.zero2:Zero2",
-    "zero3": "zerocheck.implementations.textbook.zero3:Zero3",
+    "ddp": "zerocheck.adapters.ddp.adapter:Ddp",
+    "zero-redundancy": "zerocheck.adapters.zero_redundancy.adapter:ZeroRedundancy",
+    "fsdp1": "zerocheck.adapters.fsdp1.adapter:Fsdp1",
+    "fsdp1-grad-op": "zerocheck.adapters.fsdp1.adapter:Fsdp1GradOp",
+    "fsdp1-no-shard": "zerocheck.adapters.fsdp1.adapter:Fsdp1NoShard",
+    "fsdp2": "zerocheck.adapters.fsdp2.adapter:Fsdp2",
+    "zero1": "zerocheck.adapters.textbook.zero1:Zero1",
+    "zero2": "zerocheck.adapters.textbook.zero2:Zero2",
+    "zero3": "zerocheck.adapters.textbook.zero3:Zero3",
 }
 """Names of the built-in implementations, and where they are. All of them run by default."""
 
 OF_EXTRAS: dict[str, str] = {
-    "deepspeed0": "zerocheck.implementations.deepspeed:DeepSpeed0",
-    "deepspeed1": "zerocheck.implementations.deepspeed:DeepSpeed1",
-    "deepspeed2": "zerocheck.implementations.deepspeed:DeepSpeed2",
-    "deepspeed3": "zerocheck.implementations.deepspeed:DeepSpeed3",
+    "deepspeed0": "zerocheck.adapters.deepspeed.adapter:DeepSpeed0",
+    "deepspeed1": "zerocheck.adapters.deepspeed.stage12:DeepSpeed1",
+    "deepspeed2": "zerocheck.adapters.deepspeed.stage12:DeepSpeed2",
+    "deepspeed3": "zerocheck.adapters.deepspeed.stage3:DeepSpeed3",
 }
 """Those that need an extra of zerocheck: the library of the same name as the module. They run where
 they are named."""
 
 CONFIG = ".json"
 """How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
-OF_CONFIG = "zerocheck.implementations.deepspeed.user_config:of_file"
+OF_CONFIG = "zerocheck.adapters.deepspeed.configured_engine:of_file"
 """What makes the implementation of such a name."""
 
 FAULTY_OF_EXTRAS = {"zerocheck.faults.deepspeed": "deepspeed"}
 """Modules of faults planted into such a library, and the extra that each needs."""
+
+_LIBRARY_OF = {"zerocheck.adapters.deepspeed": "deepspeed", **FAULTY_OF_EXTRAS}
+"""Packages and modules that need a library besides torch, which is also an extra's name."""
 
 NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS}
 """All names of implementations that come with zerocheck."""
@@ -125,20 +128,21 @@ def is_built_in(name: str) -> bool:
 
 def extra_of(name: str) -> str:
     """Return the extra for an implementation of OF_EXTRAS or a config: also its library's name."""
-    return _place(name).rpartition(".")[2]
+    place = _place(name)
+    return next(extra for part, extra in _LIBRARY_OF.items() if f"{place}.".startswith(f"{part}."))
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """Return the modules of those implementations that need a library besides torch."""
     places = [_place(innermost(name)) for name in names]
-    ours = {place.partition(":")[0] for place in OF_EXTRAS.values()} | FAULTY_OF_EXTRAS.keys()
-    return list(dict.fromkeys(place for place in places if place in ours))
+    parts = tuple(f"{part}." for part in _LIBRARY_OF)
+    return list(dict.fromkeys(place for place in places if f"{place}.".startswith(parts)))
 
 
 def _place(name: str) -> str:
     """Return the module of an implementation, if its name says it."""
     if is_config(name):
-        return OF_CONFIG.rpartition(".")[0]
+        return OF_CONFIG.partition(":")[0]
     return OF_EXTRAS.get(name, name).partition(":")[0]
 
 

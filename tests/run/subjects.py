@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
+from zerocheck.adapters.textbook.zero1 import Zero1
 from zerocheck.faults.accumulation import NotDividedByGa
 from zerocheck.faults.gradient import AverageBecomesSum
 from zerocheck.faults.update import DecayOnExcluded
-from zerocheck.implementations.textbook.zero1 import Zero1
 
 
 def build(model, case, mesh):

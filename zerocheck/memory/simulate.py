@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..adapters.fsdp2.adapter import Fsdp2
 from ..case.schema import Case
 from ..compat_memory import fake_mode, fake_ranks
 from ..contract import Implementation, Microbatch, Step, groups
@@ -20,7 +21,6 @@ from ..contract.implementation import Call
 from ..contract.loading import load
 from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
-from ..implementations.fsdp2 import Fsdp2
 from ..models.parts import block_list, show_blocks
 from .allocation_tracker import AllocationTracker
 from .log import Log

@@ -8,11 +8,11 @@ from typing import Literal
 
 from torch import nn
 
+from ..adapters.fsdp1.refusals import wrapped_units
+from ..adapters.shared.units import in_order_of_calls, members, skeleton, unit_modules
 from ..case.schema import Case, Group
 from ..case.schema import Sharding as SharedOptions
 from ..case.shapes import sometimes_used, uncalled
-from ..implementations.fsdp1.refusals import wrapped_units
-from ..implementations.units import in_order_of_calls, members, skeleton, unit_modules
 from .layout import attribute, options, quoted
 
 Gather = Literal["replicated", "dtensor", "summoned", "flat"]

@@ -1,0 +1,6 @@
+"""torch's ZeroRedundancyOptimizer over DistributedDataParallel: sharded states (ZeRO-1).
+
+- `adapter.py`: DDP with ZeroRedundancyOptimizer over AdamW
+- `collectives.py`: collectives of ZeroRedundancyOptimizer after those of DDP
+- `layout.py`: layout of DDP with ZeroRedundancyOptimizer: the parameters that each rank updates
+"""
