@@ -186,7 +186,7 @@ def steps(name: str) -> dict[str, list[str]]:
             training=replace(case.training, loss_scale=None),
         )
     kind = load(name)
-    if "loss_scale" not in kind.handles:
+    if "loss_scale" not in kind.capabilities:
         from msgspec.structs import replace
 
         case = replace(case, training=replace(case.training, loss_scale=None))

@@ -48,6 +48,8 @@ def _check_installed(name: str, extra: str) -> None:
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:
+    if hasattr(given, "handles"):
+        raise UsageError(f"{name}: `handles` is called `capabilities`")
     if inspect.isfunction(given) or isinstance(given, partial):
         if len(inspect.signature(given).parameters) < 3:
             raise UsageError(

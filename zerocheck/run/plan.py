@@ -174,7 +174,7 @@ class Plan:
             fixed=fixed_fields(options, described),
             into=EXCHANGING if name in EXCHANGING else (),
             having=options.features,
-            two_axes="two_axes" not in described.lacks,
+            two_axes="two_axes" in described.capabilities,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
         cases = self._stream(name, draw_some, count, ask) if described.resumes else draw_some(1)

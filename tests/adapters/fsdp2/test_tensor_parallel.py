@@ -150,4 +150,4 @@ def test_what_cannot_be_cut_or_compared_is_refused() -> None:
     ):
         assert reason in (Fsdp2.supports(case) or ""), reason
     assert Fsdp2.supports(cut(UNEVEN, training=Training(clip=1.0, norm="inf"))) is None
-    assert "tensor_parallel" not in Ddp.handles
+    assert "tensor_parallel" not in Ddp.capabilities

@@ -17,7 +17,7 @@ from ...case.shapes import sometimes_used, uncalled
 from ...case.traits import reduced_precision
 from ...contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ...contract.checkpoint import other_states, take_over, whole
-from ...contract.implementation import OF_TRAINING, Call, Stage
+from ...contract.implementation import Call, Stage
 from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...errors import Unsupported
@@ -56,7 +56,7 @@ class Ddp(BuiltImplementation):
         "optimizer_first",
         "checkpoint",
     )
-    handles = (*OF_TRAINING, "precision")
+    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     avoids_torch_faults = False
 
     @classmethod

@@ -33,7 +33,7 @@ class DeepSpeed(Implementation):
 
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     keeps = KEPT
-    handles = ("precision",)
+    capabilities = frozenset({"precision"})
     zero: int
     """The stage in its configuration."""
 

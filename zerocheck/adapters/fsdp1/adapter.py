@@ -29,7 +29,7 @@ from ...contract import (
     groups,
 )
 from ...contract.checkpoint import other_states, take_over
-from ...contract.implementation import OF_TRAINING, UNCUT, Stage
+from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from ...contract.refusals import torch_refusals
 from ...devices import placed
@@ -118,7 +118,7 @@ class Fsdp1(BuiltImplementation):
         "export_offload",
         "offload",
     )
-    handles = UNCUT
+    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "two_axes", "precision"})
     avoids_torch_faults = False
 
     @classmethod
@@ -235,7 +235,7 @@ class Fsdp1NoShard(Fsdp1):
 
     strategy = ShardingStrategy.NO_SHARD
     stage = 0
-    handles = OF_TRAINING
+    capabilities = frozenset({"loss_scale", "unfreeze", "compile"})
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -24,7 +24,6 @@ from ...case.shapes import sometimes_used
 from ...case.traits import cuts
 from ...contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
 from ...contract.checkpoint import other_states, take_over
-from ...contract.implementation import EXTRAS
 from ...contract.layout import Layout
 from ...errors import Unsupported
 from ..shared import full_checkpoint as file
@@ -90,7 +89,9 @@ class Fsdp2(BuiltImplementation):
         "offload",
         "tensor_parallel",
     )
-    handles = EXTRAS
+    capabilities = frozenset(
+        {"loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"}
+    )
     avoids_torch_faults = False
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

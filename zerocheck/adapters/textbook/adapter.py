@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...case.schema import Case
 from ...contract import Shard, Step, StepReport
-from ...contract.implementation import UNCOMPILED, Stage
+from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from ..shared.meshes import every_rank, shard_group
 from .checkpoint.resumable import Resumable
@@ -37,7 +37,7 @@ class Sharder(Resumable):
     """
 
     stage: Stage
-    handles = UNCOMPILED
+    capabilities = frozenset({"loss_scale", "unfreeze", "two_axes", "precision"})
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
