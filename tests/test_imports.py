@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import zerocheck
+from zerocheck.catalogue import NAMED
 
 PACKAGE = Path(zerocheck.__file__).parent
 REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
@@ -30,9 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"errors"},
     "compat": {"errors"},
     "compat_memory": {"errors"},
-    "catalogue": {"ds_config", "errors"},
-    "ds_config": {"errors"},
-    "user_code": {"ds_config", "errors"},
+    "catalogue": {"errors"},
+    "user_code": {"catalogue", "errors"},
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
     "floating_point": {"zerocheck_reference"},
@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "execution": {"compat", "errors"},
     "adapters": {
         "optimizers",
-        "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
+        "compat_memory", "contract", "models", "case", "compat", "devices", "errors",
     },
     "faults": {
         "optimizers",
@@ -93,7 +93,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
-        "catalogue", "ds_config", "foreign_text", "user_code", "launcher", "devices", "errors",
+        "catalogue", "foreign_text", "user_code", "launcher", "devices", "errors",
         "shortage", "signals", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
@@ -173,6 +173,50 @@ def test_reports_and_faults_import_no_judge() -> None:
     assert "judge" not in ALLOWED["report"] | ALLOWED["faults"] | ALLOWED["cli"]
 
 
+NAMES_ADAPTERS = {
+    "catalogue.py": "the registry",
+    "run/peaks.py": "measures the curves of a published page, each of one implementation",
+    "report/peaks.py": "draws that page",
+}
+"""Files outside `adapters` and `faults` that name built-in implementations, and the reasons."""
+
+ADAPTERS = {path.name for path in (PACKAGE / "adapters").iterdir() if path.is_dir()} - {"shared"}
+LIBRARIES = ("deepspeed",)
+
+
+def adapters_named(path: Path) -> Iterator[str]:
+    """Names of adapters, built-in implementations and their libraries in code, not in prose."""
+    for line, module in imported(path):
+        top, *rest = module.split(".")
+        if top in LIBRARIES or (module.startswith("zerocheck.adapters.") and rest[1] in ADAPTERS):
+            yield f"line {line}: imports {module}"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    words = (*NAMED, *ADAPTERS, *LIBRARIES)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or id(node) in prose:
+            continue
+        text = str(node.value)
+        if text in words or text.startswith(tuple(f"{word}." for word in words)):
+            yield f"line {node.lineno}: names {text!r}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_registry_names_an_adapter(path: Path) -> None:
+    """What differs between implementations is asked of the adapter."""
+    if part_of(path) in ("adapters", "faults"):
+        return
+    found = list(adapters_named(path))
+    assert bool(found) == (str(path.relative_to(PACKAGE)) in NAMES_ADAPTERS), found
+
+
+def test_packages_of_adapters_import_nothing() -> None:
+    """Their parts without torch can be imported without torch."""
+    for path in (PACKAGE / "adapters").rglob("__init__.py"):
+        if "user_config" not in path.parts:  # of plain data
+            assert not list(imported(path)), path
+
+
 @pytest.mark.parametrize("path", sorted(REFERENCE.rglob("*.py")), ids=lambda path: path.name)
 def test_the_reference_imports_torch_only(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -195,6 +239,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "import zerocheck.testing",
         "import zerocheck.strategies; zerocheck.strategies.cases('fsdp2')",
         "import zerocheck.run.options",
+        "import zerocheck.adapters.deepspeed.user_config",
         "import zerocheck.report.write",
         "from zerocheck import UsageError, parametrize_with_checks",
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",

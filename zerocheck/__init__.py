@@ -1,7 +1,7 @@
 """Step-by-step checks of sharded-training code against a single-device reference.
 
 - `__main__.py`: `python -m zerocheck`
-- `catalogue.py`: names of zerocheck's own implementations, and of faults to inject
+- `catalogue.py`: registry of implementations by name, and of faults to inject
 - `compat.py`: private torch API that zerocheck needs, probed in this one place
 - `compat_memory.py`: private torch API for the measurement and simulation of memory, in one place
 - `control_groups.py`: limits of memory and processes that control groups set on this process
@@ -30,7 +30,6 @@
 - `cli/`: command line, one file per command
 - `contract/`: contract between zerocheck and the code under test
 - `drive/`: execution of one job in one rank
-- `ds_config/`: DeepSpeed config of the user's own
 - `execution/`: properties of an execution that decide the last bits
 - `faults/`: bugs planted on purpose, and their catalogue
 - `judge/`: verdicts on what ranks observed, and their causes

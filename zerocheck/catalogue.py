@@ -1,12 +1,18 @@
-"""Names of zerocheck's own implementations, and of faults to inject.
+"""Registry of implementations by name, and of faults to inject.
+
+The only place outside `adapters/` that names built-in implementations and their libraries. What
+differs between them is asked of the adapter: of its class, or of a part of its folder.
 
 Imports no torch: the command line lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 from .errors import UsageError, unknown
 
@@ -29,25 +35,30 @@ OF_EXTRAS: dict[str, str] = {
     "deepspeed2": "zerocheck.adapters.deepspeed.stage12:DeepSpeed2",
     "deepspeed3": "zerocheck.adapters.deepspeed.stage3:DeepSpeed3",
 }
-"""Those that need an extra of zerocheck: the library of the same name as the module. They run where
-they are named."""
+"""Those that need an extra of zerocheck. They run where they are named."""
 
-CONFIG = ".json"
-"""How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
-OF_CONFIG = "zerocheck.adapters.deepspeed.configured_engine:of_file"
-"""What makes the implementation of such a name."""
-
-FAULTY_OF_EXTRAS = {"zerocheck.faults.deepspeed": "deepspeed"}
-"""Modules of faults planted into such a library, and the extra that each needs."""
-
-_LIBRARY_OF = {"zerocheck.adapters.deepspeed": "deepspeed", **FAULTY_OF_EXTRAS}
-"""Packages and modules that need a library besides torch, which is also an extra's name."""
+_EXTRA_OF = {"zerocheck.adapters.deepspeed": "deepspeed", "zerocheck.faults.deepspeed": "deepspeed"}
+"""Packages and modules that need an extra, which has the name of its library."""
 
 NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS}
 """All names of implementations that come with zerocheck."""
 
-EXCHANGING = ("zero1", "zero2", "zero3")
-"""Implementations that load each other's checkpoints."""
+RECOMMENDED = {1: "zero1", 2: "zero2", 3: "fsdp2"}
+"""Implementation that advice on memory names for a stage of the ZeRO paper."""
+
+COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+"""Those that published tables of memory compare: nothing sharded, then by stage."""
+
+CONFIG = ".json"
+"""How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
+CONFIG_FILE = "path/to/ds_config.json"
+"""Such a name, as messages show it."""
+OF_CONFIG = "zerocheck.adapters.deepspeed.configured_engine:of_file"
+"""What makes the implementation of such a name."""
+_CONFIG_READER = "zerocheck.adapters.deepspeed.user_config"
+
+RANK_KINDS = {"without-elements": "zerocheck.adapters.deepspeed.idle_ranks:ranks_without_elements"}
+"""Kinds of ranks in entries of known issues -> the function that finds them in a case."""
 
 
 _INJECTED = {
@@ -100,7 +111,7 @@ def family(name: str) -> tuple[str, ...]:
     parent, fault = apart(name)
     if fault:
         return (name, *family(parent))
-    stage = _stage_of(name) if is_config(name) else None
+    stage = _reader().stage_of(name) if is_config(name) else None
     return (name,) if stage is None else (name, f"deepspeed{stage}")
 
 
@@ -115,10 +126,19 @@ def is_config(name: str) -> bool:
     return innermost(name).endswith(CONFIG)
 
 
-def _stage_of(name: str) -> int | None:
-    from .ds_config import stage_of
+def check_config(name: str) -> None:
+    """Raise UsageError for a DeepSpeed config that cannot be read or checked."""
+    _reader().read(name)
 
-    return stage_of(name)
+
+def config_notes(names: Iterable[str]) -> Iterator[str]:
+    """Iterate over the notes on the DeepSpeed configs among the names, each config once."""
+    for config in dict.fromkeys(innermost(name) for name in names if is_config(name)):
+        yield from _reader().read(config).notes
+
+
+def _reader() -> Any:
+    return import_module(_CONFIG_READER)
 
 
 def is_built_in(name: str) -> bool:
@@ -126,24 +146,34 @@ def is_built_in(name: str) -> bool:
     return innermost(name) in NAMED
 
 
+def place_of(name: str) -> str:
+    """Return `module:Name` of an implementation, which may be its name already."""
+    return OF_CONFIG if is_config(name) else NAMED.get(name, name)
+
+
+def part_of(name: str, part: str) -> ModuleType | None:
+    """Import a part of a built-in adapter, such as "script"; None if its folder has no such file.
+
+    It may need torch, and its library.
+    """
+    module = f"{NAMED[name].partition(':')[0].rpartition('.')[0]}.{part}"
+    return import_module(module) if find_spec(module) is not None else None
+
+
 def extra_of(name: str) -> str:
-    """Return the extra for an implementation of OF_EXTRAS or a config: also its library's name."""
-    place = _place(name)
-    return next(extra for part, extra in _LIBRARY_OF.items() if f"{place}.".startswith(f"{part}."))
+    """Return the extra that an implementation or a fault needs; "" without one.
+
+    name: with or without its place, injected faults aside.
+    """
+    module = place_of(innermost(name)).partition(":")[0]
+    found = (extra for part, extra in _EXTRA_OF.items() if f"{module}.".startswith(f"{part}."))
+    return next(found, "")
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """Return the modules of those implementations that need a library besides torch."""
-    places = [_place(innermost(name)) for name in names]
-    parts = tuple(f"{part}." for part in _LIBRARY_OF)
-    return list(dict.fromkeys(place for place in places if f"{place}.".startswith(parts)))
-
-
-def _place(name: str) -> str:
-    """Return the module of an implementation, if its name says it."""
-    if is_config(name):
-        return OF_CONFIG.partition(":")[0]
-    return OF_EXTRAS.get(name, name).partition(":")[0]
+    places = (place_of(innermost(name)) for name in names if extra_of(name))
+    return list(dict.fromkeys(place.partition(":")[0] for place in places))
 
 
 def missing(extra: str) -> str | None:
@@ -172,13 +202,13 @@ def check_spelling(name: str) -> None:
             )
         error = unknown("implementation", name, NAMED)
         raise UsageError(
-            f"{error}; or give package.module:Name, path/to/file.py:Name or path/to/ds_config.json"
+            f"{error}; or give package.module:Name, path/to/file.py:Name or {CONFIG_FILE}"
         )
     where, colon, attribute = name.rpartition(":")
     if colon and not (where and attribute.isidentifier()):
         raise UsageError(
             f"{name!r} is not an implementation; give package.module:Name, path/to/file.py:Name or "
-            "path/to/ds_config.json"
+            f"{CONFIG_FILE}"
         )
 
 

@@ -153,8 +153,9 @@ class Implementation:
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
     `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
-    `semantics`, `fixed`, `without`, `options`, `capabilities`, `keeps` and `stage`. What an
-    implementation means by a step may depend on the case: `self.semantics` of the instance counts.
+    `semantics`, `fixed`, `without`, `options`, `capabilities`, `keeps`, `exchanges` and
+    `stage`. What an implementation means by a step may depend on the case: `self.semantics` of the
+    instance counts.
     """
 
     semantics: Semantics = Semantics()
@@ -174,6 +175,9 @@ class Implementation:
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),
     "rng" (the random state of each rank, which comes back where the number of ranks is the same).
     What is not named is the affair of the user's loop, and not judged."""
+
+    exchanges: ClassVar[Collection[str]] = ()
+    """Names of the implementations that load one another's checkpoints, its own among them."""
 
     without: ClassVar[Mapping[str, str]] = {}
     """Obligations that none of its cases can exercise, such as "clip" where it fixes that nothing

@@ -9,15 +9,7 @@ import inspect
 from functools import partial
 from typing import Any
 
-from ..catalogue import (
-    NAMED,
-    OF_CONFIG,
-    OF_EXTRAS,
-    check_spelling,
-    extra_of,
-    is_config,
-    missing,
-)
+from ..catalogue import check_spelling, extra_of, is_config, missing, place_of
 from ..errors import UsageError
 from ..user_code import import_user_code
 from .build import BuiltImplementation, from_function
@@ -33,11 +25,12 @@ def load(name: str) -> type[Implementation]:
     """
     if name not in _loaded:
         check_spelling(name)
-        if name in OF_EXTRAS or is_config(name):
+        if extra_of(name):
             _check_installed(name, extra_of(name))
+        given = import_user_code(place_of(name))
         if is_config(name):
-            return import_user_code(OF_CONFIG)(name)  # type: ignore[no-any-return]
-        _loaded[name] = _as_class(name, import_user_code(NAMED.get(name, name)))
+            return given(name)  # type: ignore[no-any-return]
+        _loaded[name] = _as_class(name, given)
     return _loaded[name]
 
 

@@ -171,6 +171,7 @@ def _describe(name: str) -> Description:
         restores=restores(implementation),
         resumes=resumes(implementation),
         options=options,
+        exchanges=tuple(implementation.exchanges),
         capabilities=tuple(one for one in CAPABILITIES if one in implementation.capabilities),
     )
 
@@ -260,6 +261,7 @@ def _check_declared(name: str, implementation: type[Implementation]) -> None:
         ("without", "a mapping of obligations to reasons", Mapping),
         ("capabilities", "a set of strings", Collection),
         ("keeps", "a tuple of strings", Collection),
+        ("exchanges", "a tuple of strings", Collection),
         ("options", "a tuple of strings, or None", Collection | None),
     ):
         given = getattr(implementation, attribute)

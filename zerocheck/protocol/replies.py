@@ -24,6 +24,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """True if it can start in mid-training."""
     resumes: bool = False
     """True if it has `save` and `load`."""
+    exchanges: tuple[str, ...] = ()
+    """Names of the implementations that load one another's checkpoints."""
     capabilities: tuple[Capability, ...] = ()
     """Features that it declares to handle; others are not drawn."""
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..case.schema import Block, Case, Data, Model, Sharding, Training
+from ..catalogue import COMPARED
 from ..contract.layout import LASTING, Category, Line, Peak, Term
 from ..errors import Unsupported, ZerocheckError
 from ..protocol.jobs import Measure
@@ -50,8 +51,6 @@ WRAPS: dict[str, Sharding] = {
 PREFETCHES = (0, 1, 2)
 BUCKETS = (2**10, 2**12, 2**14)
 """Elements of a bucket of ZeRO-2."""
-
-STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def buckets(pool: Pool) -> Iterator[Point]:
         yield _point(pool, "zero2", "buckets", size, Sharding(bucket=size))
 
 
-def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
+def stages(pool: Pool, names: Iterable[str] = COMPARED) -> Iterator[Terms]:
     """Measure each implementation, without and with activation checkpointing."""
     again = replace(
         CASE.model, blocks=tuple(replace(block, checkpoint=True) for block in CASE.model.blocks)

@@ -12,11 +12,11 @@ import pytest
 from borrowing import borrowed
 from slices import sliced
 
+from zerocheck.adapters.deepspeed.user_config import read
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Start, Training
 from zerocheck.catalogue import family
 from zerocheck.contract import loading
-from zerocheck.ds_config import read
 from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool

@@ -16,12 +16,12 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract import Semantics
 from ...contract.layout import Layout
-from ...ds_config import DeepSpeedConfig, read
 from ...errors import UsageError
 from .adapter import DeepSpeed, DeepSpeed0
 from .library import Engine
 from .stage3 import DeepSpeed3
 from .stage12 import DeepSpeed1, DeepSpeed2
+from .user_config import DeepSpeedConfig, read
 
 _made: dict[str, type[DeepSpeed]] = {}
 
@@ -31,8 +31,8 @@ STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepS
 def of_file(name: str) -> type[DeepSpeed]:
     """Make the class of a `ds_config.json`.
 
-    Raises UsageError as `ds_config.read` does, and with DeepSpeed's words for a value that its own
-    tables refuse.
+    Raises UsageError as `user_config.read` does, and with DeepSpeed's words for a value that its
+    own tables refuse.
     """
     given = read(name)
     made = _made.get(name)

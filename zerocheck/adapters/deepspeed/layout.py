@@ -23,9 +23,8 @@ from ...contract.groups import group_of
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
 from ..shared.account import Account, AccountedParameter, CategoryBytes, layout_of
+from .idle_ranks import ALIGNMENT
 
-ALIGNMENT = 2
-"""`nccl_start_alignment_factor`: a flat buffer has a multiple of it, times W, of elements."""
 MASTER_BYTES = 4
 NORM_BYTES = 4
 """Of the norm of the last step, which the engine keeps; stage 3 has it in fp64."""

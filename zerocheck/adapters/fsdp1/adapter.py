@@ -38,6 +38,7 @@ from ..shared.compiling import compile_model, forget
 from ..shared.limits import one_axis_fp32
 from ..shared.meshes import shard_group
 from ..shared.scaling import sharded_scaler_of
+from ..shared.simulation import SimulationTraits
 from ..shared.sync import accumulation, synchronized
 from . import checkpoint
 from . import collectives as predicted_calls
@@ -118,6 +119,7 @@ class Fsdp1(BuiltImplementation):
         "export_offload",
         "offload",
     )
+    simulated = SimulationTraits(own_precision=True)
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "two_axes", "precision"})
     avoids_torch_faults = False
 

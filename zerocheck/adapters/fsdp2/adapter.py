@@ -30,6 +30,7 @@ from ..shared import full_checkpoint as file
 from ..shared.calls import with_collectives
 from ..shared.compiling import compile_model, forget
 from ..shared.scaling import scaler_of
+from ..shared.simulation import SimulationTraits
 from ..shared.sync import accumulation, deferred, synchronized
 from ..shared.units import in_order_of_calls, unit_modules
 from . import collectives as predicted_calls
@@ -89,6 +90,7 @@ class Fsdp2(BuiltImplementation):
         "offload",
         "tensor_parallel",
     )
+    simulated = SimulationTraits(own_precision=True, on_meta=True)
     capabilities = frozenset(
         {"loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"}
     )

@@ -14,6 +14,8 @@ rules, which turn that into calls: when it gathers, and when it reduces.
 - `live_memory.py`: live memory of a sharder within a step, on top of that of the model
 - `meshes.py`: process groups of a mesh of one axis, or of two: replicate, shard
 - `scaling.py`: torch's own dynamic loss scaling
+- `script_text.py`: text that shards a model as a user of torch writes it
+- `simulation.py`: traits of an adapter in a simulation of memory
 - `sync.py`: schedule of gradient reductions (`case.sharding.sync`) for torch's implementations
 - `trace.py`: trace of one microbatch of the bare model: forward, then backward
 - `units.py`: choice of units: modules whose parameters are gathered, used and released together

@@ -37,6 +37,7 @@ class Sharder(Resumable):
     """
 
     stage: Stage
+    exchanges = ("zero1", "zero2", "zero3")
     capabilities = frozenset({"loss_scale", "unfreeze", "two_axes", "precision"})
 
     @classmethod

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from ...case.schema import Case
 from ...contract import Semantics
 from ..shared.limits import same_units
+from ..shared.simulation import SimulationTraits
 from .reduction import Reduction
 from .unit import FlatParameter, Unit, units_of
 from .unit_calls import UnitSharder
@@ -31,6 +32,7 @@ class Zero3(UnitSharder):
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
     stage = 3
     options = ("wrap", "bucket", "reshard", "prefetch")
+    simulated = SimulationTraits(prefetch=1)
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

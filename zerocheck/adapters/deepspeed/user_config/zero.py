@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..errors import UsageError
+from ....errors import UsageError
 from .keys import ALIASES, OFFLOAD, ZERO
 from .section import Section
 from .treatment import treat_keys

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from zerocheck.adapters.deepspeed.user_config import DeepSpeedConfig, read, stage_of
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Case
-from zerocheck.ds_config import DeepSpeedConfig, read, stage_of
 from zerocheck.errors import UsageError
 
 ADAM = {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.999], "weight_decay": 3e-7}}

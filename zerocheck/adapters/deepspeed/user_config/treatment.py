@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..errors import UsageError
+from ....errors import UsageError
 from .keys import Key
 from .section import AUTO, Section
 from .text import shown

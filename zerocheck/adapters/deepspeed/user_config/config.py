@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UsageError, file_of
+from ....errors import UsageError, file_of
 from .keys import CHECKPOINT, TOP
 from .optimizer import Adam, adam_of
 from .precision import dtypes_of

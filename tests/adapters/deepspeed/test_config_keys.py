@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from zerocheck.ds_config import keys, precision
+from zerocheck.adapters.deepspeed.user_config import keys, precision
 
 READ = """
 import json, os, sys

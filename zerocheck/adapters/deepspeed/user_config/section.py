@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..errors import UsageError, did_you_mean
+from ....errors import UsageError, did_you_mean
 from .text import shown
 
 AUTO: Final = "auto"

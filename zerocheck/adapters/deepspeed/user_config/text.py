@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from ..errors import UsageError, file_of
+from ....errors import UsageError, file_of
 
 LARGEST = 1 << 20
 """Bytes; a configuration is a few kilobytes."""
