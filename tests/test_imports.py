@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"errors"},
     "compat": {"errors"},
     "compat_memory": {"errors"},
-    "catalogue": {"errors"},
+    "catalogue": {"installed", "errors"},
+    "installed": set(),
     "user_code": {"catalogue", "errors"},
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
@@ -93,7 +94,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
-        "catalogue", "foreign_text", "user_code", "launcher", "devices", "errors",
+        "catalogue", "installed", "foreign_text", "user_code", "launcher", "devices", "errors",
         "shortage", "signals", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},

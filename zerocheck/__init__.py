@@ -11,6 +11,7 @@
 - `foreign_text.py`: foreign text, made safe for a terminal, a report or a shell
 - `host.py`: memory of this host, and files that replace it
 - `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
+- `installed.py`: implementations of installed packages, by their entry points
 - `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it
 - `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
 - `shared_ranks.py`: rank processes that all tests of single cases share

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import UsageError, unknown
+from .installed import installed, refusal
 
 BUILT_IN: dict[str, str] = {
     "ddp": "zerocheck.adapters.ddp.adapter:Ddp",
@@ -148,7 +149,22 @@ def is_built_in(name: str) -> bool:
 
 def place_of(name: str) -> str:
     """Return `module:Name` of an implementation, which may be its name already."""
-    return OF_CONFIG if is_config(name) else NAMED.get(name, name)
+    if is_config(name):
+        return OF_CONFIG
+    points = () if name in NAMED else installed().get(name, ())
+    return points[0].place if points else NAMED.get(name, name)
+
+
+def check_installed(name: str) -> None:
+    """Raise UsageError for the name of an installed package's implementation that is refused."""
+    if reason := refusal(name, name in NAMED):
+        raise UsageError(f"{reason}; run one of them as package.module:Name")
+
+
+def package_of(name: str) -> str:
+    """Return the installed package that brings an implementation of this name; "" for others."""
+    points = () if name in NAMED else installed().get(name, ())
+    return points[0].package if points else ""
 
 
 def part_of(name: str, part: str) -> ModuleType | None:
@@ -195,12 +211,13 @@ def check_spelling(name: str) -> None:
         return
     if is_config(name):
         return
-    if ":" not in name and name not in NAMED:
+    names = {**NAMED, **installed()}
+    if ":" not in name and name not in names:
         if name.endswith(".py"):
             raise UsageError(
                 f"{name!r} names a file; name the class or build function in it too: {name}:NAME"
             )
-        error = unknown("implementation", name, NAMED)
+        error = unknown("implementation", name, names)
         raise UsageError(
             f"{error}; or give package.module:Name, path/to/file.py:Name or {CONFIG_FILE}"
         )

@@ -37,6 +37,7 @@ def list_() -> None:
     """
     from ..case.features import FEATURES
     from ..catalogue import BUILT_IN, CONFIG_FILE, OF_EXTRAS, extra_of
+    from ..installed import installed
     from ..protocol.verdicts import TITLES
     from ..report.known_issues import listed_lines
     from ..run.known_issues import ours
@@ -45,6 +46,10 @@ def list_() -> None:
     _section("implementations", BUILT_IN)
     added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
     _section("implementations that need an extra, and run where they are named", added)
+    if installed():
+        _section(
+            "implementations of installed packages, which run where they are named", _installed()
+        )
     config = {CONFIG_FILE: f"the stage that it says (extra {extra_of(CONFIG_FILE)})"}
     _section("a DeepSpeed config of your own", config)
     _section("obligations", TITLES)
@@ -60,6 +65,19 @@ def list_() -> None:
     say("known issues")
     for line in listed_lines(ours()):
         say(f"  {line}")
+
+
+def _installed() -> dict[str, str]:
+    """Return each entry point with its place and package, or why it is refused."""
+    from ..catalogue import NAMED
+    from ..installed import installed, refusal
+
+    return {
+        name: f"refused: {reason}"
+        if (reason := refusal(name, name in NAMED))
+        else f"{points[0].place} (package {points[0].package})"
+        for name, points in installed().items()
+    }
 
 
 def _section(title: str, entries: Any) -> None:

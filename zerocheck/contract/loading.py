@@ -9,7 +9,15 @@ import inspect
 from functools import partial
 from typing import Any
 
-from ..catalogue import check_spelling, extra_of, is_config, missing, place_of
+from ..catalogue import (
+    check_installed,
+    check_spelling,
+    extra_of,
+    is_config,
+    missing,
+    package_of,
+    place_of,
+)
 from ..errors import UsageError
 from ..user_code import import_user_code
 from .build import BuiltImplementation, from_function
@@ -25,19 +33,26 @@ def load(name: str) -> type[Implementation]:
     """
     if name not in _loaded:
         check_spelling(name)
-        if extra_of(name):
-            _check_installed(name, extra_of(name))
-        given = import_user_code(place_of(name))
+        check_installed(name)
+        if extra := extra_of(name):
+            reason = missing(extra)
+            if reason is not None:
+                raise UsageError(f"{name} {reason}")
+        given = _imported(name)
         if is_config(name):
             return given(name)  # type: ignore[no-any-return]
         _loaded[name] = _as_class(name, given)
     return _loaded[name]
 
 
-def _check_installed(name: str, extra: str) -> None:
-    reason = missing(extra)
-    if reason is not None:
-        raise UsageError(f"{name} {reason}")
+def _imported(name: str) -> Any:
+    try:
+        return import_user_code(place_of(name))
+    except UsageError as error:
+        package = package_of(name)
+        if not package:
+            raise
+        raise UsageError(f"{name}, of the installed package {package}: {error}") from error
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:
