@@ -27,8 +27,8 @@ for _number, _handler in (
 GPU_TESTS = Path(__file__).parent / "gpu"
 LONG_FILES = (
     "test_example_project.py", "faults/test_faults.py", "run/plan/test_plan.py",
-    "run/findings/test_shrink.py", "judge/test_other_graph.py", "implementations/test_steps.py",
-    "run/test_engine.py", "ranks/test_two_hosts.py", "implementations/test_devices.py",
+    "run/findings/test_shrink.py", "judge/test_other_graph.py", "adapters/test_steps.py",
+    "run/test_engine.py", "ranks/test_two_hosts.py", "adapters/test_devices.py",
     "cli/test_cli_torchrun.py",
 )  # fmt: skip
 """Those of more than a minute."""

@@ -75,7 +75,8 @@ def test_those_of_extras_are_named_and_do_not_run_by_default() -> None:
         check_spelling(f"{name}+gather-stale")
         assert is_built_in(name) and extra_of(name) == "deepspeed"
     assert modules_of(["ddp", "my.py:My", "deepspeed1+norm-local", "deepspeed3"]) == [
-        "zerocheck.implementations.deepspeed"
+        "zerocheck.adapters.deepspeed.stage12",
+        "zerocheck.adapters.deepspeed.stage3",
     ]
     assert modules_of(BUILT_IN) == []
 
@@ -87,7 +88,10 @@ def test_a_deepspeed_config(tmp_path: Path) -> None:
     check_spelling(name)
     assert is_config(name) and not is_config("my.json:My") and not is_config("deepspeed1")
     assert innermost(f"{name}+nothing") == str(path) and not is_built_in(str(path))
-    assert modules_of([name, "deepspeed3"]) == ["zerocheck.implementations.deepspeed"]
+    assert modules_of([name, "deepspeed3"]) == [
+        "zerocheck.adapters.deepspeed.configured_engine",
+        "zerocheck.adapters.deepspeed.stage3",
+    ]
     assert extra_of(str(path)) == "deepspeed"
     assert family(name) == (name, str(path))  # there is no such file
     path.write_text('{"zero_optimization": {"stage": 2}}')

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import zerocheck
+from zerocheck.catalogue import NAMED
 
 PACKAGE = Path(zerocheck.__file__).parent
 REFERENCE = Path(__file__).parent.parent / "reference" / "zerocheck_reference"
@@ -30,9 +31,9 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"errors"},
     "compat": {"errors"},
     "compat_memory": {"errors"},
-    "catalogue": {"ds_config", "errors"},
-    "ds_config": {"errors"},
-    "user_code": {"ds_config", "errors"},
+    "catalogue": {"installed", "errors"},
+    "installed": set(),
+    "user_code": {"catalogue", "errors"},
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
     "floating_point": {"zerocheck_reference"},
@@ -43,13 +44,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     "protocol": {"contract", "case"},
     "execution": {"compat", "errors"},
-    "implementations": {
+    "adapters": {
         "optimizers",
-        "compat_memory", "contract", "ds_config", "models", "case", "compat", "devices", "errors",
+        "compat_memory", "contract", "models", "case", "compat", "devices", "errors",
     },
     "faults": {
         "optimizers",
-        "implementations", "protocol", "contract", "models", "case", "causes", "compat", "errors",
+        "adapters", "protocol", "contract", "models", "case", "causes", "compat", "errors",
     },
     "drive": {
         "protocol", "optimizers", "execution", "contract", "models", "case", "catalogue", "compat",
@@ -70,11 +71,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
-        "run", "protocol", "implementations", "contract", "case", "catalogue", "errors", "hosts",
+        "run", "protocol", "adapters", "contract", "case", "catalogue", "errors", "hosts",
     },
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
-        "implementations", "contract", "models", "case", "catalogue", "compat", "compat_memory",
+        "adapters", "contract", "models", "case", "catalogue", "compat", "compat_memory",
         "user_code", "errors", "hosts",
     },
     "attached": {
@@ -93,7 +94,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
-        "catalogue", "ds_config", "foreign_text", "user_code", "launcher", "devices", "errors",
+        "catalogue", "installed", "foreign_text", "user_code", "launcher", "devices", "errors",
         "shortage", "signals", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
@@ -207,6 +208,50 @@ def test_reports_and_faults_import_no_judge() -> None:
     assert "judge" not in ALLOWED["report"] | ALLOWED["faults"] | ALLOWED["cli"]
 
 
+NAMES_ADAPTERS = {
+    "catalogue.py": "the registry",
+    "run/peaks.py": "measures the curves of a published page, each of one implementation",
+    "report/peaks.py": "draws that page",
+}
+"""Files outside `adapters` and `faults` that name built-in implementations, and the reasons."""
+
+ADAPTERS = {path.name for path in (PACKAGE / "adapters").iterdir() if path.is_dir()} - {"shared"}
+LIBRARIES = ("deepspeed",)
+
+
+def adapters_named(path: Path) -> Iterator[str]:
+    """Names of adapters, built-in implementations and their libraries in code, not in prose."""
+    for line, module in imported(path):
+        top, *rest = module.split(".")
+        if top in LIBRARIES or (module.startswith("zerocheck.adapters.") and rest[1] in ADAPTERS):
+            yield f"line {line}: imports {module}"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    words = (*NAMED, *ADAPTERS, *LIBRARIES)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or id(node) in prose:
+            continue
+        text = str(node.value)
+        if text in words or text.startswith(tuple(f"{word}." for word in words)):
+            yield f"line {node.lineno}: names {text!r}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_registry_names_an_adapter(path: Path) -> None:
+    """What differs between implementations is asked of the adapter."""
+    if part_of(path) in ("adapters", "faults"):
+        return
+    found = list(adapters_named(path))
+    assert bool(found) == (str(path.relative_to(PACKAGE)) in NAMES_ADAPTERS), found
+
+
+def test_packages_of_adapters_import_nothing() -> None:
+    """Their parts without torch can be imported without torch."""
+    for path in (PACKAGE / "adapters").rglob("__init__.py"):
+        if "user_config" not in path.parts:  # of plain data
+            assert not list(imported(path)), path
+
+
 @pytest.mark.parametrize("path", sorted(REFERENCE.rglob("*.py")), ids=lambda path: path.name)
 def test_the_reference_imports_torch_only(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -229,6 +274,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "import zerocheck.testing",
         "import zerocheck.strategies; zerocheck.strategies.cases('fsdp2')",
         "import zerocheck.run.plan.options",
+        "import zerocheck.adapters.deepspeed.user_config",
         "import zerocheck.report.write",
         "from zerocheck import UsageError, parametrize_with_checks",
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",

@@ -15,6 +15,7 @@ from hypothesis.errors import FailedHealthCheck
 
 import zerocheck
 from zerocheck import shared_ranks, strategies, testing
+from zerocheck.case.capabilities import CAPABILITIES
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import Unsupported, UsageError
 from zerocheck.protocol.replies import Description
@@ -29,7 +30,7 @@ ARTICLE = "zerocheck.faults.article:ArticleStage1"
 SMALL = Case(mesh=(2,), training=Training(steps=1))
 
 
-EVERYTHING = Description(restores=True)
+EVERYTHING = Description(restores=True, capabilities=CAPABILITIES)
 
 
 def supported(cases: Sequence[Case]) -> list[str | None]:
@@ -164,6 +165,7 @@ class Tests:
 CONFTEST = """
 import hypothesis
 from zerocheck import pytest_plugin, strategies, testing
+from zerocheck.case.capabilities import CAPABILITIES
 from zerocheck.protocol.replies import Description
 from zerocheck.single_case import SingleVerdict
 
@@ -181,7 +183,8 @@ class Judge:
         return SingleVerdict(text="VIOLATED it is wrong" if wrong else "", notes=("a note",))
 
 # They start without ranks.
-strategies._asked = lambda name, options: (Description(restores=True), strategies._supports_all)
+described = Description(restores=True, capabilities=CAPABILITIES)
+strategies._asked = lambda name, options: (described, strategies._supports_all)
 testing._judge = Judge
 """
 

@@ -1,7 +1,7 @@
 """Step-by-step checks of sharded-training code against a single-device reference.
 
 - `__main__.py`: `python -m zerocheck`
-- `catalogue.py`: names of zerocheck's own implementations, and of faults to inject
+- `catalogue.py`: registry of implementations by name, and of faults to inject
 - `compat.py`: private torch API that zerocheck needs, probed in this one place
 - `compat_memory.py`: private torch API for the measurement and simulation of memory, in one place
 - `control_groups.py`: limits of memory and processes that control groups set on this process
@@ -11,6 +11,7 @@
 - `foreign_text.py`: foreign text, made safe for a terminal, a report or a shell
 - `host.py`: memory of this host, and files that replace it
 - `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
+- `installed.py`: implementations of installed packages, by their entry points
 - `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it
 - `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
 - `shared_ranks.py`: rank processes that all tests of single cases share
@@ -22,6 +23,7 @@
 - `testing.py`: zerocheck in pytest: tests of obligations, and of single cases
 - `user_code.py`: import of the user's code by name, and the name by which to import an object
 - `warning_filters.py`: filters of warnings in the processes of zerocheck
+- `adapters/`: built-in implementations: DDP, FSDP, DeepSpeed, the textbook ZeRO
 - `attached/`: checks of chosen steps of a real training run (`zerocheck.attach`)
 - `case/`: case: everything that determines a run, as data
 - `causes/`: registry of the causes that the judge names
@@ -29,10 +31,8 @@
 - `cli/`: command line, one file per command
 - `contract/`: contract between zerocheck and the code under test
 - `drive/`: execution of one job in one rank
-- `ds_config/`: DeepSpeed config of the user's own
 - `execution/`: properties of an execution that decide the last bits
 - `faults/`: bugs planted on purpose, and their catalogue
-- `implementations/`: built-in implementations: DDP, FSDP, DeepSpeed, the textbook ZeRO
 - `judge/`: verdicts on what ranks observed, and their causes
 - `memory/`: memory of a rank in advance (`zerocheck memory`)
 - `models/`: model, samples and start of a case

@@ -1,50 +1,65 @@
-"""Names of zerocheck's own implementations, and of faults to inject.
+"""Registry of implementations by name, and of faults to inject.
+
+The only place outside `adapters/` that names built-in implementations and their libraries. What
+differs between them is asked of the adapter: of its class, or of a part of its folder.
 
 Imports no torch: the command line lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 from .errors import UsageError, unknown
+from .installed import installed, refusal
 
 BUILT_IN: dict[str, str] = {
-    "ddp": "zerocheck.implementations.ddp:Ddp",
-    "zero-redundancy": "zerocheck.implementations.zero_redundancy:ZeroRedundancy",
-    "fsdp1": "zerocheck.implementations.fsdp1:Fsdp1",
-    "fsdp1-grad-op": "zerocheck.implementations.fsdp1:Fsdp1GradOp",
-    "fsdp1-no-shard": "zerocheck.implementations.fsdp1:Fsdp1NoShard",
-    "fsdp2": "zerocheck.implementations.fsdp2:Fsdp2",
-    "zero1": "zerocheck.implementations.textbook.zero1:Zero1",
-    "zero2": "zerocheck.implementations.textbook.zero2:Zero2",
-    "zero3": "zerocheck.implementations.textbook.zero3:Zero3",
+    "ddp": "zerocheck.adapters.ddp.adapter:Ddp",
+    "zero-redundancy": "zerocheck.adapters.zero_redundancy.adapter:ZeroRedundancy",
+    "fsdp1": "zerocheck.adapters.fsdp1.adapter:Fsdp1",
+    "fsdp1-grad-op": "zerocheck.adapters.fsdp1.adapter:Fsdp1GradOp",
+    "fsdp1-no-shard": "zerocheck.adapters.fsdp1.adapter:Fsdp1NoShard",
+    "fsdp2": "zerocheck.adapters.fsdp2.adapter:Fsdp2",
+    "zero1": "zerocheck.adapters.textbook.zero1:Zero1",
+    "zero2": "zerocheck.adapters.textbook.zero2:Zero2",
+    "zero3": "zerocheck.adapters.textbook.zero3:Zero3",
 }
 """Names of the built-in implementations, and where they are. All of them run by default."""
 
 OF_EXTRAS: dict[str, str] = {
-    "deepspeed0": "zerocheck.implementations.deepspeed:DeepSpeed0",
-    "deepspeed1": "zerocheck.implementations.deepspeed:DeepSpeed1",
-    "deepspeed2": "zerocheck.implementations.deepspeed:DeepSpeed2",
-    "deepspeed3": "zerocheck.implementations.deepspeed:DeepSpeed3",
+    "deepspeed0": "zerocheck.adapters.deepspeed.adapter:DeepSpeed0",
+    "deepspeed1": "zerocheck.adapters.deepspeed.stage12:DeepSpeed1",
+    "deepspeed2": "zerocheck.adapters.deepspeed.stage12:DeepSpeed2",
+    "deepspeed3": "zerocheck.adapters.deepspeed.stage3:DeepSpeed3",
 }
-"""Those that need an extra of zerocheck: the library of the same name as the module. They run where
-they are named."""
+"""Those that need an extra of zerocheck. They run where they are named."""
 
-CONFIG = ".json"
-"""How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
-OF_CONFIG = "zerocheck.implementations.deepspeed.user_config:of_file"
-"""What makes the implementation of such a name."""
-
-FAULTY_OF_EXTRAS = {"zerocheck.faults.deepspeed": "deepspeed"}
-"""Modules of faults planted into such a library, and the extra that each needs."""
+_EXTRA_OF = {"zerocheck.adapters.deepspeed": "deepspeed", "zerocheck.faults.deepspeed": "deepspeed"}
+"""Packages and modules that need an extra, which has the name of its library."""
 
 NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS}
 """All names of implementations that come with zerocheck."""
 
-EXCHANGING = ("zero1", "zero2", "zero3")
-"""Implementations that load each other's checkpoints."""
+RECOMMENDED = {1: "zero1", 2: "zero2", 3: "fsdp2"}
+"""Implementation that advice on memory names for a stage of the ZeRO paper."""
+
+COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+"""Those that published tables of memory compare: nothing sharded, then by stage."""
+
+CONFIG = ".json"
+"""How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
+CONFIG_FILE = "path/to/ds_config.json"
+"""Such a name, as messages show it."""
+OF_CONFIG = "zerocheck.adapters.deepspeed.configured_engine:of_file"
+"""What makes the implementation of such a name."""
+_CONFIG_READER = "zerocheck.adapters.deepspeed.user_config"
+
+RANK_KINDS = {"without-elements": "zerocheck.adapters.deepspeed.idle_ranks:ranks_without_elements"}
+"""Kinds of ranks in entries of known issues -> the function that finds them in a case."""
 
 
 _INJECTED = {
@@ -97,7 +112,7 @@ def family(name: str) -> tuple[str, ...]:
     parent, fault = apart(name)
     if fault:
         return (name, *family(parent))
-    stage = _stage_of(name) if is_config(name) else None
+    stage = _reader().stage_of(name) if is_config(name) else None
     return (name,) if stage is None else (name, f"deepspeed{stage}")
 
 
@@ -112,10 +127,19 @@ def is_config(name: str) -> bool:
     return innermost(name).endswith(CONFIG)
 
 
-def _stage_of(name: str) -> int | None:
-    from .ds_config import stage_of
+def check_config(name: str) -> None:
+    """Raise UsageError for a DeepSpeed config that cannot be read or checked."""
+    _reader().read(name)
 
-    return stage_of(name)
+
+def config_notes(names: Iterable[str]) -> Iterator[str]:
+    """Iterate over the notes on the DeepSpeed configs among the names, each config once."""
+    for config in dict.fromkeys(innermost(name) for name in names if is_config(name)):
+        yield from _reader().read(config).notes
+
+
+def _reader() -> Any:
+    return import_module(_CONFIG_READER)
 
 
 def is_built_in(name: str) -> bool:
@@ -123,23 +147,49 @@ def is_built_in(name: str) -> bool:
     return innermost(name) in NAMED
 
 
+def place_of(name: str) -> str:
+    """Return `module:Name` of an implementation, which may be its name already."""
+    if is_config(name):
+        return OF_CONFIG
+    points = () if name in NAMED else installed().get(name, ())
+    return points[0].place if points else NAMED.get(name, name)
+
+
+def check_installed(name: str) -> None:
+    """Raise UsageError for the name of an installed package's implementation that is refused."""
+    if reason := refusal(name, name in NAMED):
+        raise UsageError(f"{reason}; run one of them as package.module:Name")
+
+
+def package_of(name: str) -> str:
+    """Return the installed package that brings an implementation of this name; "" for others."""
+    points = () if name in NAMED else installed().get(name, ())
+    return points[0].package if points else ""
+
+
+def part_of(name: str, part: str) -> ModuleType | None:
+    """Import a part of a built-in adapter, such as "script"; None if its folder has no such file.
+
+    It may need torch, and its library.
+    """
+    module = f"{NAMED[name].partition(':')[0].rpartition('.')[0]}.{part}"
+    return import_module(module) if find_spec(module) is not None else None
+
+
 def extra_of(name: str) -> str:
-    """Return the extra for an implementation of OF_EXTRAS or a config: also its library's name."""
-    return _place(name).rpartition(".")[2]
+    """Return the extra that an implementation or a fault needs; "" without one.
+
+    name: with or without its place, injected faults aside.
+    """
+    module = place_of(innermost(name)).partition(":")[0]
+    found = (extra for part, extra in _EXTRA_OF.items() if f"{module}.".startswith(f"{part}."))
+    return next(found, "")
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """Return the modules of those implementations that need a library besides torch."""
-    places = [_place(innermost(name)) for name in names]
-    ours = {place.partition(":")[0] for place in OF_EXTRAS.values()} | FAULTY_OF_EXTRAS.keys()
-    return list(dict.fromkeys(place for place in places if place in ours))
-
-
-def _place(name: str) -> str:
-    """Return the module of an implementation, if its name says it."""
-    if is_config(name):
-        return OF_CONFIG.rpartition(".")[0]
-    return OF_EXTRAS.get(name, name).partition(":")[0]
+    places = (place_of(innermost(name)) for name in names if extra_of(name))
+    return list(dict.fromkeys(place.partition(":")[0] for place in places))
 
 
 def missing(extra: str) -> str | None:
@@ -161,20 +211,21 @@ def check_spelling(name: str) -> None:
         return
     if is_config(name):
         return
-    if ":" not in name and name not in NAMED:
+    names = {**NAMED, **installed()}
+    if ":" not in name and name not in names:
         if name.endswith(".py"):
             raise UsageError(
                 f"{name!r} names a file; name the class or build function in it too: {name}:NAME"
             )
-        error = unknown("implementation", name, NAMED)
+        error = unknown("implementation", name, names)
         raise UsageError(
-            f"{error}; or give package.module:Name, path/to/file.py:Name or path/to/ds_config.json"
+            f"{error}; or give package.module:Name, path/to/file.py:Name or {CONFIG_FILE}"
         )
     where, colon, attribute = name.rpartition(":")
     if colon and not (where and attribute.isidentifier()):
         raise UsageError(
             f"{name!r} is not an implementation; give package.module:Name, path/to/file.py:Name or "
-            "path/to/ds_config.json"
+            f"{CONFIG_FILE}"
         )
 
 

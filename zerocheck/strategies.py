@@ -10,6 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from .case import engine_options
+from .case.capabilities import CAPABILITIES
 from .case.codec import merged_fields
 from .case.features import OF_RESUME
 from .case.schema import Case
@@ -78,7 +79,10 @@ def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseS
         described, ask = _asked(name, options)
     else:
         every = tuple(engine_options.DRAWN)
-        described, ask = Description(options=every, restores=True), _supports_all
+        described, ask = (
+            Description(options=every, restores=True, capabilities=CAPABILITIES),
+            _supports_all,
+        )
     both = merged_fields(fixed_fields(options, described), fixed)
     meshes = meshes_of(options, described)
     try:

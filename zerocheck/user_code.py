@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import ds_config
+from .catalogue import check_config, is_config
 from .errors import UsageError, did_you_mean, file_of
 
 _stamps: dict[Path, tuple[int, int]] = {}
@@ -34,8 +34,8 @@ def check_file(name: str) -> None:
     It does so at once, where importing it waits for rank processes. Other names pass; nothing is
     imported.
     """
-    if name.endswith(".json"):
-        ds_config.read(name)
+    if is_config(name):
+        check_config(name)
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         file_of(where)

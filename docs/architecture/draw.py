@@ -26,9 +26,9 @@ FLOORS = (
     Floor("engine", {"run": 730}),
     Floor("peers", {"ranks": 170, " ": 40, "drive": 200, "  ": 90, "judge": 190}),
     Floor("proof", {"faults": 170}),
-    Floor("libraries", {"   ": 220, "implementations": 200}),
+    Floor("libraries", {"   ": 220, "adapters": 200}),
     Floor("data", {"protocol": 90, "contract": 90, "models": 80, "optimizers": 100, "causes": 80,
-                   "execution": 90, "case": 60, "ds_config": 90}),
+                   "execution": 90, "case": 60}),
 )  # fmt: skip
 """Blanks leave room. A room imports from its own floor and those under it."""
 
@@ -49,7 +49,7 @@ WAY = (
     Move("cli", "run", "1 options"),
     Move("run", "ranks", "2 case as jobs"),
     Move("ranks", "drive", "3 job"),
-    Move("drive", "implementations", "4 steps"),
+    Move("drive", "adapters", "4 steps"),
     Move("drive", "judge", "5 observations"),
     Move("judge", "run", "6 verdicts"),
     Move("run", "report", "7 journal"),

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zerocheck.implementations.textbook.zero2 import Zero2
+from zerocheck.adapters.textbook.zero2 import Zero2
 
 KEPT = []
 """Keeps contexts entered."""

@@ -24,8 +24,8 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from zerocheck.adapters.textbook.zero2 import Zero2
 from zerocheck.errors import Unsupported
-from zerocheck.implementations.textbook.zero2 import Zero2
 
 KEPT: list[Any] = []
 LONG_S = 3600

@@ -38,7 +38,7 @@ AT_IMPORT = {
     "sleep": ("import time\ntime.sleep(3600)", ""),
     "kill": ("import os\nos.kill(os.getpid(), 9)", "SIGKILL"),
     "fork": (
-        "import os\nos.fork()\nfrom zerocheck.implementations.textbook.zero2 import Zero2", "",
+        "import os\nos.fork()\nfrom zerocheck.adapters.textbook.zero2 import Zero2", "",
     ),
 }  # fmt: skip
 

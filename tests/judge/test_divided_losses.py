@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from zerocheck.adapters.fsdp2.adapter import Fsdp2
 from zerocheck.case.schema import Block, Case, Data, Model, Training
 from zerocheck.contract import Implementation
 from zerocheck.faults.gradient import DivisionLeftOn, MeanInTheLosses
-from zerocheck.implementations.fsdp2 import Fsdp2
 
 CASE = Case(
     mesh=(3,),

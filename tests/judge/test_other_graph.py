@@ -21,10 +21,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from zerocheck.adapters.ddp.adapter import Ddp
+from zerocheck.adapters.fsdp2.adapter import Fsdp2
 from zerocheck.case.schema import Block, Case, Data, Model, Training
 from zerocheck.contract import Built
-from zerocheck.implementations.ddp import Ddp
-from zerocheck.implementations.fsdp2 import Fsdp2
 
 CASE = Case(
     mesh=(2,),

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from zerocheck import Built, groups
+from zerocheck.adapters.ddp.adapter import Ddp
 from zerocheck.case.schema import Case
 from zerocheck.contract import Loader, Saving, Shard
-from zerocheck.implementations.ddp import Ddp
 
 Whole = dict[tuple[str, str], torch.Tensor]
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from zerocheck.adapters.ddp.adapter import Ddp
+from zerocheck.adapters.fsdp2.adapter import Fsdp2
+from zerocheck.adapters.textbook.zero2 import Zero2
 from zerocheck.case.schema import Case
 from zerocheck.contract import Built, Implementation, Shard, Step, StepReport
-from zerocheck.implementations.ddp import Ddp
-from zerocheck.implementations.fsdp2 import Fsdp2
-from zerocheck.implementations.textbook.zero2 import Zero2
 
 SLEEPS = 0.3
 """Seconds: long beside sending one number."""

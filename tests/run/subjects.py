@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import zerocheck
+from zerocheck.adapters.textbook.zero1 import Zero1
 from zerocheck.faults.accumulation import NotDividedByGa
 from zerocheck.faults.gradient import AverageBecomesSum
 from zerocheck.faults.update import DecayOnExcluded
-from zerocheck.implementations.textbook.zero1 import Zero1
 
 
 def build(model, case, mesh):
@@ -99,14 +99,14 @@ class Refuses(Sharder):
         raise zerocheck.Unsupported("this machine is too small")
 
 
-IN_FP32 = tuple(one for one in Zero1.handles if one != "precision")
+IN_FP32 = Zero1.capabilities - {"precision"}
 
 
 class SupportsNoEmbedding(Zero1):
     """Says so at once, takes everything else, and obeys none of the sharding options."""
 
     options = ()
-    handles = IN_FP32
+    capabilities = IN_FP32
 
     @classmethod
     def supports(cls, case):
@@ -116,7 +116,7 @@ class SupportsNoEmbedding(Zero1):
 
 
 class RefusesDropoutWhenBuilt(Zero1):
-    handles = IN_FP32
+    capabilities = IN_FP32
 
     def __init__(self, model, case, mesh):
         if any(block.dropout for block in case.model.blocks):
@@ -290,13 +290,17 @@ class Plain(zerocheck.Implementation):
 
 
 class Misdeclared(Plain):
-    handles = ("loss_scaling",)
+    capabilities = frozenset({"loss_scaling"})
+
+
+class OldName(Plain):
+    handles = ("loss_scale",)
 
 
 class Scaled(Sharder):
     """A short form with torch's scaler."""
 
-    handles = ("loss_scale", "unfreeze")
+    capabilities = frozenset({"loss_scale", "unfreeze"})
 
     def build(self, model, case, mesh):
         scale = case.training.loss_scale

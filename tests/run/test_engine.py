@@ -197,7 +197,8 @@ def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
     ("name", "said"),
     [
         ("NoBuild", "lacks build()"),
-        ("Misdeclared", "handles 'loss_scaling'; did you mean 'loss_scale'"),
+        ("Misdeclared", "capabilities 'loss_scaling'; did you mean 'loss_scale'"),
+        ("OldName", "`handles` is called `capabilities`"),
         ("NoStep", "lacks train_step()"),
         ("number", "is of type int; needed is a subclass of zerocheck.Implementation"),
         ("two_arguments", "a build function takes (model, case, mesh)"),

@@ -9,8 +9,7 @@ from zerocheck.case.schema import Case, Precision
 from zerocheck.protocol.verdicts import MEMORY, Judgement, Obligation, Violation
 from zerocheck.run.known_issues.entries import KnownIssue, ours
 from zerocheck.run.records.records import CaseFile
-from zerocheck.script import script_of
-from zerocheck.script.sharding import TITLES
+from zerocheck.script import script_of, scripts
 
 
 def case_file(
@@ -51,7 +50,7 @@ def in_scripts() -> list[KnownIssue]:
         issue
         for issue in ours()
         if issue.case is not None and not issue.case.resume and issue.obligation not in MEMORY
-        if len(issue.case.mesh) == 1 and issue.implementation in TITLES
+        if len(issue.case.mesh) == 1 and issue.implementation in scripts()
         if issue.case.precision == Precision() and issue.case.training.compile == "none"
     ]
 

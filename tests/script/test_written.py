@@ -25,17 +25,16 @@ from zerocheck.protocol.verdicts import MEMORY, Judgement
 from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFile
-from zerocheck.script import LONGEST, script_of
+from zerocheck.script import LONGEST, script_of, scripts
 from zerocheck.script.injections import FAULTS
 from zerocheck.script.layout import WIDTH, fitted
-from zerocheck.script.sharding import TITLES
 
 CONFIGURATION = Path(__file__).parent.parent.parent / "pyproject.toml"
 
 
 def drawn(count: int) -> list[tuple[str, Case]]:
     """Cases of every kind, with an implementation that runs them."""
-    names = list(TITLES)
+    names = list(scripts())
     found = []
     for number, case in enumerate(draw(count, seed=3, world_sizes=(1, 2, 3))):
         name = names[number % len(names)]

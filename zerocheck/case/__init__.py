@@ -1,5 +1,6 @@
 """Case: everything that determines a run, as data. No torch.
 
+- `capabilities.py`: features of a case that an implementation must declare that it handles
 - `choices.py`: distribution of cases: one class that makes a case out of choices
 - `codec.py`: conversion of cases to JSON and plain data, and back, with helpful errors
 - `covering.py`: covering arrays: few cases in which every pair of features occurs

@@ -1,6 +1,6 @@
 """Tensor parallelism of a drawn model: the layers that are sharded, how, and its drawing.
 
-No torch: `implementations/tensor_parallel.py` makes torch's styles of it. `Plan` names a layer by
+No torch: `adapters/fsdp2/tensor_parallel.py` makes torch's styles of it. `Plan` names a layer by
 its path. The output features of a layer are cut over the ranks (column-wise), or its inputs are,
 and partial sums are added over the ranks (row-wise):
 

@@ -145,13 +145,10 @@ def note_untested() -> None:
 
 def note_configs(names: Sequence[str]) -> None:
     """Print a run's notes on the DeepSpeed configs; only rank 0 of a launch does."""
-    from ..catalogue import innermost, is_config
-    from ..ds_config import read
+    from ..catalogue import config_notes
 
-    configs = dict.fromkeys(innermost(name) for name in names if is_config(name))
-    for config in configs if launcher.is_rank_0() else ():
-        for text in read(config).notes:
-            note(text)
+    for text in config_notes(names) if launcher.is_rank_0() else ():
+        note(text)
 
 
 def _check_machine(world_sizes: Sequence[int]) -> None:

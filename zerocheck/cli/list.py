@@ -11,20 +11,20 @@ from .output import say
 
 def list_faults() -> int:
     """List every fault with its source; return the exit code."""
-    from ..catalogue import FAULTY_OF_EXTRAS, missing
+    from ..catalogue import extra_of, missing
     from ..faults.catalogue import FAULTS, OF_EXTRAS
 
     _section(
         "faults",
         {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
     )
-    for module, extra in FAULTY_OF_EXTRAS.items():
+    for extra in dict.fromkeys(extra_of(fault.where) for fault in OF_EXTRAS.values()):
         title = f"faults in {extra}, which run where they are named"
         reason = missing(extra)
         if reason is not None:
             say(f"{title}: none here, since it {reason.partition('which ')[2]}")
             continue
-        own = [fault for fault in OF_EXTRAS.values() if fault.where.startswith(f"{module}:")]
+        own = [fault for fault in OF_EXTRAS.values() if extra_of(fault.where) == extra]
         _section(title, {fault.name: f"{fault.summary}; {fault.source}" for fault in own})
     return 0
 
@@ -36,7 +36,8 @@ def list_() -> None:
     Implementations, obligations, features, profiles and known issues.
     """
     from ..case.features import FEATURES
-    from ..catalogue import BUILT_IN, OF_EXTRAS, extra_of
+    from ..catalogue import BUILT_IN, CONFIG_FILE, OF_EXTRAS, extra_of
+    from ..installed import installed
     from ..protocol.verdicts import TITLES
     from ..report.known_issues import listed_lines
     from ..run.known_issues.entries import ours
@@ -45,7 +46,11 @@ def list_() -> None:
     _section("implementations", BUILT_IN)
     added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
     _section("implementations that need an extra, and run where they are named", added)
-    config = {"path/to/ds_config.json": f"the stage that it says (extra {extra_of('a.json')})"}
+    if installed():
+        _section(
+            "implementations of installed packages, which run where they are named", _installed()
+        )
+    config = {CONFIG_FILE: f"the stage that it says (extra {extra_of(CONFIG_FILE)})"}
     _section("a DeepSpeed config of your own", config)
     _section("obligations", TITLES)
     _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
@@ -60,6 +65,19 @@ def list_() -> None:
     say("known issues")
     for line in listed_lines(ours()):
         say(f"  {line}")
+
+
+def _installed() -> dict[str, str]:
+    """Return each entry point with its place and package, or why it is refused."""
+    from ..catalogue import NAMED
+    from ..installed import installed, refusal
+
+    return {
+        name: f"refused: {reason}"
+        if (reason := refusal(name, name in NAMED))
+        else f"{points[0].place} (package {points[0].package})"
+        for name, points in installed().items()
+    }
 
 
 def _section(title: str, entries: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..catalogue import RECOMMENDED
 from ..errors import UsageError
 from .output import say, shown
 
@@ -18,7 +19,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--implementation",
     metavar="NAME",
-    default="fsdp2",
+    default=RECOMMENDED[3],
     show_default=True,
     help="A built-in name, package.module:Name or path/to/file.py:Name.",
 )
@@ -135,7 +136,7 @@ def _peaks(directory: Path) -> int:
 
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
-    from ..catalogue import check_spelling, modules_of
+    from ..catalogue import check_spelling, extra_of
     from ..run.execute.machine import check_process_memory
 
     check_process_memory()  # before torch is imported
@@ -143,9 +144,9 @@ def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | N
     from ..memory.text import render
 
     check_spelling(setup.implementation)
-    if modules_of([setup.implementation]):
+    if extra := extra_of(setup.implementation):
         raise UsageError(
-            f"{setup.implementation} cannot be simulated: DeepSpeed needs tensors with data; "
+            f"{setup.implementation} cannot be simulated: {extra} needs tensors with data; "
             f"what its ranks hold is measured with: zerocheck run {setup.implementation} "
             "--obligations memory"
         )

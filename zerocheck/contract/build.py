@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from ..case.capabilities import Capability
 from ..case.schema import Case
 from ..case.segments import in_background
 from ..compat import FlatHandle, flat_parameters, local_index, reduces_unused, release
@@ -45,7 +46,7 @@ class Built:
                 default: the state of the torch optimizers that are found in `optimizer`
     names       names(wrapped name) -> name in the unwrapped model; default: found by the modules
     scaler      scales the losses if the case asks for it (`training.loss_scale`): used as
-                torch.amp.GradScaler is; say so in `handles`, or no such case is drawn
+                torch.amp.GradScaler is; say so in `capabilities`, or no such case is drawn
     rewrap      rewrap() -> the model wrapped again, called after parameters were unfrozen; needed
                 for DDP, which reduces only what was trainable when it was made
     roles       key in an optimizer's state of each role that has another name there, such as
@@ -73,7 +74,7 @@ class BuiltImplementation(Implementation):
     `self.case` the case.
     """
 
-    handles: ClassVar[Collection[str]] = ("unfreeze",)
+    capabilities: ClassVar[Collection[Capability]] = frozenset({"unfreeze"})
     """Add "loss_scale" where `build` gives a scaler."""
     keeps: ClassVar[Collection[Kept]] = ("data", "rng")
 
@@ -332,11 +333,12 @@ def from_function(
 ) -> type[BuiltImplementation]:
     """Make the class, of this name, for a bare `build` function or a partial of one.
 
-    Attributes `semantics`, `fixed`, `options`, `handles`, `stage` and `supports` of the function
+    Attributes `semantics`, `fixed`, `options`, `capabilities`, `stage` and `supports` of the
+    function
     become those of the class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for attribute in ("semantics", "fixed", "options", "handles", "stage", "without"):
+    for attribute in ("semantics", "fixed", "options", "capabilities", "stage", "without"):
         if hasattr(build, attribute):
             members[attribute] = getattr(build, attribute)
     if hasattr(build, "supports"):

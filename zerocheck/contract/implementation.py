@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..case.capabilities import Capability
 from ..case.schema import Case
 from ..models.user import call_with
 from .layout import Layout
@@ -19,17 +20,6 @@ from .shard import Shard
 
 Moment = Literal["reduced", "clipped"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
-Extra = Literal["loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"]
-EXTRAS: tuple[Extra, ...] = get_args(Extra)
-"""What an implementation must say that it handles."""
-OF_TRAINING: tuple[Extra, ...] = ("loss_scale", "unfreeze", "compile")
-"""Those that are fields of `case.training`."""
-ESTIMATED: tuple[Extra, ...] = ("compile", "tensor_parallel")
-"""Those whose kernels are not those of one device."""
-UNCUT: tuple[Extra, ...] = tuple(one for one in EXTRAS if one != "tensor_parallel")
-"""All but tensor parallelism."""
-UNCOMPILED: tuple[Extra, ...] = tuple(one for one in EXTRAS if one not in ESTIMATED)
-"""All whose kernels are those of one device."""
 Stage = Literal[0, 1, 2, 3]
 Hidden = Literal["states", "owners"]
 Call = Callable[..., torch.Tensor]
@@ -163,20 +153,21 @@ class Implementation:
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
     `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
-    `semantics`, `fixed`, `without`, `options`, `handles`, `keeps` and `stage`. What an
-    implementation means by a step may depend on the case: `self.semantics` of the instance counts.
+    `semantics`, `fixed`, `without`, `options`, `capabilities`, `keeps`, `exchanges` and
+    `stage`. What an implementation means by a step may depend on the case: `self.semantics` of the
+    instance counts.
     """
 
     semantics: Semantics = Semantics()
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Case fields that it sets itself, e.g. {"training": {"clip": None}}; the rest is drawn."""
-    handles: ClassVar[Collection[str]] = ()
-    """What else `train_step` does where the case asks for it: "loss_scale" (multiplies losses by a
+    capabilities: ClassVar[Collection[Capability]] = frozenset()
+    """Features that it handles where the case asks for them: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
     `Step.unfreeze`), "compile" (compiles the model with the backend `training.compile`), "two_axes"
     (replicates over the first axis of a mesh of two, and shards over the second), "precision"
     (computes and reduces in the dtypes of `case.precision`, and says how in its `semantics`),
-    "tensor_parallel" (cuts layers over the second axis of the mesh that it is then given; see
+    "tensor_parallel" (shards layers over the second axis of the mesh that it is then given; see
     `sharding.tensor_parallel`).
     Without it, such cases are unsupported and are not drawn."""
 
@@ -184,6 +175,9 @@ class Implementation:
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),
     "rng" (the random state of each rank, which comes back where the number of ranks is the same).
     What is not named is the affair of the user's loop, and not judged."""
+
+    exchanges: ClassVar[Collection[str]] = ()
+    """Names of the implementations that load one another's checkpoints, its own among them."""
 
     without: ClassVar[Mapping[str, str]] = {}
     """Obligations that none of its cases can exercise, such as "clip" where it fixes that nothing

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from ..catalogue import (
-    NAMED,
-    OF_CONFIG,
-    OF_EXTRAS,
+    check_installed,
     check_spelling,
     extra_of,
     is_config,
     missing,
+    package_of,
+    place_of,
 )
 from ..errors import UsageError
 from ..user_code import import_user_code
@@ -33,21 +33,31 @@ def load(name: str) -> type[Implementation]:
     """
     if name not in _loaded:
         check_spelling(name)
-        if name in OF_EXTRAS or is_config(name):
-            _check_installed(name, extra_of(name))
+        check_installed(name)
+        if extra := extra_of(name):
+            reason = missing(extra)
+            if reason is not None:
+                raise UsageError(f"{name} {reason}")
+        given = _imported(name)
         if is_config(name):
-            return import_user_code(OF_CONFIG)(name)  # type: ignore[no-any-return]
-        _loaded[name] = _as_class(name, import_user_code(NAMED.get(name, name)))
+            return given(name)  # type: ignore[no-any-return]
+        _loaded[name] = _as_class(name, given)
     return _loaded[name]
 
 
-def _check_installed(name: str, extra: str) -> None:
-    reason = missing(extra)
-    if reason is not None:
-        raise UsageError(f"{name} {reason}")
+def _imported(name: str) -> Any:
+    try:
+        return import_user_code(place_of(name))
+    except UsageError as error:
+        package = package_of(name)
+        if not package:
+            raise
+        raise UsageError(f"{name}, of the installed package {package}: {error}") from error
 
 
 def _as_class(name: str, given: Any) -> type[Implementation]:
+    if hasattr(given, "handles"):
+        raise UsageError(f"{name}: `handles` is called `capabilities`")
     if inspect.isfunction(given) or isinstance(given, partial):
         if len(inspect.signature(given).parameters) < 3:
             raise UsageError(

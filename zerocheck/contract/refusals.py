@@ -94,7 +94,8 @@ ADVICE = (
         # torch/_dynamo/exc.py, of what `ForwardProbe` hooks into modules
         Refusal(RuntimeError, r"found no compiled frames|Dynamo does not support"),
         "zerocheck: compile where the case asks for it (training.compile is the backend, or none), "
-        'and say so: handles = ("unfreeze", "compile"); else hooks of zerocheck are in the modules',
+        'and say so: capabilities = {"unfreeze", "compile"}; else hooks of zerocheck are in the '
+        "modules",
     ),
 )
 """What torch says of a backend, or of zerocheck's hooks, and what to do about it."""

@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..case.capabilities import CAPABILITIES, required
 from ..case.measurement import unmeasured
-from ..case.schema import Case, Sharding, Training
-from ..case.traits import cuts, reduced_precision, two_axes
+from ..case.schema import Case, Sharding
+from ..case.traits import cuts
 from ..catalogue import INJECTED, PLANTING, apart
 from ..compat_memory import quiet_profiler
 from ..contract import loading
-from ..contract.implementation import EXTRAS, OF_TRAINING, Implementation
+from ..contract.implementation import Implementation
 from ..contract.refusals import advise, refused_while_run
 from ..contract.semantics import Semantics
 from ..devices import CPU
@@ -52,8 +53,6 @@ AXES = {1: ("shard",), 2: ("replicate", "shard")}
 """Names of the mesh axes, by their number."""
 TENSOR_AXES = ("shard", "tp")
 """Those with tensor parallelism."""
-
-_PLAIN = Training()
 
 _injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, ...], DeviceMesh] = {}
@@ -156,7 +155,7 @@ def _describe(name: str) -> Description:
     try:
         implementation = load(name)
         _check_declared(name, implementation)
-        _check_handles(name, implementation.handles)
+        _check_capabilities(name, implementation.capabilities)
         kept(name, implementation)
         # Only plain data can be merged into a case.
         msgspec.json.encode(dict(implementation.fixed))
@@ -172,7 +171,8 @@ def _describe(name: str) -> Description:
         restores=restores(implementation),
         resumes=resumes(implementation),
         options=options,
-        lacks=tuple(extra for extra in EXTRAS if extra not in implementation.handles),
+        exchanges=tuple(implementation.exchanges),
+        capabilities=tuple(one for one in CAPABILITIES if one in implementation.capabilities),
     )
 
 
@@ -259,8 +259,9 @@ def _check_declared(name: str, implementation: type[Implementation]) -> None:
         ("semantics", "zerocheck.Semantics(...)", Semantics),
         ("fixed", "a mapping of case fields", Mapping),
         ("without", "a mapping of obligations to reasons", Mapping),
-        ("handles", "a tuple of strings", Collection),
+        ("capabilities", "a set of strings", Collection),
         ("keeps", "a tuple of strings", Collection),
+        ("exchanges", "a tuple of strings", Collection),
         ("options", "a tuple of strings, or None", Collection | None),
     ):
         given = getattr(implementation, attribute)
@@ -268,31 +269,21 @@ def _check_declared(name: str, implementation: type[Implementation]) -> None:
             raise UsageError(f"{name}: `{attribute}` is {given!r:.60}; needed is {needed}")
 
 
-def _check_handles(name: str, given: Collection[str]) -> None:
+def _check_capabilities(name: str, given: Collection[str]) -> None:
     if isinstance(given, str):
-        raise UsageError(f"{name}: `handles` is the string {given!r}; needed is a tuple of strings")
-    for extra in given:
-        if extra not in EXTRAS:
-            raise unknown(f"word in {name}.handles", extra, EXTRAS)
+        raise UsageError(
+            f"{name}: `capabilities` is the string {given!r}; needed is a set of strings"
+        )
+    for one in given:
+        if one not in CAPABILITIES:
+            raise unknown(f"word in {name}.capabilities", one, CAPABILITIES)
 
 
 def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     """Return the reason to reject a feature that the implementation does not declare, or None."""
-    training = case.training
-    asked = {
-        f"training.{one}": one
-        for one in OF_TRAINING
-        if getattr(training, one) != getattr(_PLAIN, one)
-    }
-    if two_axes(case):
-        asked["a mesh of two axes (two_axes)"] = "two_axes"
-    if cuts(case):
-        asked["sharding.tensor_parallel"] = "tensor_parallel"
-    if reduced_precision(case):
-        asked["case.precision (precision)"] = "precision"
-    for problem, extra in asked.items():
-        if extra not in implementation.handles:
-            return f"it does not declare that it handles {problem} (class attribute handles)"
+    for capability, problem in required(case):
+        if capability not in implementation.capabilities:
+            return f"it does not declare that it handles {problem} (class attribute capabilities)"
     return None
 
 

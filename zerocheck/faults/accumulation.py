@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
 from ..contract.implementation import Moment
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.reduction import Reduction
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
 from .parts import scaled, with_callback
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.shared.limits import one_axis_fp32
 from ..case.schema import Case
 from ..contract import Implementation, Semantics, Shard, Step, StepReport, grouped
-from ..implementations.limits import one_axis_fp32
 from ..optimizers import STATES
 
 

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class BuffersNotBroadcast(Ddp):

@@ -9,16 +9,16 @@ from typing import ClassVar
 import msgspec
 import torch
 
+from ..adapters.textbook.checkpoint.chunk import Chunk
+from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
+from ..adapters.textbook.checkpoint.resumable import Resumable
+from ..adapters.textbook.checkpoint.training import AdamWOptions, SavedTraining
+from ..adapters.textbook.partition import Piece
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..contract.groups import learning_rates
 from ..contract.implementation import Loader, Step, StepReport
-from ..implementations.textbook.checkpoint.chunk import Chunk
-from ..implementations.textbook.checkpoint.directory import FoundCheckpoint
-from ..implementations.textbook.checkpoint.resumable import Resumable
-from ..implementations.textbook.checkpoint.training import AdamWOptions, SavedTraining
-from ..implementations.textbook.partition import Piece
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class StepCountLost(Zero1):

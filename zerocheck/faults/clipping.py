@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from ..adapters.ddp.adapter import Ddp
 from ..case.schema import Case
 from ..contract import Built
-from ..implementations.ddp import Ddp
 from .parts import ClipsInParts, WithOptimizer
 
 

@@ -8,14 +8,14 @@ from msgspec.structs import replace as changed
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Built, Step, StepReport
-from ..implementations.ddp import Ddp
-from ..implementations.textbook.reduction import Reduction
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 from .parts import with_callback
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.shared.compiling import compiles
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
-from ..implementations.compiling import compiles
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2
 
 
 class CompiledLossTimesWorld(Fsdp2):

@@ -14,9 +14,10 @@ from deepspeed.runtime.zero import stage_1_and_2
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.deepspeed.stage3 import DeepSpeed3
+from ..adapters.deepspeed.stage12 import DeepSpeed1, DeepSpeed2
 from ..case.schema import Case
 from ..contract import Loader, Step, StepReport
-from ..implementations.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 
 
 class EngineDividesByNothing(DeepSpeed1):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ..adapters.textbook.sharded_adamw import MOMENTS, ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
 from ..compat import reduce_scatter_single
-from ..implementations.textbook.sharded_adamw import MOMENTS, ShardedAdamW
-from ..implementations.textbook.zero1 import Zero1
 from .parts import ClipsInParts, WithOptimizer
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from ..implementations.textbook.checkpoint.export import Whole
-from ..implementations.textbook.flat import ShardedBuffer
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
+from ..adapters.textbook.checkpoint.export import Whole
+from ..adapters.textbook.flat import ShardedBuffer
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 
 
 class ExportMutates(Zero1):

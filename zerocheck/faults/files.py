@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..errors import CheckpointError
-from ..implementations.textbook.checkpoint.directory import (
+from ..adapters.textbook.checkpoint.directory import (
     POINTER,
     PREFIX,
     FoundCheckpoint,
     Writer,
     find,
 )
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
+from ..errors import CheckpointError
 
 
 class _OldRemovedFirst(Writer):

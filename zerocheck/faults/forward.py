@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.textbook.unit import FlatParameter
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
-from ..implementations.ddp import Ddp
-from ..implementations.textbook.unit import FlatParameter
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 from ..models.batches import batch
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Built
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.zero1 import Zero1
 
 
 class RequiresGradCached(Fsdp2):

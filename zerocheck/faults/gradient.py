@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import GradientBucket, Zero2
 from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Built, Step, StepReport
 from ..errors import Unsupported
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import GradientBucket, Zero2
 from .parts import scaled
 
 

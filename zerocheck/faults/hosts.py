@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..implementations.textbook.sharded_adamw import ShardedAdamW
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero3 import Zero3
 
 
 def _number(name: str) -> int:

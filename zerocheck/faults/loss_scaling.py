@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.textbook.loss_scaling import LossScaler
+from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Step, StepReport
-from ..implementations.textbook.loss_scaling import LossScaler
-from ..implementations.textbook.sharded_adamw import ShardedAdamW
-from ..implementations.textbook.zero1 import Zero1
 
 
 class _WithScaler(Zero1):

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.textbook.sharded_adamw import MOMENTS
+from ..adapters.textbook.unit import FlatParameter
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Step, StepReport
-from ..implementations.ddp import Ddp
-from ..implementations.textbook.sharded_adamw import MOMENTS
-from ..implementations.textbook.unit import FlatParameter
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class LeakByReference(Zero2):

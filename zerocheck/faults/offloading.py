@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch.distributed.tensor import DTensor
 
+from ..adapters.fsdp2.adapter import Fsdp2
 from ..contract import Step, StepReport
 from ..contract.implementation import Moment
-from ..implementations.fsdp2 import Fsdp2
 
 
 class _Offloaded(Fsdp2):

@@ -10,10 +10,10 @@ from msgspec import structs
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, groups
-from ..implementations.ddp import Ddp
-from ..implementations.textbook.zero1 import Zero1
 from .parts import with_callback
 
 

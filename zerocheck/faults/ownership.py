@@ -8,15 +8,15 @@ from dataclasses import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.bucket import Bucket
+from ..adapters.textbook.partition import Piece
+from ..adapters.textbook.sharded_adamw import OwnedPiece, ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Shard
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.bucket import Bucket
-from ..implementations.textbook.partition import Piece
-from ..implementations.textbook.sharded_adamw import OwnedPiece, ShardedAdamW
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero3 import Zero3
 
 
 def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:

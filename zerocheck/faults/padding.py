@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.textbook.zero2 import GradientBucket, Zero2
 from ..case.schema import Case
-from ..implementations.textbook.zero2 import GradientBucket, Zero2
 from .parts import ClipsInParts
 
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Microbatch, Step
-from ..implementations.textbook.sharded_adamw import ShardedAdamW
-from ..implementations.textbook.zero1 import Zero1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ..implementations.textbook.bucket import Bucket
-from ..implementations.textbook.checkpoint.chunk import Chunk
-from ..implementations.textbook.sharded_adamw import MOMENTS, ShardedAdamW
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero3 import Zero3
+from ..adapters.textbook.bucket import Bucket
+from ..adapters.textbook.checkpoint.chunk import Chunk
+from ..adapters.textbook.sharded_adamw import MOMENTS, ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero3 import Zero3
 from .parts import WithOptimizer
 
 

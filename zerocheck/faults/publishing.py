@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.unit import FlatParameter
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.unit import FlatParameter
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class _LatePublish(FlatParameter):

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.unit import Unit
+from ..adapters.textbook.zero2 import GradientBucket, Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Step, StepReport
-from ..implementations.textbook.reduction import Reduction
-from ..implementations.textbook.unit import Unit
-from ..implementations.textbook.zero2 import GradientBucket, Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class _InFlight(Reduction):

@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.reduction import Replicas
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
-from ..implementations.fsdp2 import Fsdp2
-from ..implementations.textbook.reduction import Replicas
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class NotOverReplicas(Zero3):

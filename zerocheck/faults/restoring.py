@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..implementations.textbook.zero1 import Zero1
+from ..adapters.textbook.zero1 import Zero1
 
 Full = Mapping[tuple[str, str], torch.Tensor]
 

@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from ..adapters.fsdp2.adapter import Fsdp2
 from ..case.schema import Case
 from ..case.tensor_parallel import plan_of
 from ..case.traits import cuts
 from ..contract import Built, Step, StepReport
 from ..contract.implementation import Moment
 from ..contract.shard import Index
-from ..implementations.fsdp2 import Fsdp2
 
 
 def _is_cut(parameter: torch.Tensor) -> bool:

@@ -7,15 +7,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2, reduce_unused
+from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.unit import Unit
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built
 from ..errors import Unsupported
-from ..implementations.ddp import Ddp
-from ..implementations.fsdp2 import Fsdp2, reduce_unused
-from ..implementations.textbook.reduction import Reduction
-from ..implementations.textbook.unit import Unit
-from ..implementations.textbook.zero1 import Zero1
-from ..implementations.textbook.zero3 import Zero3
 
 
 class NoneBecomesZero(Ddp):

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.textbook.sharded_adamw import ShardedAdamW
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, grouped
 from ..errors import Unsupported
-from ..implementations.ddp import Ddp
-from ..implementations.textbook.sharded_adamw import ShardedAdamW
 from .parts import AdamWInParts, WithOptimizer
 
 Options = dict[str, Any]

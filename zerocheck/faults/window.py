@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.unit import FlatParameter, Unit
+from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import all_gather_single
-from ..implementations.textbook.reduction import Reduction
-from ..implementations.textbook.unit import FlatParameter, Unit
-from ..implementations.textbook.zero2 import Zero2
-from ..implementations.textbook.zero3 import Zero3
 
 
 class _OfFlats(Zero3):

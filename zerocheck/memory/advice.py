@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ..catalogue import RECOMMENDED
 from ..errors import UsageError
 from .result import Alternative
 from .setup import Setup
@@ -103,14 +104,15 @@ def _smallest(setup: Setup) -> Iterator[Change]:
 def _higher(setup: Setup) -> Iterator[Change]:
     if setup.stage is None:
         return
-    for stage, name in ((1, "zero1"), (2, "zero2"), (3, "fsdp2")):
+    for stage, name in RECOMMENDED.items():
         if stage > setup.stage:
             yield f"stage {stage} ({name})", replace(setup, implementation=name)
 
 
 def _highest(setup: Setup) -> Iterator[Change]:
     if setup.stage is not None and setup.stage < 3:
-        yield "stage 3 (fsdp2)", replace(setup, implementation="fsdp2")
+        name = RECOMMENDED[3]
+        yield f"stage 3 ({name})", replace(setup, implementation=name)
 
 
 def _finer(setup: Setup) -> Iterator[Change]:

@@ -55,6 +55,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         batch=setup.batch,
         sequence=setup.sequence,
         precision=setup.precision,
+        autocast=setup.autocast,
         checkpoint_activations=setup.checkpoint,
         wrap=setup.wrap,
         command=setup.command(),

@@ -80,6 +80,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     sequence: int
     precision: str
+    autocast: bool
     checkpoint_activations: bool
     wrap: str
     command: str

@@ -5,25 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..adapters.shared.simulation import SimulationTraits, traits_of
 from ..case.schema import Block, Case, Data, Model, Precision, Sharding, WrapKind
+from ..catalogue import RECOMMENDED
 from ..errors import UsageError, unknown
 from .formulas import BytesRecipe, PrecisionKind, recipe
-
-STAGE: dict[str, int] = {
-    "ddp": 0,
-    "fsdp1-no-shard": 0,
-    "zero-redundancy": 1,
-    "zero1": 1,
-    "zero2": 2,
-    "fsdp1-grad-op": 3,  # between steps, which is what the formulas are about
-    "fsdp1": 3,
-    "fsdp2": 3,
-    "zero3": 3,
-}
-"""What the built-in implementations cut between steps, as a stage of the ZeRO paper."""
-
-OWN_PRECISION = ("fsdp1", "fsdp1-grad-op", "fsdp1-no-shard", "fsdp2")
-"""They cast by their own mixed-precision policy; all others run under torch.autocast."""
 
 DDP_BUCKET = 25 * 2**20 // 4
 """Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
@@ -44,7 +30,7 @@ class Setup:
     """
 
     model: str
-    implementation: str = "fsdp2"
+    implementation: str = RECOMMENDED[3]
     world_size: int = 8
     rank: int = 0
     batch: int = 1
@@ -72,8 +58,22 @@ class Setup:
 
     @property
     def stage(self) -> int | None:
-        """Stage of the ZeRO paper, or None for unknown code."""
-        return STAGE.get(self.implementation)
+        """Stage of the ZeRO paper that the implementation declares, or None. Imports torch."""
+        from ..contract.loading import load
+
+        return load(self.implementation).stage
+
+    @property
+    def traits(self) -> SimulationTraits:
+        """Traits of the implementation in a simulation. Imports torch."""
+        from ..contract.loading import load
+
+        return traits_of(load(self.implementation))
+
+    @property
+    def autocast(self) -> bool:
+        """True if the forward runs under torch.autocast. Imports torch."""
+        return self.precision == "mixed" and not self.traits.own_precision
 
     @property
     def held(self) -> BytesRecipe:
@@ -86,7 +86,7 @@ class Setup:
 
     def case(self, blocks: int) -> Case:
         """Return the case for the implementation; only its model's number of blocks is real."""
-        own = self.precision == "mixed" and self.implementation in OWN_PRECISION
+        own = self.precision == "mixed" and self.traits.own_precision
         wrap: WrapKind = self.wrap
         return Case(
             mesh=(self.world_size,),
@@ -96,8 +96,7 @@ class Setup:
             sharding=Sharding(
                 wrap=wrap,
                 bucket=DDP_BUCKET,
-                # Left to torch: FSDP2 gathers the next unit ahead by itself.
-                prefetch=1 if self.implementation == "zero3" else 0,
+                prefetch=self.traits.prefetch,
             ),
         )
 

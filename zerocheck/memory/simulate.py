@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..adapters.shared.simulation import traits_of
 from ..case.schema import Case
 from ..compat_memory import fake_mode, fake_ranks
 from ..contract import Implementation, Microbatch, Step, groups
@@ -20,11 +21,10 @@ from ..contract.implementation import Call
 from ..contract.loading import load
 from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
-from ..implementations.fsdp2 import Fsdp2
 from ..models.parts import block_list, show_blocks
 from .allocation_tracker import AllocationTracker
 from .log import Log
-from .setup import OWN_PRECISION, Setup
+from .setup import Setup
 from .source import ModelSource
 
 STEPS = 2
@@ -98,11 +98,10 @@ def built(
 ) -> tuple[Implementation, nn.Module]:  # fmt: skip
     """Build the implementation with its memory; return it and the wrapped model.
 
-    FSDP2 shards on the meta device and gets memory afterwards, as torch recommends for models
-    larger than a device; then the optimizer is made. Others get the whole model.
+    One that is sharded on the meta device gets memory afterwards; then its optimizer is made.
     """
-    if issubclass(kind, Fsdp2):
-        sharder = kind(model, case, mesh)
+    if traits_of(kind).on_meta:
+        sharder: Any = kind(model, case, mesh)
         with on, tracker:
             materialize(model)
             optimizer = torch.optim.AdamW(groups(model, case))
@@ -130,7 +129,7 @@ def materialize(model: nn.Module) -> None:
 def _steps(setup: Setup, implementation: Implementation, tracker: AllocationTracker) -> None:
     tokens = torch.randint(2, (setup.batch, setup.sequence))
     tracker.claim_rest([tokens], "inputs")
-    autocast = setup.precision == "mixed" and setup.implementation not in OWN_PRECISION
+    autocast = setup.autocast
     for index in range(STEPS):
         tracker.enter("forward", index)
 

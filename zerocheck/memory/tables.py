@@ -7,11 +7,13 @@ from fractions import Fraction
 
 from tabulate import tabulate
 
+from ..catalogue import BUILT_IN, COMPARED
+from ..contract.loading import load
 from .analyse import run
 from .formulas import STAGES, recipe, saved_share, total
 from .measure import measure
 from .presets import COUNTED, Architecture
-from .setup import STAGE, Setup
+from .setup import Setup
 from .simulate import STEPS
 from .source import ModelSource, source
 from .transformer import build
@@ -109,7 +111,7 @@ def fp32_table() -> str:
 def simulated_fp32() -> str:
     """Llama 7B on 8 ranks in fp32, by stage: the formula and the simulated bytes."""
     rows = []
-    for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
+    for name in COMPARED:
         setup = Setup(
             model="llama-7b",
             implementation=name,
@@ -154,12 +156,12 @@ def _row_of(setup: Setup) -> list[object]:
     ]
 
 
-def measured_table(names: Iterable[str] = tuple(STAGE)) -> str:
-    """Built-in implementations at small size: formula, simulated, allocator."""
+def measured_table(names: Iterable[str] = tuple(BUILT_IN)) -> str:
+    """Built-in implementations at small size, by stage: formula, simulated, allocator."""
     given = ModelSource("small", SMALL, lambda: build(SMALL))
-    rows = []
-    for name in names:
-        stage = STAGE[name]
+    rows: list[list[object]] = []
+    stages = {name: load(name).stage or 0 for name in names}
+    for name, stage in sorted(stages.items(), key=lambda one: one[1]):
         setup = Setup(
             model="small",
             implementation=name,

@@ -8,7 +8,6 @@ from tabulate import tabulate
 
 from ..contract.layout import CATEGORIES, Category
 from .result import Device, MemoryReport
-from .setup import OWN_PRECISION
 from .sizes import binary
 from .timeline import HeldBytes, terms
 
@@ -29,7 +28,7 @@ def render(report: MemoryReport) -> str:
     if report.device is not None:
         parts.append(_device(report.device))
     notes = [NOT_IN_IT]
-    if report.precision == "mixed" and report.implementation not in OWN_PRECISION:
+    if report.autocast:
         notes.append(AUTOCAST)
     return "\n\n".join("\n".join(lines) for lines in (*parts, notes)) + "\n"
 

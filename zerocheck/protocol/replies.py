@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..case.capabilities import Capability
 from ..case.schema import UserModel
 from .measurements import Measured, Timed
 from .observations import RankObservation
@@ -23,8 +24,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """True if it can start in mid-training."""
     resumes: bool = False
     """True if it has `save` and `load`."""
-    lacks: tuple[str, ...] = ()
-    """Fields of `case.training` that it does not handle: they are not drawn."""
+    exchanges: tuple[str, ...] = ()
+    """Names of the implementations that load one another's checkpoints."""
+    capabilities: tuple[Capability, ...] = ()
+    """Features that it declares to handle; others are not drawn."""
 
 
 class ModelLook(msgspec.Struct, frozen=True, kw_only=True, tag=True):

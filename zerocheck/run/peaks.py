@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..case.schema import Case, Sharding
+from ..catalogue import COMPARED
 from ..contract.layout import LASTING, Category, Line, Peak, Term
 from ..errors import Unsupported, ZerocheckError
 from ..protocol.jobs import Measure
@@ -34,8 +35,6 @@ PREFETCHES = (0, 1, 2)
 BUCKETS = (2**10, 2**12, 2**14)
 """Elements of a bucket of ZeRO-2."""
 
-STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-
 
 def windows(pool: Pool) -> Iterator[Point]:
     """Measure FSDP2 and ZeRO-3: each wrapping over prefetching."""
@@ -51,7 +50,7 @@ def buckets(pool: Pool) -> Iterator[Point]:
         yield _point(pool, "zero2", "buckets", size, Sharding(bucket=size))
 
 
-def stages(pool: Pool, names: Iterable[str] = STAGES) -> Iterator[Terms]:
+def stages(pool: Pool, names: Iterable[str] = COMPARED) -> Iterator[Terms]:
     """Measure each implementation, without and with activation checkpointing."""
     again = replace(
         CASE.model, blocks=tuple(replace(block, checkpoint=True) for block in CASE.model.blocks)

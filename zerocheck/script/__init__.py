@@ -6,12 +6,11 @@
 - `model.py`: text of a case's model: the blocks and options that occur in it, and no others
 - `refusals.py`: features of a case that a short script of torch alone cannot show
 - `script.py.j2`: template of a script
-- `sharding.py`: text that shards a model as a user of torch writes it, per implementation
 - `step.j2`: template of its training step
 - `user.py`: a user's `build` function in a script: its module is imported, and zerocheck is not
 - `write.py`: script of torch alone that shows the fault of a case
 """
 
-from .write import LONGEST, script_of, write_script
+from .write import LONGEST, script_of, scripts, write_script
 
-__all__ = ["LONGEST", "script_of", "write_script"]
+__all__ = ["LONGEST", "script_of", "scripts", "write_script"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..adapters.shared.script_text import Gather, ShardingText
 from ..case.schema import Case
 from ..errors import UsageError, unknown
-from .sharding import Gather
 
 Kind = Literal["reduction", "gather", "norm", "broadcast"]
 
@@ -143,7 +143,7 @@ class ScriptInjection:
         return any("KEPT" in line for line in self.source)
 
 
-def injection_of(name: str, fault: str, case: Case, gather: Gather) -> ScriptInjection:
+def injection_of(name: str, fault: str, case: Case, text: ShardingText) -> ScriptInjection:
     """Return the fault in the collectives that the implementation `name` calls.
 
     Raises UsageError for a fault that has no short text, or that changes none of its collectives.
@@ -154,11 +154,11 @@ def injection_of(name: str, fault: str, case: Case, gather: Gather) -> ScriptInj
     if case.world_size == 1:
         raise UsageError(f"the injected fault {fault} needs 2 ranks or more")
     # Sharded code gathers parameters and reduce-scatters gradients; other code all-reduces them.
-    sharded = gather != "replicated" and name != "fsdp1-no-shard"
+    gather, sharded = text.gather, text.sharded
     reduces_shards = fault == "neighbours-shard"
     if (given.kind in ("gather", "norm") or reduces_shards) and not sharded:
         raise UsageError(f"nothing to inject {fault} into: {name} cuts no gradient")
-    if given.kind == "broadcast" and name != "zero-redundancy":
+    if given.kind == "broadcast" and not text.broadcasts:
         raise UsageError(f"nothing to inject {fault} into: {name} broadcasts no parameter")
     where: Literal["backward", "clip", "step"] = "backward"
     if given.kind == "norm":

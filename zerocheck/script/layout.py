@@ -144,23 +144,6 @@ def _items(inside: str) -> list[str]:
     return [item.strip() for item in found if item.strip()]
 
 
-def options(given: Iterable[tuple[str, object, object]]) -> list[str]:
-    """Return `name=value` for each (name, value, default) that is not at its default."""
-    return [f"{name}={value!r}" for name, value, default in given if value != default]
-
-
-def quoted(text: str) -> str:
-    """Return a string literal of the text."""
-    plain = text.isascii() and text.isprintable() and not set(text) & set('"\\')
-    return f'"{text}"' if plain else ascii(text)
-
-
-def attribute(path: str) -> str:
-    """Convert the path "blocks.0.up" to `model.blocks[0].up`."""
-    parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
-    return f"model{''.join(parts)}"
-
-
 def words(given: Iterable[str]) -> str:
     """Return the source of a tuple of expressions."""
     items = list(given)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from ..adapters.shared.script_text import attribute
 from ..case.schema import Block, Case
 from ..case.shapes import (
     SIDE_INPUTS,
@@ -18,7 +19,7 @@ from ..case.shapes import (
     matching,
     parameter_shapes,
 )
-from .layout import WIDTH, attribute, words
+from .layout import WIDTH, words
 
 
 @dataclass

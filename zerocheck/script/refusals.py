@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..case.schema import Case
-from ..case.shapes import draws_random, transposed
+from ..case.shapes import draws_random
 from ..case.traits import cuts
-from .checks import Check
-from .sharding import STRATEGIES, grouped
 
 
-def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Iterator[str]:
+def reasons(case: Case) -> Iterator[str]:
     """Yield why a script of the case would be too long, or not the same; nothing if neither."""
     if case.model.user is not None:
         yield "the model is the user's own (model.user)"
@@ -37,12 +35,3 @@ def reasons(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> Ite
         yield "it needs delays, which show a race in some runs only (disturbance.delay)"
     if case.data.rng == "carried" and draws_random(case.model):
         yield "dropout takes random numbers that each rank carries on (data.rng)"
-    if name in STRATEGIES:
-        flat = not case.sharding.use_orig_params
-        if flat and (steps > 1 or checks not in (("gradient",), ())):
-            yield "flat parameters can be compared in one gradient only (sharding.use_orig_params)"
-        if flat and grouped(case):
-            yield "flat parameters are in several parameter groups (optimizer.groups)"
-        whole = name == "fsdp1-no-shard" or case.world_size == 1
-        if transposed(case.model) and (flat or not whole):
-            yield "transposed parameters are cut in the order of memory (model.blocks.transposed)"

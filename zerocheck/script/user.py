@@ -10,10 +10,15 @@ import ast
 import keyword
 from pathlib import Path
 
+from ..adapters.shared.script_text import (
+    Gather,
+    ShardingText,
+    adamw_options,
+    grouped,
+    quoted,
+)
 from ..case.schema import Case
 from ..errors import UsageError
-from .layout import quoted
-from .sharding import Gather, ShardingText, adamw_options, grouped
 
 TAKEN = ("Built", "groups")
 """What a script can stand in for."""
@@ -67,6 +72,7 @@ def user_sharding(name: str, case: Case) -> ShardingText:
         else "nn.utils.clip_grad_norm_(model.parameters(), {maximum}{norm})",
         first=stand_in if imports_zerocheck else [],
         built=False,
+        sharded=gather != "replicated",
     )
 
 

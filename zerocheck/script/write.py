@@ -11,18 +11,25 @@ from typing import Any
 
 import jinja2
 
+from ..adapters.shared.script_text import (
+    AdapterScript,
+    ShardingText,
+    adamw,
+    adamw_options,
+    grouped,
+    quoted,
+)
 from ..case.schema import Case
 from ..case.shapes import sometimes_used, uncalled
-from ..catalogue import BUILT_IN, OF_EXTRAS, apart, extra_of, is_config
+from ..catalogue import BUILT_IN, apart, extra_of, is_built_in, part_of
 from ..contract.groups import learning_rates
 from ..errors import UsageError
 from ..run.records.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
 from .injections import ScriptInjection, injection_of
-from .layout import fitted, imports, prose, quoted, words
+from .layout import fitted, imports, prose, words
 from .model import model_text, samples
 from .refusals import reasons
-from .sharding import STRATEGIES, TITLES, ShardingText, adamw, adamw_options, grouped, sharding_of
 from .user import user_sharding
 
 LONGEST = 80
@@ -63,13 +70,16 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
     """
     name, fault = apart(implementation or file.implementation)
     case = file.case
-    sharding = _sharding(name, case)
+    given = scripts().get(name)
+    sharding = _sharding(name, given, case)
     replicated = sharding.gather == "replicated"
     checks, steps = checks_of(file, replicated=replicated), steps_of(file)
-    found = list(reasons(name, case, checks, steps))
-    if name not in TITLES and case.training.loss_scale:
+    found = list(reasons(case))
+    if given is not None:
+        found += given.reasons(case, checks, steps)
+    elif case.training.loss_scale:
         found.append("the scaler of its losses is one of your code (training.loss_scale)")
-    if name not in TITLES and case.training.unfreeze is not None:
+    if given is None and case.training.unfreeze is not None:
         found.append(
             "parameters are unfrozen after the first step, and zerocheck tells your code which "
             "(training.unfreeze)"
@@ -79,8 +89,8 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
             f"no script of torch alone for this case: {'; '.join(found)}; "
             "`zerocheck replay` without --script runs it"
         )
-    injection = injection_of(name, fault, case, sharding.gather) if fault else None
-    body = _rendered(file, name, sharding, checks, steps, injection)
+    injection = injection_of(name, fault, case, sharding) if fault else None
+    body = _rendered(file, name, sharding, checks, steps, injection, own=given is None)
     text = fitted(body.replace("@imports@", imports(body)))
     lines = text.count("\n")
     if lines > LONGEST:
@@ -91,23 +101,41 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
     return text
 
 
-def _sharding(name: str, case: Case) -> ShardingText:
-    if name in TITLES:
-        return sharding_of(name, case)
-    if name in OF_EXTRAS or is_config(name):
-        raise UsageError(
-            f"{name} needs {extra_of(name)}, which a script of torch alone cannot have; "
-            f"--script takes {', '.join(TITLES)} and path/to/file.py:function"
-        )
-    if name in BUILT_IN or ":" not in name or name.startswith("zerocheck."):
-        raise UsageError(
-            f"{name} is zerocheck's own code, which a script of torch alone cannot have; "
-            f"--script takes {', '.join(TITLES)} and path/to/file.py:function"
-        )
-    sharding = user_sharding(name, case)
+def scripts() -> dict[str, AdapterScript]:
+    """Return the implementations that a script can show, by name."""
+    found: dict[str, AdapterScript] = {}
+    for name in BUILT_IN:
+        part: Any = part_of(name, "script")
+        if part is not None:
+            found[name] = part.SCRIPTS[name]
+    return found
+
+
+def _sharding(name: str, given: AdapterScript | None, case: Case) -> ShardingText:
+    if given is not None:
+        sharding = given.text(case)
+        if case.training.loss_scale is not None:
+            scale = case.training.loss_scale
+            sharding.scaler = f'{sharding.scaler_class}("cpu", init_scale={scale!r})'
+    else:
+        _check_user_code(name)
+        sharding = user_sharding(name, case)
     if case.training.microbatches == 1 or case.sharding.sync == "each":
         sharding.sync = ""
     return sharding
+
+
+def _check_user_code(name: str) -> None:
+    """Raise UsageError for code that a script of torch alone cannot have."""
+    takes = f"--script takes {', '.join(scripts())} and path/to/file.py:function"
+    if extra_of(name):
+        raise UsageError(
+            f"{name} needs {extra_of(name)}, which a script of torch alone cannot have; {takes}"
+        )
+    if is_built_in(name) or ":" not in name or name.startswith("zerocheck."):
+        raise UsageError(
+            f"{name} is zerocheck's own code, which a script of torch alone cannot have; {takes}"
+        )
 
 
 def _rendered(
@@ -117,15 +145,18 @@ def _rendered(
     checks: tuple[Check, ...],
     steps: int,
     injection: ScriptInjection | None,
+    *,
+    own: bool,
 ) -> str:
+    """Render the script. own: the user's code shards the model."""
     case, training = file.case, file.case.training
     several = training.microbatches > 1
-    model = model_text(case, listed=name not in TITLES)
+    model = model_text(case, listed=own)
     constants: list[str] = []
     factors = _factors(case, steps)
     if injection is not None and injection.keeps:
         constants.append("KEPT = {}")
-    optimizes = _optimizes(name, case, checks, steps) or name not in TITLES
+    optimizes = _optimizes(sharding, case, checks, steps) or own
     if not optimizes:
         sharding = replace(sharding, setup=sharding.wrap)
     clip = single_clip = ""
@@ -150,19 +181,12 @@ def _rendered(
         steps=steps,
         several=several,
         optimizes=optimizes,
-        holds=training.unfreeze is not None
-        and bool(checks)
-        and name in STRATEGIES
-        and sharding.gather == "replicated",
+        holds=training.unfreeze is not None and bool(checks) and sharding.replaces_frozen,
         microbatches=training.microbatches,
         margin=margin(case, checks),
         constants=constants,
         sharding=sharding,
-        sharded=name != "fsdp1-no-shard" and case.world_size > 1,
-        rename='replace("_fsdp_wrapped_module.", "")'
-        if name.startswith("fsdp1")
-        else 'removeprefix("module.")',
-        zero_redundancy=name == "zero-redundancy",
+        sharded=sharding.sharded and case.world_size > 1,
         classes=model.classes,
         build=model.build,
         samples=samples(case),
@@ -222,17 +246,17 @@ def _failure(file: CaseFile) -> str:
     return quoted(words[:60])
 
 
-def _optimizes(name: str, case: Case, checks: tuple[Check, ...], steps: int) -> bool:
+def _optimizes(text: ShardingText, case: Case, checks: tuple[Check, ...], steps: int) -> bool:
     """Return True if the script needs an optimizer.
 
     It does not for one gradient, unless the construction of the optimizer is the fault.
     """
-    training, sharding = case.training, case.sharding
+    training = case.training
     if steps > 1 or checks not in (("gradient",), ("loss",)):
         return True
     if training.loss_scale is not None or training.unfreeze is not None:
         return True
-    return sharding.optimizer_first or (name == "zero-redundancy" and sharding.bucket_view)
+    return case.sharding.optimizer_first or text.checks_optimizer
 
 
 def _absent(case: Case) -> bool:

@@ -186,7 +186,7 @@ def test_checkpoints(run: Run) -> None:
 def fixing(tmp_path: Path, fixed: object) -> str:
     path = tmp_path / "fixing.py"
     path.write_text(
-        "from zerocheck.implementations.textbook.zero1 import Zero1\n"
+        "from zerocheck.adapters.textbook.zero1 import Zero1\n"
         f"class Mine(Zero1):\n    fixed = {{'model': {fixed!r}}}\n"
     )
     return f"{path}:Mine"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from zerocheck.adapters.deepspeed.stage12 import DeepSpeed1
 from zerocheck.contract import Loader
-from zerocheck.implementations.deepspeed import DeepSpeed1
 
 
 class CannotLoad(DeepSpeed1):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zerocheck.adapters.ddp.adapter import Ddp
+from zerocheck.adapters.fsdp1.adapter import Fsdp1
 from zerocheck.contract import Loader, Saving, StepReport
 from zerocheck.contract.implementation import Step
-from zerocheck.implementations.ddp import Ddp
-from zerocheck.implementations.fsdp1 import Fsdp1
 
 
 class HalfTripled(Fsdp1):

@@ -12,6 +12,7 @@ from benchmarks.measuring import planned
 from slices import sliced
 
 from zerocheck.case import covering
+from zerocheck.case.capabilities import CAPABILITIES
 from zerocheck.case.covering import ALONE, Pairs
 from zerocheck.case.features import OF_STEPS, features
 from zerocheck.case.schema import Case
@@ -24,7 +25,7 @@ from zerocheck.run.plan.plan import Plan, SharedDraws
 from zerocheck.run.records.records import Coverage
 
 PAIRS = Pairs(OF_STEPS)
-RESTORES = Description(restores=True)
+RESTORES = Description(restores=True, capabilities=CAPABILITIES)
 DRAWN: dict[str, SharedDraws] = {}
 """To draw takes seconds; `test_what_was_drawn_already_gives_the_same_plans`."""
 
@@ -90,7 +91,10 @@ def test_the_same_options_give_the_same_plan() -> None:
 
 
 def test_quick_promises_nothing() -> None:
-    planned = plan(profile="quick", described=Description(restores=True, options=("wrap",)))
+    planned = plan(
+        profile="quick",
+        described=Description(restores=True, options=("wrap",), capabilities=CAPABILITIES),
+    )
     (coverage,) = planned.coverage
     assert coverage.supported == "" and len(planned.cases) == 48
     assert "prefetch-none" in coverage.ignored and "wrap-whole" not in coverage.ignored
@@ -118,7 +122,7 @@ def test_refused_cases_are_not_run_and_not_waited_for() -> None:
 
 
 def test_what_an_implementation_ignores_is_not_counted() -> None:
-    described = Description(restores=True, options=("bucket",))
+    described = Description(restores=True, options=("bucket",), capabilities=CAPABILITIES)
     (coverage,) = plan(described=described).coverage
     assert {"wrap-whole", "reshard", "prefetch-several"} <= set(coverage.ignored)
     assert "bucket-small" not in coverage.ignored
@@ -126,7 +130,9 @@ def test_what_an_implementation_ignores_is_not_counted() -> None:
 
 
 def test_fields_that_are_fixed_leave_fewer_pairs() -> None:
-    described = Description(fixed={"training": {"clip": None}}, restores=False)
+    described = Description(
+        fixed={"training": {"clip": None}}, restores=False, capabilities=CAPABILITIES
+    )
     (coverage,) = plan(described=described).coverage
     there = {name for pair in wanted(coverage) for name in pair}
     assert "keep-gradients" in there
@@ -218,7 +224,7 @@ def test_what_was_drawn_already_gives_the_same_plans() -> None:
     def refuses(case: Case) -> str | None:
         return "no tied heads" if case.model.tied else None
 
-    ignoring = Description(restores=True, options=("bucket",))
+    ignoring = Description(restores=True, options=("bucket",), capabilities=CAPABILITIES)
     drawn = SharedDraws()
     first = plan(drawn=drawn)
     run_all(first, lambda case: case.model.unused)
@@ -235,7 +241,7 @@ def test_max_cases_leaves_no_room_for_others() -> None:
     assert len(planned.cases) == 10
 
 
-RESUMES = Description(restores=True, resumes=True)
+RESUMES = Description(restores=True, resumes=True, capabilities=CAPABILITIES)
 
 
 def resumed(**given: object) -> list[Case]:
@@ -288,7 +294,9 @@ def test_meshes_of_two_axes_are_for_those_that_handle_them() -> None:
     assert len(both) == 48 and {4, 6} == {math.prod(mesh) for mesh in both}
     two = {mesh for mesh in both if len(mesh) == 2}
     assert two >= {(2, 2)} and sum(len(mesh) == 2 for mesh in both) == 16
-    lacks = Description(restores=True, lacks=("two_axes",))
+    lacks = Description(
+        restores=True, capabilities=tuple(one for one in CAPABILITIES if one != "two_axes")
+    )
     assert {len(mesh) for mesh in _meshes(described=lacks, **sizes)} == {1}
     # Who asks for them is told why not.
     asked = _meshes(described=lacks, features=("two-axes",), **sizes)
@@ -333,7 +341,9 @@ def test_races_have_several_cases_on_each_world_size() -> None:
     """Else it is luck whether a buffer that is filled while it is sent is seen."""
     found = races([one.case for one in plan().cases])
     assert found[2] >= 3 and found[3] >= 3
-    fixed = Description(restores=True, fixed={"sharding": {"bucket": 1 << 20}})
+    fixed = Description(
+        restores=True, fixed={"sharding": {"bucket": 1 << 20}}, capabilities=CAPABILITIES
+    )
     assert not races([one.case for one in plan(described=fixed).cases])
 
 
@@ -341,7 +351,9 @@ def test_nor_is_there_one_that_is_refused_or_not_handled() -> None:
     def refuses(case: Case) -> str | None:
         return "no aot" if case.training.compile == "aot_eager" else None
 
-    described = Description(restores=True, lacks=("tensor_parallel",))
+    described = Description(
+        restores=True, capabilities=tuple(one for one in CAPABILITIES if one != "tensor_parallel")
+    )
     found = apart([one.case for one in plan(refuses, described=described).cases])
     assert found & HANDLED == {("compile", 2), ("compile", 3)}
 
@@ -356,7 +368,7 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
     def narrow(case: Case) -> bool:
         return case.training.clip is None or case.training.microbatches > 1
 
-    described = Description(restores=True, resumes=True)
+    described = Description(restores=True, resumes=True, capabilities=CAPABILITIES)
     planned = plan(described=described, profile="quick", obligations=obligations)
     first = len(planned.cases)
     done = 0
@@ -370,7 +382,11 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
 
 
 def test_a_quick_run_has_no_more_cases_than_asked_for() -> None:
-    planned = plan(described=Description(restores=True), profile="quick", max_cases=6)
+    planned = plan(
+        described=Description(restores=True, capabilities=CAPABILITIES),
+        profile="quick",
+        max_cases=6,
+    )
     for item in planned.cases:
         planned.note(item, refused=True)
     assert len(planned.cases) == 6 and not planned.more()

@@ -25,7 +25,7 @@ from .places import MISSING, StateChange
 
 _WITHIN = (
     "torch.distributed.fsdp._fully_shard", "zerocheck.contract", "zerocheck.drive",
-    "zerocheck.implementations", "zerocheck.models",
+    "zerocheck.adapters", "zerocheck.models",
 )  # fmt: skip
 """Modules, and those within them, but for this folder."""
 _ALONE = (

@@ -124,14 +124,15 @@ class _Matrix:
         ask = partial(refusals, self.ranks)
         where = fault.where
         described = self.described(where)
-        for rare, extra in (
+        for rare, capability in (
             (OF_PRECISION, "precision"),
             (COMPILED, "compile"),
             (CUT, "tensor_parallel"),
         ):
             # Few faults are written for that.
             if rare.isdisjoint(fault.features):
-                described = replace(described, lacks=(*described.lacks, extra))
+                others = tuple(one for one in described.capabilities if one != capability)
+                described = replace(described, capabilities=others)
         return Plan(self.options.run(fault), {where: described}, ask, self.drawn)
 
     def _fixed(self, where: str) -> dict[str, object]:

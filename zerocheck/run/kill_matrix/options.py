@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ...catalogue import FAULTY_OF_EXTRAS, check_spelling, missing
+from ...catalogue import check_spelling, extra_of, missing
 from ...devices import CPU
 from ...errors import UsageError, did_you_mean, unknown
 from ...faults.catalogue import FAULTS, NAMED_FAULTS, Fault
@@ -98,8 +98,8 @@ def _chosen(names: Iterable[str]) -> list[Fault]:
                 f"unknown fault {name!r}{did_you_mean(name, NAMED_FAULTS)} "
                 "(`zerocheck faults --list` shows all)"
             )
-        extra = FAULTY_OF_EXTRAS.get(NAMED_FAULTS[name].where.partition(":")[0])
-        reason = None if extra is None else missing(extra)
+        extra = extra_of(NAMED_FAULTS[name].where)
+        reason = missing(extra) if extra else None
         if reason is not None:
             raise UsageError(f"{name} {reason}")
     return [NAMED_FAULTS[name] for name in dict.fromkeys(names)] or list(FAULTS.values())

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
+from importlib import import_module
 
 from ...case.schema import Case
 from ...case.shapes import (
     frozen_names,
-    learning,
-    matching,
     parameter_bytes,
     parameter_shapes,
     sometimes_used,
@@ -21,6 +20,7 @@ from ...case.shapes import (
     uncalled,
     unfrozen,
 )
+from ...catalogue import RANK_KINDS
 from ...errors import unknown
 
 Names = Callable[[Case], Collection[str]]
@@ -37,22 +37,14 @@ TENSORS: dict[str, Names] = {
 }
 """Kinds of parameters -> their names in a case."""
 
-RANKS: dict[str, Callable[[Case], tuple[int, ...]]] = {
-    "without-elements": lambda case: ranks_without_elements(case)
-}
-"""Kinds of ranks -> their numbers."""
-
-ALIGNMENT = 2
-"""`nccl_start_alignment_factor` of DeepSpeed: a flat buffer has a multiple of it, times W."""
-
 
 def check_kinds(tensors: Iterable[str], ranks: str) -> None:
     """Raise UsageError for an unknown kind. A name with a dot or a star is a pattern."""
     for kind in tensors:
         if kind not in TENSORS and not _is_pattern(kind):
             raise unknown("kind of tensors", kind, tuple(TENSORS))
-    if ranks and ranks not in RANKS:
-        raise unknown("kind of ranks", ranks, tuple(RANKS))
+    if ranks and ranks not in RANK_KINDS:
+        raise unknown("kind of ranks", ranks, tuple(RANK_KINDS))
 
 
 def is_of(kinds: Iterable[str], case: Case, tensor: str) -> bool:
@@ -65,7 +57,9 @@ def is_of(kinds: Iterable[str], case: Case, tensor: str) -> bool:
 
 def ranks_of(kind: str, case: Case) -> tuple[int, ...]:
     """Return the ranks of a kind."""
-    return RANKS[kind](case)
+    module, _, name = RANK_KINDS[kind].partition(":")
+    found: tuple[int, ...] = getattr(import_module(module), name)(case)
+    return found
 
 
 def most_bytes(kinds: Iterable[str], case: Case) -> int:
@@ -78,24 +72,6 @@ def most_bytes(kinds: Iterable[str], case: Case) -> int:
     return sum(
         size + 4 * (case.world_size - 1) for name, size in sizes.items() if is_of(kinds, case, name)
     )
-
-
-def ranks_without_elements(case: Case) -> tuple[int, ...]:
-    """Return the ranks that hold nothing but padding of a parameter group.
-
-    It is sharded as in DeepSpeed's stages 1 and 2: the flat buffer of the group is padded and
-    divided equally.
-    """
-    shapes, left = parameter_shapes(case.model), learning(case)
-    world = case.world_size
-    empty: set[int] = set()
-    for group in case.optimizer.groups:
-        names = matching(left, (group.pattern,))
-        left = tuple(name for name in left if name not in names)
-        count = sum(math.prod(shapes[name]) for name in names)
-        share = -(-count // (ALIGNMENT * world)) * ALIGNMENT
-        empty |= {rank for rank in range(world) if rank * share >= count}
-    return tuple(sorted(empty))
 
 
 def _is_pattern(kind: str) -> bool:

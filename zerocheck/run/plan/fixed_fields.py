@@ -14,7 +14,7 @@ from .profiles import PROFILES
 def fixed_fields(options: RunOptions, described: Description) -> dict[str, object]:
     """Return the fields that all cases of the implementation must have.
 
-    They are those that it fixes, and the defaults of those that it lacks.
+    They are those that it fixes, and the defaults of those that it cannot handle.
     """
     fixed: dict[str, object] = dict(described.fixed)
     unknown = engine_options.plain(described.options)
@@ -29,21 +29,21 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **own}
     if not described.restores:
         fixed["start"] = {**mapping(fixed.get("start")), "step": 0, "moments": "zero"}
-    if "precision" in described.lacks and OF_PRECISION.isdisjoint(options.features):
+    if "precision" not in described.capabilities and OF_PRECISION.isdisjoint(options.features):
         own = mapping(fixed.get("precision"))
         fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
-    if "compile" in described.lacks and COMPILED.isdisjoint(options.features):
+    if "compile" not in described.capabilities and COMPILED.isdisjoint(options.features):
         fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
-    if "tensor_parallel" in described.lacks and CUT.isdisjoint(options.features):
+    if "tensor_parallel" not in described.capabilities and CUT.isdisjoint(options.features):
         fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
-    if described.lacks and not options.features:  # a user who asks for them gets the reason
-        others = ("two_axes", "precision", "compile", "tensor_parallel")
-        without: dict[str, object] = dict.fromkeys(
-            name for name in described.lacks if name not in others
-        )
-        if "loss_scale" in without:
-            without["overflow"] = None
-        fixed["training"] = {**without, **mapping(fixed.get("training"))}
+    if not options.features:  # a user who asks for them gets the reason
+        without: dict[str, object] = {}
+        if "loss_scale" not in described.capabilities:
+            without |= {"loss_scale": None, "overflow": None}
+        if "unfreeze" not in described.capabilities:
+            without["unfreeze"] = None
+        if without:
+            fixed["training"] = {**without, **mapping(fixed.get("training"))}
     return fixed
 
 
@@ -52,7 +52,7 @@ def meshes_of(options: RunOptions, described: Description) -> list[Mesh]:
 
     None where the implementation does not handle them, but for who asks for what they are.
     """
-    if "two_axes" in described.lacks and not two_axes_asked(options):
+    if "two_axes" not in described.capabilities and not two_axes_asked(options):
         return []
     if not options.world_sizes_given:
         return list(PROFILES[options.profile].meshes)

@@ -15,7 +15,6 @@ from ...case.features import FEATURES, IN_PAIRS, OF_RESUME, OF_STEPS
 from ...case.resume import Harm, draw_resumed
 from ...case.schema import Case, Mesh
 from ...case.segments import segments_of
-from ...catalogue import EXCHANGING
 from ...errors import UsageError
 from ...protocol.replies import Description
 from ...protocol.verdicts import EQUIVALENCE, MEMORY, RESUME, Obligation
@@ -172,9 +171,9 @@ class Plan:
             seed=options.seed + 1,
             world_sizes=sizes,
             fixed=fixed_fields(options, described),
-            into=EXCHANGING if name in EXCHANGING else (),
+            into=described.exchanges if name in described.exchanges else (),
             having=options.features,
-            two_axes="two_axes" not in described.lacks,
+            two_axes="two_axes" in described.capabilities,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
         cases = self._stream(name, draw_some, count, ask) if described.resumes else draw_some(1)

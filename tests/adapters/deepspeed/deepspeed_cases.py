@@ -1,0 +1,65 @@
+"""Cases for DeepSpeed's stages: what its partitions, hooks and buckets can get wrong."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import msgspec
+import pytest
+
+from zerocheck.case.schema import Case, Sharding, Start, Training
+
+from ..cases import CASES
+
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="the extra `deepspeed` is not installed; tox has it"
+)
+
+SMALL_BUCKETS = Sharding(bucket=16, prefetch_bucket=0, max_live_parameters=1)
+OVERLAPPED = Sharding(
+    bucket=64,
+    overlap_comm=True,
+    round_robin_gradients=True,
+    persistence_threshold=16,
+    own_optimizer=True,
+)
+SCATTERED = Sharding(
+    bucket=40, contiguous_gradients=False, reduce_scatter=False, prefetch_bucket=64
+)
+PLAIN = Sharding()
+
+CHOSEN: dict[str, tuple[str, Sharding]] = {
+    "groups": ("groups", SMALL_BUCKETS),
+    "microbatches": ("microbatches", OVERLAPPED),
+    "mixed": ("mixed", SCATTERED),
+    "twice": ("twice", PLAIN),
+    "tied": ("tied", SMALL_BUCKETS),
+    "frozen": ("frozen", OVERLAPPED),
+    "unused": ("unused", SCATTERED),
+    "restore": ("restore", SMALL_BUCKETS),
+    "checkpointed": ("checkpointed", PLAIN),
+    "one_wide": ("one_wide", OVERLAPPED),
+    "clip_inactive": ("clip_inactive", SMALL_BUCKETS),
+}
+"""Name -> the case of that name in cases.py, and the sharding that it is run with."""
+
+
+KEY = ("groups", "microbatches", "mixed", "tied", "unused", "restore")
+"""Those of a slice."""
+
+
+def chosen(name: str, world_size: int) -> Case:
+    """The case on so many ranks."""
+    case, sharding = CHOSEN[name]
+    return msgspec.structs.replace(CASES[case], mesh=(world_size,), sharding=sharding)
+
+
+EVERYTHING = Case(
+    mesh=(3,),
+    model=CASES["mixed"].model,
+    start=Start(step=255, moments="typical"),
+    optimizer=CASES["groups"].optimizer,
+    training=Training(steps=2, microbatches=3, clip=0.05),
+    sharding=OVERLAPPED,
+)
+"""Groups, clipping, accumulation and a start in mid-training at once."""

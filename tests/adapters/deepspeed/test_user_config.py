@@ -1,0 +1,250 @@
+"""Configs of the user's own in real runs: they hold, and what is wrong with them is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from borrowing import borrowed
+from slices import sliced
+
+from zerocheck.adapters.deepspeed.user_config import read
+from zerocheck.case.codec import merged
+from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Start, Training
+from zerocheck.catalogue import family
+from zerocheck.contract import loading
+from zerocheck.errors import UsageError
+from zerocheck.protocol.verdicts import EQUIVALENCE
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.execute.trial import Trial
+from zerocheck.run.known_issues.entries import matching, ours
+from zerocheck.run.records.records import Outcome
+
+from .deepspeed_cases import chosen, needs_deepspeed
+
+BF16 = {"bf16": {"enabled": True}}
+WIDE = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
+ADAM = {
+    "optimizer": {
+        "type": "Adam",
+        "params": {"lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-7, "weight_decay": 0.1},
+    }
+}
+CPU = {"device": "cpu", "pin_memory": True}
+
+HOLD: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "0, prescaled": ("microbatches", 3, {"prescale_gradients": True, **ADAM}),
+    "0, divided before the sum": ("groups", 3, {"gradient_predivide_factor": 2}),
+    "1, summed in fp32": (
+        "microbatches",
+        2,
+        {
+            "bf16": {"enabled": True, "immediate_grad_update": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "zero_optimization": {"stage": 1},
+            "gradient_accumulation_steps": 2,
+        },
+    ),
+    "2, as people write it": (
+        "groups",
+        3,
+        {
+            **WIDE,
+            **ADAM,
+            "gradient_accumulation_steps": 2,
+            "zero_optimization": {
+                "stage": 2,
+                "overlap_comm": True,
+                "contiguous_gradients": True,
+                "reduce_bucket_size": 5e8,
+            },
+        },
+    ),
+    "2, aligned and summed": (
+        "groups",
+        3,
+        {
+            "gradient_allreduce_op": "sum",
+            "gradient_clipping": 0,
+            "zero_optimization": {
+                "stage": 2,
+                "parameter_alignment": True,
+                "use_multi_rank_bucket_allreduce": False,
+                "compute_grad_norm": False,
+            },
+        },
+    ),
+    "3, offloaded in groups": (
+        "microbatches",
+        3,
+        {
+            **ADAM,
+            "gradient_clipping": 0.02,
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": CPU,
+                "offload_param": CPU,
+                "sub_group_size": 40,
+                "stage3_max_reuse_distance": 10,
+            },
+        },
+    ),
+    "3, parameters alone": (
+        "groups",
+        2,
+        {"zero_optimization": {"stage": 3, "offload_param": CPU, "sub_group_size": 1e9}},
+    ),
+}
+"""Name -> a case by name, its ranks, and the config."""
+
+SLICE = ("0, prescaled", "1, summed in fp32", "2, as people write it", "3, offloaded in groups")
+
+
+@pytest.fixture(scope="module")
+def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
+    with borrowed(deepspeed_pool, patience_s=20.0) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[object], str]:
+    """A function from a config to the name of its file."""
+
+    def write(given: object) -> str:
+        path = tmp_path / "ds_config.json"
+        path.write_text(json.dumps(given))
+        return str(path)
+
+    return write
+
+
+def judged(pool: Pool, name: str, case: Case) -> Outcome:
+    """The case, with what the config fixes. name: possibly with an injected fault."""
+    case = merged(case, read(family(name)[-2]).fixed, source="it")
+    return Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("which", sliced(tuple(HOLD), SLICE))
+def test_a_right_config_holds(pool: Pool, config: Callable[[object], str], which: str) -> None:
+    case, ranks, given = HOLD[which]
+    outcome = judged(pool, config(given), chosen(case, ranks))
+    assert outcome.status == "holds", outcome.reason or outcome.judgement
+
+
+@needs_deepspeed
+def test_an_injected_fault_is_caught_and_named(pool: Pool, config: Callable[[object], str]) -> None:
+    name = config({"zero_optimization": {"stage": 2}, "gradient_clipping": 0, **ADAM})
+    outcome = judged(pool, f"{name}+rank-left-out", chosen("groups", 3))
+    assert outcome.judgement is not None
+    named = {violation.obligation: violation.causes for violation in outcome.judgement.violations}
+    assert named["gradient"] == ("ranks left out",)
+
+
+@needs_deepspeed
+def test_listed_faults_of_its_stage_are_known(pool: Pool, config: Callable[[object], str]) -> None:
+    """In bf16 stage 0 takes a step when it is made."""
+    name = config({**BF16, **ADAM})
+    case = merged(Case(mesh=(1,)), read(name).fixed, source="it")
+    outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
+    assert outcome.status == "violated" and outcome.judgement is not None
+    finished = outcome.record(0, name, case)
+    for violation in outcome.judgement.violations:
+        known = matching(ours(), finished, violation)
+        assert [issue.implementation for issue in known] == ["deepspeed0"]
+
+
+def _engine_config(name: str, case: Case) -> dict[str, Any]:
+    kind = loading.load(name)
+    one: Any = object.__new__(kind)
+    one.case = merged(case, read(name).fixed, source="it")
+    found: dict[str, Any] = one._config()
+    return found
+
+
+@needs_deepspeed
+def test_what_the_engine_is_given(config: Callable[[object], str]) -> None:
+    name = config(
+        {
+            **WIDE,
+            **ADAM,
+            "gradient_clipping": 0.5,
+            "gradient_accumulation_steps": 3,
+            "checkpoint": {"tag_validation": "Fail"},
+            "data_types": {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": ["norm"]},
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": CPU,
+                "stage3_allgather_sequential": True,
+                "reduce_bucket_size": 64,
+            },
+        }
+    )
+    made = _engine_config(name, Case())
+    assert made["gradient_clipping"] == 0.5 and made["gradient_accumulation_steps"] == 3
+    assert made["checkpoint"] == {"load_universal": False, "tag_validation": "Fail"}
+    assert made["communication_data_type"] == "bf16" and made["bf16"] == {"enabled": True}
+    assert made["data_types"] == {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": ["norm"]}
+    assert made["optimizer"]["params"] == {**ADAM["optimizer"]["params"], "torch_adam": True}  # type: ignore[dict-item]
+    zero = made["zero_optimization"]
+    assert zero["stage"] == 3 and zero["allgather_sequential"] and zero["reduce_bucket_size"] == 64
+    assert "offload_optimizer" in zero and "offload_param" not in zero and zero["overlap_comm"]
+    plain = _engine_config(config({"gradient_allreduce_op": "sum"}), Case())
+    assert plain["gradient_allreduce_op"] == "sum" and "optimizer" not in plain
+
+
+@needs_deepspeed
+def test_a_case_that_says_something_else_is_refused(config: Callable[[object], str]) -> None:
+    name = config({"gradient_predivide_factor": 2, "gradient_clipping": 0.5})
+    kind = loading.load(name)
+    case = merged(Case(), read(name).fixed, source="it")
+    assert kind.supports(case) is None
+    other = msgspec.structs.replace(case, training=Training(clip=1.0))
+    assert "fixes training.clip as 0.5" in str(kind.supports(other))
+    alone = msgspec.structs.replace(case, mesh=(1,))
+    assert "larger than the number of ranks, 1" in str(kind.supports(alone))
+    options = {"ignore_unused_parameters": False, "offload_optimizer": CPU, "stage": 2}
+    name = config({"zero_optimization": options})
+    idle = merged(Case(model=Model(unused=True)), read(name).fixed, source="it")
+    assert "stops at a parameter that is not used, spare." in str(loading.load(name).supports(idle))
+    name = config(ADAM)
+    groups = (Group(pattern="*.bias"), Group())
+    several = merged(Case(optimizer=Optimizer(groups=groups)), {}, source="it")
+    assert "fixes" in str(loading.load(name).supports(several))
+
+
+@needs_deepspeed
+def test_its_class(config: Callable[[object], str]) -> None:
+    name = config({"zero_optimization": {"stage": 1}, "gradient_clipping": 0.0})
+    kind = loading.load(name)
+    assert kind is loading.load(name) and issubclass(kind, loading.load("deepspeed1"))
+    assert kind.without.keys() == {"clip"} and kind.fixed["training"]["clip"] is None
+    model = Model(blocks=(Block(kind="mlp"),))
+    case = merged(Case(model=model, start=Start()), kind.fixed, source="it")
+    network = loading.load("deepspeed1")
+    from zerocheck.adapters.shared.units import skeleton
+
+    bytes_of = kind.layout(skeleton(case), case, 0)
+    assert bytes_of is not None and bytes_of == network.layout(skeleton(case), case, 0)
+    name = config({"zero_optimization": {"stage": 1, "parameter_alignment": True}})
+    other = loading.load(name)
+    assert other is not kind and other.layout(skeleton(case), case, 0) is None
+
+
+@needs_deepspeed
+def test_deepspeed_itself_refuses_a_value(config: Callable[[object], str]) -> None:
+    name = config({"zero_optimization": {"stage": 3, "sub_group_size": -1}})
+    with pytest.raises(UsageError, match=r"refuses zero_optimization\.sub_group_size: "):
+        loading.load(name)
+
+
+def test_without_the_library_it_says_how_to_install_it(
+    config: Callable[[object], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"ds_config.json needs .* 'zerocheck\[deepspeed\]'"):
+        loading.load(config({}))

@@ -1,0 +1,153 @@
+"""FSDP2 beside tensor parallelism: what is right holds, what is wrong is named, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from borrowing import borrowed
+from msgspec.structs import replace
+from slices import sliced
+
+from zerocheck.adapters.ddp.adapter import Ddp
+from zerocheck.adapters.fsdp2.adapter import Fsdp2
+from zerocheck.case.measurement import UNTOLD
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Data,
+    Model,
+    Precision,
+    Sharding,
+    Training,
+    TrainingSegment,
+)
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.execute.trial import Trial
+
+FAULTS = "zerocheck.faults.tensor_parallel"
+
+MODEL = Model(
+    inputs=5,
+    width=4,
+    outputs=4,
+    blocks=(Block(kind="mlp", hidden=8), Block(kind="layer_norm"), Block(kind="attention")),
+)
+"""A column- and a row-wise layer, replicated norms, and layers that gather."""
+
+UNEVEN = Model(
+    stem="embedding",
+    inputs=7,
+    width=3,
+    outputs=7,
+    tied=True,
+    blocks=(Block(kind="mlp", hidden=5, dropout=0.5), Block(kind="attention")),
+)
+"""A tied vocabulary, and rows that neither axis divides."""
+
+
+def cut(model: Model = MODEL, ranks: int = 4, count: int = 2, **fields: object) -> Case:
+    case = Case(
+        mesh=(ranks,),
+        model=model,
+        data=Data(batch=2, length=2),
+        training=Training(steps=2, microbatches=2, clip=0.1),
+        sharding=Sharding(tensor_parallel=count),
+    )
+    return replace(case, **fields)
+
+
+NORM_OF_ONE = cut(
+    Model(
+        stem="embedding", inputs=24, width=1, outputs=10, side=True,
+        blocks=(Block(kind="layer_norm", checkpoint=True),),
+    ),
+    ranks=2, seed=7480, data=Data(batch=4, length=2, masked=True, rng="seeded"),
+    training=Training(steps=2, clip=0.1),
+    sharding=Sharding(tensor_parallel=2, wrap="size", reshard=False),
+)  # fmt: skip
+"""The gradient behind the norm is 0 but for round-off, which is 316 times that of its terms."""
+NONE_CUT = cut(
+    Model(
+        stem="embedding", inputs=8, width=4, outputs=8, tied=True, frozen=("stem.*", "*.bias"),
+        blocks=(Block(kind="layer_norm"),),
+    ),
+    ranks=2, seed=3, sharding=Sharding(tensor_parallel=2),
+)  # fmt: skip
+"""What is trainable is cut by no axis: one data-parallel rank has nothing to share out."""
+
+
+@pytest.fixture(scope="module")
+def pool(session_pool: Pool) -> Iterator[Pool]:
+    with borrowed(session_pool, patience_s=60.0) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    "case",
+    sliced(
+        [
+            cut(),
+            cut(UNEVEN),
+            cut(ranks=2),
+            cut(ranks=6, count=3),
+            cut(UNEVEN, 6, 2),
+            NORM_OF_ONE,
+            NONE_CUT,
+        ],
+        [cut(), cut(UNEVEN), NORM_OF_ONE, NONE_CUT],
+    ),
+    ids=lambda case: f"{case.model.stem}-{case.readers}x{case.sharding.tensor_parallel}",
+)
+def test_what_is_right_holds_and_is_said_to_be_estimated(pool: Pool, case: Case) -> None:
+    asked = ("gradient", "clip", "update", "ownership", "publish", "loss", "persistent")
+    found = Trial(pool, "fsdp2", case, obligations=asked).outcome()
+    assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
+    assert found.judgement.estimated == ("loss", "gradient")
+    assert found.judgement.statuses == {
+        **dict.fromkeys(asked, "holds"),
+        "persistent": "unsupported",
+    }
+    assert found.judgement.unjudged == {"persistent": UNTOLD}
+
+
+@pytest.mark.parametrize("kind", sliced(["distributed", "full"], ["distributed"]))
+def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> None:
+    sharding = Sharding(tensor_parallel=2, checkpoint=kind)  # type: ignore[arg-type]
+    case = cut(resume=(TrainingSegment(mesh=(2,), steps=1),), sharding=sharding)
+    found = Trial(pool, "fsdp2", case).outcome()
+    assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
+    assert found.judgement.statuses["roundtrip"] == "holds"
+
+
+@pytest.mark.parametrize(
+    ("fault", "obligation", "cause"),
+    [
+        ("ReplicatedSummedOverTp", "gradient", "gradient x T"),
+        ("StridedTakenForPlain", "publish", "pieces in the order of a plain shard"),
+        ("BiasOnEveryRank", "loss", "bias of each tensor-parallel rank"),
+        ("DividedByAllRanks", "gradient", "gradient / T"),
+    ],
+)
+def test_a_fault_is_caught_first_and_named(
+    pool: Pool, fault: str, obligation: str, cause: str
+) -> None:
+    found = Trial(pool, f"{FAULTS}:{fault}", cut()).outcome()
+    assert found.judgement is not None, found.reason
+    first = found.judgement.violations[0]
+    assert (first.obligation, cause in first.causes) == (obligation, True), first
+
+
+def test_what_cannot_be_cut_or_compared_is_refused() -> None:
+    assert Fsdp2.supports(cut()) is None
+    bf16 = replace(MODEL, blocks=(Block(kind="mlp", dtype="bf16"),))
+    for case, reason in (
+        (cut(bf16), "fp32 only"),
+        (cut(precision=Precision(compute="bf16")), "fp32 only"),
+        (cut(training=Training(compile="eager")), "compiled"),
+        (cut(replace(MODEL, stem="conv", blocks=(), outputs=1)), "no layer"),
+        (cut(UNEVEN, 6, training=Training(clip=1.0, norm="inf")), "empty shard of blocks.0.up"),
+    ):
+        assert reason in (Fsdp2.supports(case) or ""), reason
+    assert Fsdp2.supports(cut(UNEVEN, training=Training(clip=1.0, norm="inf"))) is None
+    assert "tensor_parallel" not in Ddp.capabilities

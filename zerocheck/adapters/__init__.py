@@ -1,0 +1,14 @@
+"""Adapters: built-in implementations of torch and DeepSpeed, and the textbook ZeRO.
+
+Each is a folder with the same files: `adapter.py` is the implementation, `refusals.py` has the
+cases that it cannot run, `layout.py` and `collectives.py` predict its bytes and calls. These
+packages import nothing themselves: the command line starts without torch.
+
+- `ddp/`: torch's DistributedDataParallel: nothing is sharded (ZeRO-0)
+- `deepspeed/`: DeepSpeed's ZeRO
+- `fsdp1/`: torch's FullyShardedDataParallel
+- `fsdp2/`: torch's `fully_shard`
+- `shared/`: parts that several adapters share
+- `textbook/`: ZeRO-1, -2 and -3, written to be read
+- `zero_redundancy/`: torch's ZeroRedundancyOptimizer over DDP (ZeRO-1)
+"""

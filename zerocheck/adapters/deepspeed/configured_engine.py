@@ -1,0 +1,151 @@
+"""Implementation made from the user's own DeepSpeed config: its stage, with all its keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import msgspec
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from pydantic import ValidationError
+from torch import nn
+
+from ...case.codec import merged
+from ...case.schema import Case
+from ...case.shapes import sometimes_used, uncalled
+from ...contract import Semantics
+from ...contract.layout import Layout
+from ...errors import UsageError
+from .adapter import DeepSpeed, DeepSpeed0
+from .library import Engine
+from .stage3 import DeepSpeed3
+from .stage12 import DeepSpeed1, DeepSpeed2
+from .user_config import DeepSpeedConfig, read
+
+_made: dict[str, type[DeepSpeed]] = {}
+
+STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepSpeed3)
+
+
+def of_file(name: str) -> type[DeepSpeed]:
+    """Make the class of a `ds_config.json`.
+
+    Raises UsageError as `user_config.read` does, and with DeepSpeed's words for a value that its
+    own tables refuse.
+    """
+    given = read(name)
+    made = _made.get(name)
+    if made is not None and made.fixed is given.fixed:
+        return made
+    for kind, values, where in (
+        (DeepSpeedZeroConfig, {"stage": given.stage, **given.zero}, "zero_optimization"),
+        (DeepSpeedBF16Config, dict(given.bf16), "bf16"),
+    ):
+        try:
+            kind(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, (where, *first["loc"])))
+            raise UsageError(f"{name}: DeepSpeed refuses {key}: {first['msg']}") from None
+    stage = STAGES[given.stage]
+    fixed = given.fixed
+    attributes = {"given": given, "fixed": fixed, "without": given.without}
+    _made[name] = type(f"{stage.__name__}DeepSpeedConfig", (ConfiguredEngine, stage), attributes)
+    return _made[name]
+
+
+class ConfiguredEngine(DeepSpeed):
+    """DeepSpeed engine with the keys of a user's config on top of its stage.
+
+    The engine gets the values of the case as always, which are those that the config fixes, and in
+    addition the keys that no case has.
+    """
+
+    given: ClassVar[DeepSpeedConfig]
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """Return the reason to reject this case, or None. The config may contradict the case."""
+        return _contradiction(cls.given, case) or super().supports(case) or _limit(cls.given, case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """Return the layout of the stage; None where the engine gets keys unknown to it."""
+        given = cls.given
+        if given.zero or given.summed or given.bf16:
+            return None
+        return super().layout(model, case, rank)
+
+    def _means(self, case: Case) -> Semantics:
+        semantics = replace(super()._means(case), average=self.given.average)
+        if self.given.summed is None or case.precision.compute != "bf16":
+            return semantics
+        words: Any = {"summed": self.given.summed}
+        return replace(semantics, **words)
+
+    def _config(self) -> dict[str, Any]:
+        given = self.given
+        config = super()._config()
+        config.update(given.top)
+        if given.average == "sum":
+            config["gradient_allreduce_op"] = "sum"
+        if given.predivide != 1.0:
+            config["gradient_predivide_factor"] = given.predivide
+        zero = config["zero_optimization"]
+        zero.update(given.zero)
+        if not given.optimizer:
+            zero.pop("offload_optimizer", None)
+        if not given.param:
+            zero.pop("offload_param", None)
+        config["checkpoint"].update(given.checkpoint)
+        if "bf16" in config:
+            config["bf16"].update(given.bf16)
+            if given.summed is not None:
+                config["data_types"]["grad_accum_dtype"] = given.summed
+        if given.data_types:
+            config["data_types"] = {**config.get("data_types", {}), **given.data_types}
+        if given.adam is not None:
+            config["optimizer"] = given.adam.config
+        return config
+
+    def _engine(self, given: list[dict[str, Any]]) -> Engine:
+        """Build the engine; groups leave to it what the config declares of AdamW."""
+        named = () if self.given.adam is None else self.given.adam.named
+        left = [{key: one for key, one in group.items() if key not in named} for group in given]
+        return super()._engine(left)
+
+    def _offloads_states(self) -> bool:
+        return self.given.optimizer
+
+
+def _contradiction(given: DeepSpeedConfig, case: Case) -> str | None:
+    """Return a message naming a field of the case that contradicts the config, or None."""
+    fixed = merged(Case(), given.fixed, source=given.name)
+    for section, fields in given.fixed.items():
+        here, there = getattr(case, section), getattr(fixed, section)
+        for name in fields:
+            if getattr(here, name) != getattr(there, name):
+                wanted = msgspec.json.encode(getattr(there, name)).decode()
+                return f"{given.name} fixes {section}.{name} as {wanted}, and the case has another"
+    return None
+
+
+def _limit(given: DeepSpeedConfig, case: Case) -> str | None:
+    """Return the reason why the engine cannot run, or we cannot judge, this config and case.
+
+    None if there is no reason.
+    """
+    if case.world_size < given.predivide:
+        # What underflows in the division is more than bounds count.
+        return (
+            f"gradient_predivide_factor {given.predivide:g} is larger than the number of ranks, "
+            f"{case.world_size}"
+        )
+    idle = (*uncalled(case.model), *sometimes_used(case.model))
+    if idle and given.optimizer and not given.zero.get("ignore_unused_parameters", True):
+        return (
+            f"DeepSpeed stops at a parameter that is not used, {idle[0]}: ignore_unused_parameters "
+            f"is false in {given.name}"
+        )
+    return None

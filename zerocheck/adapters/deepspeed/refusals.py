@@ -1,0 +1,72 @@
+"""Cases that DeepSpeed cannot run, with the reason, known from the case alone."""
+
+from __future__ import annotations
+
+from ...case.schema import Case
+from ...case.shapes import (
+    empties,
+    parameter_dtypes,
+    scalars,
+    sometimes_used,
+    trainable,
+    transposed,
+)
+from ...contract.groups import group_of
+from ..shared.limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
+
+
+def refusal(case: Case, stage: int) -> str | None:
+    """Return the reason why DeepSpeed cannot run the case, or None."""
+    reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
+    if stage:
+        reason = reason or unpinned(case)
+    if reason is not None:
+        return reason
+    if not stage and (case.precision.compute, case.precision.reduce) == ("bf16", "fp32"):
+        return (
+            "DeepSpeed 0 sums gradients in the dtype of compute: unsupported mix of "
+            "model_dtype=torch.bfloat16 and grad_accum_dtype=torch.float32"
+        )
+    for names, what in (
+        (scalars(case.model), "0-d"),
+        (transposed(case.model), "not contiguous"),
+    ):
+        if names:
+            # reports/findings/deepspeed-broadcasts-bytes.md
+            return f"DeepSpeed cannot broadcast a parameter that is {what}: {names[0]}"
+    if stage and not case.sharding.universal and _resized(case):
+        return (
+            "DeepSpeed loads a checkpoint of ZeRO on as many ranks as wrote it; "
+            "a universal one is made for others"
+        )
+    if case.training.clip is not None and case.training.norm == "inf":
+        return "DeepSpeed clips by the 2-norm only"
+    if stage == 3 and empties(case.model):
+        # reports/findings/deepspeed3-module-without-elements.md
+        return f"DeepSpeed 3 never gathers a parameter without elements: {empties(case.model)[0]}"
+    if stage and (idle := _group_of_empties(case)) is not None:
+        # reports/findings/deepspeed-group-without-elements.md
+        return f"DeepSpeed fails on a group whose parameters have no elements, that of {idle}"
+    if stage and case.world_size > 1 and sometimes_used(case.model):
+        # reports/findings/deepspeed-gradients-of-other-parameters.md
+        return (
+            "DeepSpeed reduces the gradients that a rank has, in order: with those of a parameter "
+            "that other ranks did not use, it mixes them up"
+        )
+    dtypes = parameter_dtypes(case.model)
+    if stage and len(set(dtypes.values())) > 1:
+        return "DeepSpeed flattens parameters of one dtype: a block of the model is in bf16"
+    return None
+
+
+def _resized(case: Case) -> bool:
+    """Return True if some segment loads on a different mesh than the first."""
+    return any(segment.mesh != case.mesh for segment in case.resume)
+
+
+def _group_of_empties(case: Case) -> str | None:
+    """Return a parameter of a group without any trainable element, or None."""
+    empty, trained = empties(case.model), trainable(case.model)
+    full = {group_of(case, name) for name in trained if name not in empty}
+    idle = (name for name in trained if group_of(case, name) not in full)
+    return next(idle, None)

@@ -1,0 +1,111 @@
+"""Stage 3: parameters are sharded as well, each one over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...case.schema import Case
+from ...contract import Semantics, Shard
+from ...contract.implementation import Stage
+from ...contract.layout import Layout
+from .layout import part_layout
+from .partition import Full, GroupPartition, PartitionPiece, lying_in
+from .stage12 import PartitionedStage
+
+
+class DeepSpeed3(PartitionedStage):
+    """Stage 3: a rank holds one part of each parameter, of equal size on all ranks, the last one
+    padded; modules gather their parameters when they are called.
+
+    A parameter of at most `persistence_threshold` elements stays gathered, and is shown whole. The
+    gradients of each microbatch are reduced.
+    """
+
+    semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
+    zero = 3
+    stage: Stage | None = 3
+    options = (
+        "bucket",
+        "overlap_comm",
+        "contiguous_gradients",
+        "reduce_scatter",
+        "prefetch_bucket",
+        "persistence_threshold",
+        "max_live_parameters",
+        "offload",
+        "own_optimizer",
+        "universal",
+        "read_out",
+    )
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """Return the layout between steps; the same on every rank."""
+        return part_layout(model, case)
+
+    named: Mapping[str, Any]
+    """Parameters with what DeepSpeed adds to them: ds_tensor is this rank's part."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        # The first forward gathers what stays gathered, and so does saving before it. Done now, a
+        # rank holds the same before and after a checkpoint.
+        self.optimizer.checkpoint_event_epilogue()
+        if all(parameter.ds_persist for parameter in self.named.values()):
+            self.stage = 2
+
+    def _partitions(self) -> Iterator[GroupPartition]:
+        """Iterate over the partitions, one per group: the parts of its parameters, end to end."""
+        parts = {name: parameter.ds_tensor for name, parameter in self.named.items()}
+        for flat, master in zip(
+            self.optimizer.fp16_partitioned_groups_flat,
+            self.optimizer.fp32_partitioned_groups_flat,
+            strict=True,
+        ):
+            found = []
+            for one in lying_in(flat, parts):
+                start, stop = self._range(self.named[one.name])
+                if start < stop:
+                    shape = tuple(self.named[one.name].ds_shape)
+                    found.append(PartitionPiece(one.name, shape, start, stop, one.at))
+            yield GroupPartition(master, found)
+
+    def _range(self, parameter: Any) -> tuple[int, int]:
+        """Return the element range of a parameter that this rank holds; parts are equally long."""
+        size, numel = parameter.ds_tensor.numel(), parameter.ds_numel
+        return min(self.rank * size, numel), min((self.rank + 1) * size, numel)
+
+    def _parameters(self) -> Iterator[Shard]:
+        for name, parameter in self.named.items():
+            shape = tuple(parameter.ds_shape)
+            part = parameter.ds_tensor
+            start, stop = self._range(parameter)
+            if _gathered(parameter):
+                yield Shard(name, "parameter", parameter.detach(), shape)
+                gap = slice(0, part.numel())  # its part, which is not used
+                yield Shard("", "padding", part.detach(), tuple(part.shape), gap)
+                continue
+            own = part.detach()[: stop - start]
+            yield Shard(name, "parameter", own, shape, slice(start, stop))
+            if stop - start < part.numel():
+                gap = slice(stop - start, part.numel())
+                yield Shard("", "padding", part.detach()[gap], tuple(part.shape), gap)
+
+    def restore(self, full: Full) -> None:
+        """Restore this rank's part of everything, and the persistent parameters as a whole."""
+        for name, parameter in self.named.items():
+            whole = full[name, "parameter"]
+            start, stop = self._range(parameter)
+            parameter.ds_tensor.detach()[: stop - start].copy_(whole.reshape(-1)[start:stop])
+            if _gathered(parameter):
+                parameter.detach().copy_(whole)
+        self._restore_states(full)
+
+
+def _gathered(parameter: Any) -> bool:
+    """Return True if the whole parameter is allocated, as a persistent one is between steps."""
+    return bool(parameter.ds_persist) and parameter.shape == parameter.ds_shape

@@ -1,0 +1,220 @@
+"""Whole config, sorted: the fields that it fixes in cases, the engine's keys, the keys left out.
+
+A missing key has DeepSpeed's default: no `bf16` is fp32, no `gradient_clipping` clips at 1.0.
+Values of "auto", as in HuggingFace's integration, are open, and drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ....errors import UsageError, file_of
+from .keys import CHECKPOINT, TOP
+from .optimizer import Adam, adam_of
+from .precision import dtypes_of
+from .section import Section
+from .text import plain
+from .treatment import treat_keys
+from .zero import Zero, zero_of
+
+CLIP = 1.0
+"""`GRADIENT_CLIPPING_DEFAULT` of DeepSpeed."""
+
+MOST_MICROBATCHES = 16
+"""Of a step of a case; what accumulates more is drawn, for a step would take too long."""
+
+IGNORED = "it would ignore it without a word"
+
+Average = Literal["mean", "sum"]
+
+_read: dict[Path, tuple[tuple[int, int], DeepSpeedConfig]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedConfig:
+    """A config, sorted.
+
+    name: as it was given; fixed: fields of cases, nested; top, zero, bf16, data_types, checkpoint:
+    what the engine is given there as it stands; summed: dtype of the sum of microbatches where
+    parameters are in bf16, None for that of the reduction; average: over ranks, or their sum;
+    predivide: what gradients are divided by before they are summed; optimizer, param: whether these
+    are offloaded; adam: what the engine makes AdamW of; without: obligations that no case can
+    exercise, and why; notes: sentences for who runs it.
+    """
+
+    name: str
+    stage: int
+    fixed: Mapping[str, Any]
+    top: Mapping[str, Any] = field(default_factory=dict)
+    zero: Mapping[str, Any] = field(default_factory=dict)
+    bf16: Mapping[str, Any] = field(default_factory=dict)
+    data_types: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    summed: str | None = None
+    average: Average = "mean"
+    predivide: float = 1.0
+    optimizer: bool = False
+    param: bool = False
+    adam: Adam | None = None
+    without: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read(name: str) -> DeepSpeedConfig:
+    """Read the config in a file, once while it does not change.
+
+    Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
+    config, for a key that DeepSpeed does not know, and for what zerocheck does not check.
+    """
+    path = file_of(name)
+    status = path.stat()
+    stamp = (status.st_mtime_ns, status.st_size)
+    known = _read.get(path)
+    if known is None or known[0] != stamp or known[1].name != name:
+        known = _read[path] = (stamp, _sorted(Section(name, "", plain(name))))
+    return known[1]
+
+
+def stage_of(name: str) -> int | None:
+    """Return the stage of a config; None if the file is missing or invalid."""
+    try:
+        return read(name).stage
+    except UsageError:
+        return None
+
+
+def _sorted(top: Section) -> DeepSpeedConfig:
+    keys = treat_keys(top, TOP, IGNORED)
+    checkpoint = treat_keys(top.part("checkpoint"), CHECKPOINT, IGNORED)
+    zero = zero_of(top)
+    dtypes = dtypes_of(top, zero.stage)
+    adam = adam_of(top)
+    clip, clip_note = _clip(top)
+    average = _average(top, zero)
+    predivide = _predivide(top, zero)
+    _check_norm(top, zero, clip)
+    training = {"norm": "2", **clip, **_accumulation(top)}
+    sharding = {**zero.fixed, "own_optimizer": adam is not None}
+    if zero.stage and not top.part("checkpoint").auto("load_universal"):
+        sharding["universal"] = top.part("checkpoint").flag("load_universal", False)
+    fixed: dict[str, Any] = {"training": training, "sharding": sharding}
+    if dtypes.fixed:
+        fixed["precision"] = dtypes.fixed
+    if adam is not None:
+        fixed["optimizer"] = adam.fixed
+    without: dict[str, str] = {}
+    if clip.get("clip", CLIP) is None:
+        without["clip"] = f"{top.source} clips nothing (gradient_clipping is 0)"
+    if dtypes.fixed.get("compute") == "bf16":
+        without["buffers"] = (
+            "DeepSpeed casts batch norms to bf16, which torch on the CPU cannot run"
+        )
+    left_out = {**keys.left_out, **zero.left_out}
+    return DeepSpeedConfig(
+        name=top.source,
+        stage=zero.stage,
+        fixed=fixed,
+        top=keys.passed,
+        zero=zero.passed,
+        bf16=dtypes.bf16,
+        data_types=dtypes.data_types,
+        checkpoint=checkpoint.passed,
+        summed=dtypes.summed,
+        average=average,
+        predivide=predivide,
+        optimizer=zero.optimizer,
+        param=zero.param,
+        adam=adam,
+        without=without,
+        notes=tuple(_notes(top, zero, left_out, clip_note)),
+    )
+
+
+def _clip(top: Section) -> tuple[dict[str, float | None], str]:
+    """Return `training.clip` and a note on it. DeepSpeed clips by default."""
+    if top.auto("gradient_clipping"):
+        return {}, ""
+    clip = top.number("gradient_clipping", CLIP, below=1e30)
+    note = "" if top.says("gradient_clipping") else f", and clips at {CLIP}, DeepSpeed's default"
+    return {"clip": clip or None}, note
+
+
+def _accumulation(top: Section) -> dict[str, int]:
+    """Return `training.microbatches`. Ranks determine it if the sizes of both batches are given."""
+    if top.auto("gradient_accumulation_steps"):
+        return {}
+    derived = all(map(top.says, ("train_batch_size", "train_micro_batch_size_per_gpu")))
+    if derived and not top.says("gradient_accumulation_steps"):
+        return {}
+    count = top.whole("gradient_accumulation_steps", 1, lowest=1)
+    return {"microbatches": count} if count <= MOST_MICROBATCHES else {}
+
+
+def _average(top: Section, zero: Zero) -> Average:
+    word: Average = top.word("gradient_allreduce_op", "mean", ("mean", "sum"))
+    if word == "sum" and zero.stage == 3:
+        raise top.refuse("gradient_allreduce_op", "DeepSpeed refuses it at stage 3", '"mean"')
+    return word
+
+
+def _predivide(top: Section, zero: Zero) -> float:
+    """Return `gradient_predivide_factor`.
+
+    A power of two divides exactly; any other rounds twice more than a division by the number of
+    ranks, and bounds count only that.
+    """
+    factor = top.number("gradient_predivide_factor", 1.0, lowest=1.0, below=1e6)
+    changed = [
+        name
+        for name, plain_value in (("gradient_predivide_factor", 1.0), ("prescale_gradients", False))
+        if top.says(name) and top.values[name] != plain_value
+    ]
+    top.flag("prescale_gradients", False)
+    if changed and zero.stage and zero.fixed.get("reduce_scatter", True):
+        raise top.refuse(
+            changed[0],
+            "with zero_optimization.reduce_scatter DeepSpeed refuses it",
+            f"left out, or reduce_scatter false at stage {zero.stage}",
+        )
+    if math.frexp(factor)[0] != 0.5:
+        raise top.refuse(
+            "gradient_predivide_factor",
+            "it rounds more often than the bounds of zerocheck count",
+            "powers of two",
+        )
+    return 1.0 if top.flag("prescale_gradients", False) else factor
+
+
+def _check_norm(top: Section, zero: Zero, clip: Mapping[str, float | None]) -> None:
+    """Raise UsageError for `compute_grad_norm` false where DeepSpeed refuses it."""
+    if zero.passed.get("compute_grad_norm", True):
+        return
+    if clip.get("clip", CLIP) is not None or zero.optimizer:
+        where = Section(top.source, "zero_optimization.", zero.passed)
+        raise where.wrong(
+            "compute_grad_norm", "true; false where gradient_clipping is 0 and nothing is offloaded"
+        )
+
+
+def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str) -> list[str]:
+    """Return notes on the differences between the run and the file."""
+    notes = [f"{top.source} runs as stage {zero.stage} of DeepSpeed{clip_note}"]
+    by_reason: dict[str, list[str]] = {}
+    for key, why in left_out.items():
+        by_reason.setdefault(why, []).append(key)
+    notes += [
+        f"{top.source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()
+    ]
+    drawn = list(zero.drawn)
+    if top.says("gradient_accumulation_steps") and _accumulation(top) == {}:
+        drawn.append("gradient_accumulation_steps")
+    if drawn:
+        notes.append(
+            f"{top.source}: drawn: {', '.join(drawn)}: they are for larger models than those of "
+            "cases"
+        )
+    return notes

@@ -1,0 +1,106 @@
+"""Values of one object of the config, checked one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from ....errors import UsageError, did_you_mean
+from .text import shown
+
+AUTO: Final = "auto"
+"""What tools around DeepSpeed replace by values of their own: not said here."""
+
+
+class Section(NamedTuple):
+    """Object of the config. source: the file, for messages; prefix: of its keys there."""
+
+    source: str
+    prefix: str
+    values: Mapping[str, Any]
+
+    def part(self, key: str) -> Section:
+        """Return the object under a key, empty if absent. UsageError for another value."""
+        given = self.values.get(key)
+        if given is None:
+            given = {}
+        if not isinstance(given, dict):
+            raise self.wrong(key, "an object")
+        return Section(self.source, f"{self.prefix}{key}.", given)
+
+    def says(self, key: str) -> bool:
+        """Return True if the key has a value, other than "auto" and null."""
+        return key in self.values and self.values[key] not in (AUTO, None)
+
+    def auto(self, *keys: str) -> bool:
+        """Return True if any of the keys is "auto"."""
+        return any(self.values.get(key) == AUTO for key in keys)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean value."""
+        given = self._given(key, default)
+        if not isinstance(given, bool):
+            raise self.wrong(key, "true or false")
+        return given
+
+    def whole(self, key: str, default: int, lowest: int = 0) -> int:
+        """Return an integer value; 5e8 is one."""
+        given = self._given(key, default)
+        if isinstance(given, float) and given.is_integer():
+            given = int(given)
+        if isinstance(given, bool) or not isinstance(given, int) or given < lowest:
+            raise self.wrong(key, f"a whole number >= {lowest}")
+        return given
+
+    def number(
+        self, key: str, default: float, *, lowest: float = 0.0, below: float = math.inf
+    ) -> float:
+        """Return a number from `lowest` on, and less than `below`."""
+        given = self._given(key, default)
+        number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not number or not lowest <= given < below:
+            end = "" if below == math.inf else f" and < {below:g}"
+            raise self.wrong(key, f"a number >= {lowest:g}{end}")
+        return float(given)
+
+    def word(self, key: str, default: str | None, allowed: Collection[str], why: str = "") -> Any:
+        """Return one of some words, in any case."""
+        given = self._given(key, default)
+        if given is None:
+            return None
+        if not isinstance(given, str) or given.lower() not in allowed:
+            near = did_you_mean(given, allowed) if isinstance(given, str) else ""
+            words = ", ".join(shown(one) for one in allowed)
+            raise self.wrong(key, words, near + (f": {why}" if why else ""))
+        return given.lower()
+
+    def check_names(self, known: Collection[str], effect: str) -> None:
+        """Raise UsageError, with the nearest spelling, for an unknown key.
+
+        Those that begin with an underscore, and `comment`, are notes of the author.
+        effect: what DeepSpeed does with an unknown one.
+        """
+        for name in self.values:
+            if name not in known and not name.startswith("_") and name != "comment":
+                whole = f"{self.prefix}{name}"
+                raise UsageError(
+                    f"{self.source}: DeepSpeed has no key {whole!r}{did_you_mean(name, known)} "
+                    f"({effect})"
+                )
+
+    def wrong(self, key: str, allowed: str, more: str = "") -> UsageError:
+        """Return the error for a value that is not one of those allowed."""
+        given = shown(self.values.get(key))
+        return UsageError(f"{self.source}: {self.prefix}{key} is {given}{more}; allowed: {allowed}")
+
+    def refuse(self, key: str, why: str, allowed: str) -> UsageError:
+        """Return the error for a key that asks for something zerocheck cannot check."""
+        given = shown(self.values.get(key))
+        return UsageError(
+            f"{self.source}: {self.prefix}{key} is {given}, which zerocheck does not check: {why} "
+            f"(allowed: {allowed})"
+        )
+
+    def _given(self, key: str, default: Any) -> Any:
+        return self.values[key] if self.says(key) else default

@@ -1,0 +1,92 @@
+"""Parsing of a config file into plain data."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ....errors import UsageError, file_of
+
+LARGEST = 1 << 20
+"""Bytes; a configuration is a few kilobytes."""
+
+
+def plain(name: str) -> dict[str, Any]:
+    """Return the object in the file, as dicts, lists and numbers.
+
+    Comments and superfluous commas are read as DeepSpeed reads them, which takes Hjson. Raises
+    UsageError, with line and column, for text that is neither, and for a repeated key.
+    """
+    path = file_of(name)
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{name} is larger than {LARGEST >> 20} MiB: no DeepSpeed config")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} is not UTF-8 text") from None
+    given = _parsed(name, text)
+    if not isinstance(given, dict):
+        raise UsageError(f"{name} is no DeepSpeed config: it holds {shown(given)}, not an object")
+    if {"case", "implementation"} <= given.keys():
+        raise UsageError(f"{name} is a case file; run it with: zerocheck replay {name}")
+    return given
+
+
+def shown(value: Any) -> str:
+    """Return the value as JSON, shortened where it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _parsed(name: str, text: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UsageError(f"{name} has the key {twice!r} twice in one object; leave one out")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        read = _as_hjson(text, once)
+        if read is not None:
+            return read
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{name} is not JSON: {error.msg} at {where}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UsageError(f"{name} is no DeepSpeed config: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{name} is nested too deeply to be a DeepSpeed config") from None
+
+
+def _as_hjson(text: str, once: Any) -> Any:
+    """Parse a file that is no JSON as DeepSpeed itself does, by hjson; None if that fails.
+
+    hjson is installed where DeepSpeed is. It takes a text without quotes for a string that ends
+    with its line: no key of a config has such a value, so the JSON is wrong and not relaxed.
+    """
+    if find_spec("hjson") is None:
+        return None
+    hjson = import_module("hjson")
+    try:
+        found = hjson.loads(text, object_pairs_hook=once)
+    except UsageError:
+        raise
+    except Exception:  # an open comment is an AttributeError or an endless index to it
+        return None
+    return found if isinstance(found, dict) and not _unquoted(found, text) else None
+
+
+def _unquoted(value: Any, text: str) -> bool:
+    """Return True if a string of `value` is unquoted in the text, or is not valid in JSON."""
+    if isinstance(value, dict):
+        return any(_unquoted(key, text) or _unquoted(one, text) for key, one in value.items())
+    if isinstance(value, list):
+        return any(_unquoted(one, text) for one in value)
+    return isinstance(value, str) and json.dumps(value, ensure_ascii=False) not in text

@@ -1,0 +1,249 @@
+"""torch's FSDP2 (`fully_shard`) with AdamW over DTensors: ZeRO-3."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+from ...case.schema import Case
+from ...case.shapes import sometimes_used
+from ...case.traits import cuts
+from ...contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
+from ...contract.checkpoint import other_states, take_over
+from ...contract.layout import Layout
+from ...errors import Unsupported
+from ..shared import full_checkpoint as file
+from ..shared.calls import with_collectives
+from ..shared.compiling import compile_model, forget
+from ..shared.scaling import scaler_of
+from ..shared.simulation import SimulationTraits
+from ..shared.sync import accumulation, deferred, synchronized
+from ..shared.units import in_order_of_calls, unit_modules
+from . import collectives as predicted_calls
+from .layout import fsdp2_layout
+from .precision import fsdp2_policy, of_fsdp2
+from .refusals import refusal
+from .tensor_parallel import clip, parallelized, split_groups
+
+# Our models write to no output in place; the warning would come for every Linear of every case.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+class Fsdp2(BuiltImplementation):
+    """`fully_shard` on each unit of `sharding.wrap` and on the root, which stays gathered.
+
+    Gradients of microbatches are accumulated unsharded and reduced with the last one, or each is
+    reduced. With `sharding.prefetch` units name the ones to gather ahead. An optimizer that is made
+    first (`optimizer_first`) trains nothing, and torch does not say so.
+
+    On a mesh of two axes (HSDP) gradients are reduce-scattered over the second and all-reduced over
+    the first, in which they may wait for the last microbatch (`sync` "shards"). torch averages over
+    each axis, so that it divides once per axis.
+
+    Where a parameter is used on some ranks only, ranks would reduce-scatter different sets of
+    gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
+    the gradient 0, and still decays. Where it is off, it has none and is left alone.
+
+    With `sharding.offload` the shards, their gradients and states lie on the CPU, and AdamW runs
+    there; units are copied to the device of the mesh to be gathered. On a mesh of the CPU nothing
+    is copied, and memory cannot be pinned where there is no accelerator.
+
+    With `sharding.tensor_parallel` layers are cut first, over the second axis of the mesh, and all
+    is sharded over the first, within what each rank has then; see tensor_parallel.py. Gradients are
+    averaged over the shard axis.
+
+    Refused by torch, and declared here: parameters of two dtypes in one unit; 0-d and
+    non-contiguous parameters; those without elements (at the first backward: `_chunk_cat expects
+    non-empty tensor`); clipping by the
+    inf-norm where a rank has an empty shard (`_foreach_norm cannot compute the infinity norm on an
+    empty tensor`, while the other ranks wait). A parameter that is tied across units would be
+    refused too; units.py keeps both of its users in the root.
+
+    Checkpoints (`sharding.checkpoint`): `full` is a file that rank 0 writes with torch.save, of the
+    whole state dicts, which are broadcast from it at the load.
+    """
+
+    semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
+    stage = 3
+    options = (
+        "wrap",
+        "bucket",
+        "reshard",
+        "prefetch",
+        "sync",
+        "optimizer_first",
+        "checkpoint",
+        "offload",
+        "tensor_parallel",
+    )
+    simulated = SimulationTraits(own_precision=True, on_meta=True)
+    capabilities = frozenset(
+        {"loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"}
+    )
+    avoids_torch_faults = False
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.semantics = of_fsdp2(synchronized(self.semantics, case), case)
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """Return the reason to reject this case, or None."""
+        return refusal(case)
+
+    @classmethod
+    def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
+        """Return a rank's predicted memory layout (see `fsdp2_layout`) and collectives.
+
+        None, or no collectives, where they are not known.
+        """
+        if cuts(case):
+            return None
+        held = fsdp2_layout(model, case, rank)
+        return with_collectives(held, predicted_calls.fsdp2(model, case), case)
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        """Shard the model in place, then make the optimizer over its sharded parameters.
+
+        Raises Unsupported for a torch without `set_reduce_scatter_unused_params`, if it is needed.
+        """
+        reshard = case.sharding.reshard
+        first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
+        if cuts(case):
+            self.cut(model, case, mesh)
+            mesh = mesh["shard"]
+        units = unit_modules(model, case.sharding)
+        wrap = partial(
+            fully_shard,
+            mesh=mesh,
+            mp_policy=fsdp2_policy(case),
+            offload_policy=_offloading(case),
+        )
+        compile_model(
+            units or [model], case
+        )  # unit by unit, beneath what fully_shard hooks around them
+        for module in units:
+            wrap(module, reshard_after_forward=reshard)
+        wrap(model, reshard_after_forward=None if reshard else False)
+        _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
+        if sometimes_used(case.model):
+            reduce_unused(model)
+        optimizer = first or self._optimizer(model, case)
+        accumulate = _over_replicas(model) if deferred(case) else accumulation(case)
+        return Built(
+            model,
+            optimizer,
+            accumulate=accumulate,
+            clip=partial(clip, model) if cuts(case) else None,
+            scaler=scaler_of(case, mesh),
+        )
+
+    def cut(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        """Shard layers of the model over the tp axis of the mesh, before FSDP2 shards it."""
+        parallelized(model, case, mesh)
+
+    def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
+        own = groups(model, case)
+        if cuts(case):
+            own = split_groups(own)
+        return torch.optim.AdamW(own)
+
+    def save(self, directory: str, loader: Loader) -> Saving | None:
+        if self.case.sharding.checkpoint != "full":
+            return super().save(directory, loader)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        held, moments = get_state_dict(self.built.model, self.built.optimizer, options=options)
+        states = other_states(loader, self.built.scaler)
+        file.write(directory, {"model": held, "optimizer": moments}, states)
+        return None
+
+    def load(self, directory: str, loader: Loader) -> None:
+        if self.case.sharding.checkpoint != "full":
+            super().load(directory, loader)
+            return
+        model, optimizer = self.built.model, self.built.optimizer
+        found = file.read(directory)
+        set_model_state_dict(
+            model,
+            found["model"],
+            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+        )
+        set_optimizer_state_dict(
+            model,
+            optimizer,
+            found["optimizer"],
+            options=StateDictOptions(
+                full_state_dict=True,
+                broadcast_from_rank0=True,
+                # As torch's message says, where parameters had no gradient yet.
+                strict=len(found["optimizer"]["state"]) == _trained(optimizer),
+            ),
+        )
+        take_over(found, loader, self.built.scaler)
+
+    def close(self) -> None:
+        forget(self.case)
+        super().close()
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> int:
+    """Parameters that require gradients, in all groups."""
+    return sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+
+
+def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:
+    """Have each rank reduce zeros for parameters that it did not use.
+
+    Raises Unsupported for a torch that has no `set_reduce_scatter_unused_params`.
+    """
+    switch: Any = getattr(model, "set_reduce_scatter_unused_params", None)
+    if switch is None:
+        raise Unsupported(
+            f"FSDP2 of torch {torch.__version__} cannot reduce the gradients of parameters that "
+            "only some ranks use: it has no set_reduce_scatter_unused_params"
+        )
+    switch(enable)
+
+
+def _offloading(case: Case) -> OffloadPolicy:
+    """Return FSDP2's offload policy: shards on the device of the mesh, or on the CPU."""
+    if case.sharding.offload == "none":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=case.sharding.offload == "pinned")
+
+
+def _over_replicas(model: nn.Module) -> Callable[[bool], AbstractContextManager[None]]:
+    """Defer the reduction over the replicate axis to the last microbatch."""
+    sharded: Any = model
+
+    def accumulate(last: bool) -> AbstractContextManager[None]:
+        sharded.set_requires_all_reduce(last)
+        return nullcontext()
+
+    return accumulate
+
+
+def _prefetch(units: list[Any], ahead: int) -> None:
+    """Have each unit prefetch the next `ahead` units, in the forward and in the backward.
+
+    With 0 it is left to torch: the next one only, in the backward only.
+    """
+    if not ahead:
+        return
+    for place, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
+        unit.set_modules_to_backward_prefetch(units[:place][::-1][:ahead])

@@ -1,0 +1,84 @@
+"""Reasons to reject cases that several adapters share."""
+
+from __future__ import annotations
+
+import torch
+
+from ...case.schema import Case
+from ...case.shapes import (
+    graph_differs,
+    parameter_dtypes,
+)
+from ...case.traits import reduced_precision, two_axes
+
+
+def one_axis_fp32(case: Case) -> str | None:
+    """Return the reason to reject a mesh of several axes or mixed precision, or None."""
+    return one_axis(case) or fp32(case)
+
+
+def one_axis(case: Case) -> str | None:
+    """Return the reason to reject a mesh of several axes, or None."""
+    return "works on a mesh of one axis only, the case has one of two" if two_axes(case) else None
+
+
+def fp32(case: Case) -> str | None:
+    """Return the reason to reject mixed precision, or None."""
+    if reduced_precision(case):
+        return "computes and reduces in fp32 only"
+    return None
+
+
+def one_precision(case: Case) -> str | None:
+    """Return the reason to reject mixed parameter dtypes under a single compute dtype, or None."""
+    if reduced_precision(case) and set(parameter_dtypes(case.model).values()) != {"fp32"}:
+        return "casts parameters of fp32 to the dtype of compute; the model has others"
+    return None
+
+
+def bf16_only(case: Case) -> str | None:
+    """Return the reason to reject fp16, or None."""
+    if "fp16" in (case.precision.compute, case.precision.reduce):
+        return "computes and reduces in fp32 and bf16 only"
+    return None
+
+
+def norms_cast(case: Case) -> str | None:
+    """Return the reason to reject batch norms that would be cast with the other modules, or None.
+
+    torch on the CPU wants running statistics in the dtype of the weights, which FSDP2 leaves as
+    they are (`expected scalar type BFloat16 but found Float`). FSDP1 leaves batch norms in fp32, in
+    units of their own.
+    """
+    if case.precision.compute == "fp32":
+        return None
+    if any(block.kind == "batch_norm" for block in case.model.blocks):
+        return "casts all parameters of a unit, but not the running statistics of a batch norm"
+    return None
+
+
+def same_units(case: Case) -> str | None:
+    """Return the reason to reject a backward that needs different units on each rank, or None.
+
+    A unit is gathered in the backward where its output needs a gradient. Where that depends on
+    the rank, ranks call different collectives.
+    """
+    if graph_differs(case.model):
+        return (
+            "the backward runs through other layers on each rank: what is before a layer that "
+            "some ranks use is frozen"
+        )
+    return None
+
+
+def unpinned(case: Case) -> str | None:
+    """Return the reason why CPU memory cannot be pinned, or None.
+
+    That is of the machine and not of the case: cases are asked about where they are to run.
+    """
+    if case.sharding.offload == "pinned" and not torch.accelerator.is_available():
+        return (
+            "torch cannot pin memory here: Cannot access accelerator device when none is available "
+            "(sharding.offload is 'pinned')"
+        )
+    return None
