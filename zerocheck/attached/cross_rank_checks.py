@@ -17,7 +17,7 @@ from .. import causes as bugs
 from ..judge.compare import different_bits
 from ..judge.diagnose.publish import SENTENCES, causes
 from ..judge.ownership import tiling_fault
-from ..optimizers import STATES
+from ..optimizers import OPTIMIZERS, STATES, states_of
 from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .holdings import UNWRAPPED
 from .norms import Holder, Norms
@@ -142,7 +142,7 @@ class _JointJudge:
             for number, (mine, first) in enumerate(
                 zip(one.seen.options, self.told[0].seen.options, strict=False)
             ):
-                for name in ("lr", "beta1", "beta2", "eps", "weight_decay"):
+                for name in OPTIMIZERS[mine.kind].fields.group:
                     here, there = getattr(mine, name), getattr(first, name)
                     if here != there:
                         text = f"parameter group {number} has {name} {there:g} on rank 0 and "
@@ -219,9 +219,11 @@ class _JointJudge:
             return None
         for holders in self.holders.values():
             told = [(self._piece(h), self.told[h[0]].hashes[h[1]]) for h in holders]
-            if any(f"{AFTER}.exp_avg" in hashes for _, hashes in told):
+            if any(f"{AFTER}.{role}" in hashes for _, hashes in told for role in STATES):
                 continue
             for (rank, _), (piece, hashes) in zip(holders, told, strict=True):
+                if not states_of(seen.options[piece.group].optimizer):
+                    continue  # it has none with these options
                 if piece.group >= 0 and "gradient" in hashes and piece.local != (0,):
                     text = f"{piece.name} has a gradient, and no rank has a state of it: it was "
                     text += "not updated"

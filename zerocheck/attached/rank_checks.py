@@ -1,8 +1,8 @@
 """Checks of a rank's own shards.
 
-AdamW and clipping are elementwise, so the checks need no communication. The parameters are taken in
-batches of at most BATCH elements, since the bounds are computed in float64: the judge needs a few
-hundred MiB, however large the model is.
+The update and clipping are elementwise, so the checks need no communication. The parameters are
+taken in batches of at most BATCH elements, since the bounds are computed in float64: the judge
+needs a few hundred MiB, however large the model is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from zerocheck_reference import clip_coefficient
 
 from .. import causes as bugs
-from ..case.schema import Group, Optimizer
+from ..case.schema import Optimizer
 from ..floating_point import Format
 from ..judge.clipping import clipped_enclosure
 from ..judge.compare import compare, describe, different_bits
@@ -28,16 +28,16 @@ from ..judge.diagnose.clip import clip_causes
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..judge.state import State
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
-from ..optimizers import ADAMW, STATES
+from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
-from .step_record import Clip, GroupOptions, Observed, RankVerdict, ShardPiece, element_of
+from .step_record import Clip, Observed, RankVerdict, ShardPiece, element_of
 
 BATCH = 1 << 22
 """Elements that are judged at once; 32 MiB for each vector in float64."""
 
-ORDER = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
-"""Of what AdamW computes: what comes first is wrong first."""
+ORDER = ("step", *STATES, "parameter")
+"""Of what an optimizer computes: what comes first is wrong first."""
 
 
 class PieceRange(NamedTuple):
@@ -202,19 +202,19 @@ class _Own:
         seen = self.observed.seen
         if seen.skipped or not seen.ran:
             return
-        kinds: dict[tuple[bool, bool], list[int]] = {}
+        kinds: dict[Optimizer, list[int]] = {}
         for number, piece in enumerate(seen.pieces):
-            if number in still or self._value("after.exp_avg", number) is None:
+            if number in still:
                 continue
-            options = seen.options[piece.group]
-            kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
-        for (amsgrad, maximize), numbers in kinds.items():
-            given = Optimizer(
-                groups=tuple(_group(one) for one in seen.options),
-                amsgrad=amsgrad,
-                maximize=maximize,
-            )
-            recipe = UpdateRecipe(ADAMW, given, [one.rates for one in seen.options])
+            options = seen.options[piece.group].optimizer
+            states = states_of(options)
+            # Without any state every rank that holds a parameter has what its owner made of it.
+            if not states or self._value(f"after.{states[0]}", number) is not None:
+                kinds.setdefault(options, []).append(number)
+        groups = tuple(one.group for one in seen.options)
+        for options, numbers in kinds.items():
+            given = replace(options, groups=groups)
+            recipe = UpdateRecipe(optimizer_of(given), given, [one.rates for one in seen.options])
             readings = list(recipe.optimizer.readings)
             share, found = 0.0, []
             for batch in batches(numbers, seen.pieces):
@@ -260,7 +260,7 @@ class _Own:
         return share, violation, judge.readings
 
     def _part(self, what: str, run: PieceRange) -> torch.Tensor:
-        """Return the elements of a run; zeros for absent moments, as before the first step."""
+        """Return the elements of a run; zeros for absent states, as before the first step."""
         value = self._value(what, run.number)
         if value is not None:
             return value[run.low : run.high]
@@ -385,13 +385,3 @@ def _order(role: str) -> int:
 
 def _severity(violation: Violation) -> float:
     return torch.inf if violation.ratio is None else violation.ratio
-
-
-def _group(options: GroupOptions) -> Group:
-    return Group(
-        lr=options.lr,
-        beta1=options.beta1,
-        beta2=options.beta2,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-    )

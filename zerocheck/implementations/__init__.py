@@ -3,9 +3,9 @@
 - `account.py`: arithmetic of memory layouts: which tensors have gradients and states when
 - `casting.py`: mixed precision of torch's DDP and FSDP
 - `compiling.py`: torch.compile, as `case.training.compile` names its backend
-- `ddp.py`: torch's DistributedDataParallel with AdamW: nothing is sharded (ZeRO-0)
+- `ddp.py`: torch's DistributedDataParallel: nothing is sharded (ZeRO-0)
 - `ddp_bytes.py`: layouts of DDP and of DDP with ZeroRedundancyOptimizer, from shapes alone
-- `fsdp2.py`: torch's FSDP2 (`fully_shard`) with AdamW over DTensors: ZeRO-3
+- `fsdp2.py`: torch's FSDP2 (`fully_shard`) with an optimizer over DTensors: ZeRO-3
 - `fsdp2_bytes.py`: layout of FSDP2, from shapes alone
 - `full_checkpoint.py`: single-file checkpoints: rank 0 writes, every rank reads
 - `limits.py`: reasons to reject cases that built-in implementations cannot run

@@ -83,7 +83,7 @@ def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
 
 
 def replicated_states(account: Account, step: int, phase: Phase) -> int:
-    """Bytes of AdamW's state of every parameter that has had a gradient."""
+    """Bytes of the optimizer's state of every parameter that has had a gradient."""
     names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))
     return sum(_state(account, name) for name in names)
 
@@ -126,7 +126,7 @@ def dummies(account: Account, step: int, phase: Phase) -> int:
 
 
 def shared_states(rank: int) -> Callable[[Account, int, Phase], int]:
-    """Return a function of the bytes of AdamW's state of the parameters assigned to a rank."""
+    """Return a function of the bytes of the states of the parameters assigned to a rank."""
 
     def states(account: Account, step: int, phase: Phase) -> int:
         names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))

@@ -20,6 +20,8 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     unknown = engine_options.plain(described.options)
     if unknown:
         fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
+    if options.optimizer is not None:
+        fixed["optimizer"] = {**mapping(fixed.get("optimizer")), "kind": options.optimizer}
     if options.hosts is not None:
         fixed["hosts"] = options.hosts
     if "compile-inductor" in options.features:  # it is not drawn: see COMPILES

@@ -58,9 +58,17 @@ OPTIMIZER = table(
     ("maximize", "maximize", lambda c: c.optimizer.maximize),
     ("schedule-warmup", "warm-up schedule", lambda c: c.optimizer.schedule == "warmup"),
     ("schedule-cosine", "cosine schedule", lambda c: c.optimizer.schedule == "cosine"),
-    ("kernel-foreach", "foreach AdamW", lambda c: c.optimizer.kernel == "foreach"),
-    ("kernel-for-loop", "for-loop AdamW", lambda c: c.optimizer.kernel == "for-loop"),
-    ("kernel-fused", "fused AdamW", lambda c: c.optimizer.kernel == "fused"),
+    (
+        "kernel-foreach",
+        "foreach kernel of the optimizer",
+        lambda c: c.optimizer.kernel == "foreach",
+    ),
+    (
+        "kernel-for-loop",
+        "for-loop kernel of the optimizer",
+        lambda c: c.optimizer.kernel == "for-loop",
+    ),
+    ("kernel-fused", "fused kernel of the optimizer", lambda c: c.optimizer.kernel == "fused"),
     dimension="optimizer",
 )
 
