@@ -44,6 +44,7 @@ from .fsdp2_bytes import fsdp2_layout
 from .limits import (
     bf16_only,
     dim0_sharded,
+    fused_dtensors,
     norm_of_empty_shards,
     norms_cast,
     one_dtype,
@@ -120,6 +121,7 @@ class Fsdp2(BuiltImplementation):
         reason = one_precision(case) or bf16_only(case) or norms_cast(case)
         reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
         reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
+        reason = reason or fused_dtensors(case)
         return reason or (refuse_uneven(case) if cuts(case) else norm_of_empty_shards(case))
 
     @classmethod

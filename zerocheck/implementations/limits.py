@@ -115,6 +115,13 @@ def dim0_sharded(case: Case) -> str | None:
     return None
 
 
+def fused_dtensors(case: Case) -> str | None:
+    """Return the reason why torch's fused kernel cannot update DTensors, or None."""
+    if case.optimizer.kind == "sgd" and case.optimizer.kernel == "fused":
+        return "torch has no sharding strategy for the fused kernel of SGD: aten._fused_sgd_"
+    return None
+
+
 def norm_of_empties(case: Case) -> str | None:
     """Return the reason why torch's clip_grad_norm_ cannot compute the norm, or None."""
     if case.training.clip is not None and case.training.norm == "inf" and empties(case.model):

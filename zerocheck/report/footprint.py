@@ -25,7 +25,7 @@ def _formulas(states: int) -> dict[int, str]:
     """Return the bytes per rank with fp32 weights by stage. states: bytes per element."""
     return {
         0: f"{8 + states} Psi",
-        1: f"8 Psi + {states} Psi/N",
+        1: f"8 Psi + {states} Psi/N" if states else "8 Psi",
         2: f"4 Psi + {4 + states} Psi/N",
         3: f"{8 + states} Psi/N",
     }

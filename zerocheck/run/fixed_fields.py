@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..case import engine_options
 from ..case.features import COMPILED, CUT, OF_PRECISION
 from ..case.schema import Mesh
+from ..errors import UsageError
 from ..protocol.replies import Description
 from .draws import mapping, two_axes_asked
 from .options import RunOptions
@@ -21,7 +24,7 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     if unknown:
         fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
     if options.optimizer is not None:
-        fixed["optimizer"] = {**mapping(fixed.get("optimizer")), "kind": options.optimizer}
+        fixed["optimizer"] = _optimizer(options.optimizer, mapping(fixed.get("optimizer")))
     if options.hosts is not None:
         fixed["hosts"] = options.hosts
     if "compile-inductor" in options.features:  # it is not drawn: see COMPILES
@@ -47,6 +50,19 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
             without["overflow"] = None
         fixed["training"] = {**without, **mapping(fixed.get("training"))}
     return fixed
+
+
+def _optimizer(asked: str, own: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of `optimizer` that an implementation fixes, with the kind asked for.
+
+    Raises UsageError if it fixes another.
+    """
+    if own.get("kind", asked) != asked:
+        raise UsageError(
+            f"--optimizer {asked}: an implementation has {own['kind']} (fixed optimizer.kind); "
+            "leave one of the two out"
+        )
+    return {**own, "kind": asked}
 
 
 def meshes_of(options: RunOptions, described: Description) -> list[Mesh]:

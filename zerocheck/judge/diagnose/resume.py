@@ -80,9 +80,9 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence) -> tuple
     by_step = list(of_steps(steps, known))
     lost: list[str] = []
     gone = bugs.STEP_COUNT_LOST in by_step and all(bugs.MOMENTS_LOST in one for one in by_role)
-    roles = optimizer_of(known.case.optimizer).hidden
-    shown = {role for role in roles if bool((known.state.moment(role) != 0).any())}
-    if gone and shown <= {one.role for one in wrong}:
+    optimizer = optimizer_of(known.case.optimizer)
+    shown = {role for role in optimizer.hidden if bool((known.state.moment(role) != 0).any())}
+    if optimizer.counts_steps and gone and shown <= {one.role for one in wrong}:
         lost = [bugs.OPTIMIZER_STATE_LOST]
     if steps and wrong:
         # A step count says in its own words what the tensors say in theirs.

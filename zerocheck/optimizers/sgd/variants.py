@@ -152,6 +152,8 @@ def _of_momentum(segment: Segment) -> Named:
     else:
         yield bugs.NESTEROV_ADDED, _result(segment, s._replace(nesterov=True))
     yield bugs.MOMENTUM_LEFT_OUT, _result(segment, s._replace(momentum=0.0, nesterov=False))
+    # Where the gradient is 0 the buffer is right for all that.
+    yield bugs.LEARNING_RATE_IN_THE_MOMENTUM, _result(segment, s._replace(lr=1.0))
     old = e.old["momentum_buffer"]
     if bool(old.any()):
         yield bugs.MOMENTS_OF_THE_PREVIOUS_STEP, _result(segment, s, b=old)
