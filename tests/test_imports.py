@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
     "floating_point": {"zerocheck_reference"},
-    "optimizers": {"floating_point", "case", "causes", "zerocheck_reference"},
+    "optimizers": {"floating_point", "case", "causes", "errors", "zerocheck_reference"},
     "models": {"optimizers", "case", "catalogue", "user_code", "devices", "errors"},
     "contract": {
         "optimizers", "models", "case", "catalogue", "compat", "user_code", "devices", "errors",

@@ -30,6 +30,7 @@ def cases(
     features: Sequence[str] = (),
     fixed: Mapping[str, Any] | None = None,
     model: str | None = None,
+    optimizer: str | None = None,
 ) -> st.SearchStrategy[Case]:
     """Strategy of the cases that an implementation supports.
 
@@ -39,7 +40,7 @@ def cases(
     line; without one every case that zerocheck draws is there. world_sizes: numbers of ranks, those
     of `--profile quick` by default; features: only cases that have all of them, see `zerocheck
     list`; fixed: nested fields that are not drawn, such as {"training": {"clip": None}}; model:
-    your own in every case, `path/to/file.py:factory`.
+    your own in every case, `path/to/file.py:factory`; optimizer: of every case, "adamw" or "sgd".
 
     Raises UsageError for arguments that cannot be used. The test raises it if no case has these
     features, or none is supported: the implementation is asked in rank processes, when the test
@@ -56,6 +57,7 @@ def cases(
         world_sizes=tuple(world_sizes),
         features=tuple(features),
         model=model,
+        optimizer=optimizer,
     )
     for feature in options.features:
         if feature in OF_RESUME:

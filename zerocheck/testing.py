@@ -198,6 +198,7 @@ def parametrize_with_checks(
     known_issues: str | Sequence[str] | None = None,
     shrink: bool | None = None,
     model: str | None = None,
+    optimizer: str | None = None,
     strategy: Literal["seeded", "hypothesis"] = "seeded",
 ) -> Callable[[Test], Test]:
     """Decorate `def test_sharding(check): check()` to run every check of the implementations.
@@ -206,9 +207,9 @@ def parametrize_with_checks(
     line. The others are the options of `zerocheck run`, with the same defaults, so the same seed
     has the same verdicts; obligations: names, or sets of them such as "resume"; known_issues: files
     of known issues, or "none"; model: your own in every case, `path/to/file.py:factory`, as
-    `--model`. Missing settings are taken from pytest's ini file, then from `[tool.zerocheck]` in
-    pyproject.toml; `pytest --zerocheck-NAME` is taken before all of them. Raises UsageError for
-    what cannot be used.
+    `--model`; optimizer: of every case, "adamw" or "sgd". Missing settings are taken from pytest's
+    ini file, then from `[tool.zerocheck]` in pyproject.toml; `pytest --zerocheck-NAME` is taken
+    before all of them. Raises UsageError for what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"], profile="ci")
         def test_sharding(check):
@@ -239,6 +240,7 @@ def parametrize_with_checks(
         known_issues=known_issues,
         shrink=shrink,
         model=model,
+        optimizer=optimizer,
     )
     settings = pytest_plugin.settings(given)
     options = as_options(settings)
@@ -274,7 +276,14 @@ def _tests_of_hypothesis(
     sizes = RunOptions(**{k: settings[k] for k in ("profile", "world_sizes") if k in settings})
     checks = [
         CaseCheck(
-            name, cases(name, world_sizes=sizes.world_sizes, model=given.get("model")), settings
+            name,
+            cases(
+                name,
+                world_sizes=sizes.world_sizes,
+                model=given.get("model"),
+                optimizer=settings.get("optimizer"),
+            ),
+            settings,
         )
         for name in names
     ]

@@ -1,4 +1,4 @@
-"""The single-device AdamW trainer that sharded training is checked against.
+"""The single-device trainer, with AdamW or SGD, that sharded training is checked against.
 
 Written from the equations. It imports torch, and neither torch.optim nor anything of zerocheck.
 Every refusal of an argument is a ValueError.
@@ -7,8 +7,10 @@ Every refusal of an argument is a ValueError.
 from .adamw import AdamWOptions, AdamWState, adamw_step, bias_correction, initial_state
 from .clip import CLIP_RULES, ClipRule, clip_coefficient, gradient_norm
 from .gradient import LocalPass, average, local_pass
+from .optimizer import OptimizerOptions, OptimizerState
 from .precision import half_ulp, round_to, smallest_subnormal, unit_roundoff
 from .schedule import constant, cosine, linear_warmup
+from .sgd import SGDOptions, SGDState, sgd_step
 from .trainer import Group, StepResult, Trainer
 
 __all__ = [
@@ -18,6 +20,10 @@ __all__ = [
     "ClipRule",
     "Group",
     "LocalPass",
+    "OptimizerOptions",
+    "OptimizerState",
+    "SGDOptions",
+    "SGDState",
     "StepResult",
     "Trainer",
     "adamw_step",
@@ -32,6 +38,7 @@ __all__ = [
     "linear_warmup",
     "local_pass",
     "round_to",
+    "sgd_step",
     "smallest_subnormal",
     "unit_roundoff",
 ]

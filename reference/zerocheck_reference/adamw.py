@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ._check import flag, real, whole
+from .optimizer import OptimizerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,24 @@ class AdamWOptions:
         flag("amsgrad", self.amsgrad)
         flag("maximize", self.maximize)
 
+    def initial(self, parameter: Tensor) -> AdamWState:
+        """Return the state before the first step."""
+        return initial_state(parameter, amsgrad=self.amsgrad)
+
+    def check(self, state: OptimizerState) -> None:
+        """Raise ValueError unless `state` is a sound one of AdamW and fits these options."""
+        check_state(_of_adamw(state), amsgrad=self.amsgrad)
+
+    def after(self, state: OptimizerState, gradient: Tensor) -> AdamWState:
+        """Return the state after one step."""
+        return adamw_step(_of_adamw(state), gradient, self)
+
+
+def _of_adamw(state: OptimizerState) -> AdamWState:
+    if not isinstance(state, AdamWState):
+        raise ValueError(f"the state is {type(state).__name__} (allowed: AdamWState)")
+    return state
+
 
 class AdamWState(NamedTuple):
     """All that AdamW knows of one parameter, or of any number of them as one flat vector.
@@ -76,6 +95,16 @@ class AdamWState(NamedTuple):
     exp_avg_sq: Tensor
     step: int
     max_exp_avg_sq: Tensor | None = None
+
+    def copy(self) -> AdamWState:
+        """Return a state that shares no memory with this one."""
+        return AdamWState(
+            self.parameter.detach().clone(),
+            self.exp_avg.detach().clone(),
+            self.exp_avg_sq.detach().clone(),
+            self.step,
+            None if self.max_exp_avg_sq is None else self.max_exp_avg_sq.detach().clone(),
+        )
 
 
 def initial_state(parameter: Tensor, *, amsgrad: bool = False) -> AdamWState:

@@ -1,4 +1,4 @@
-"""A whole step of a global batch on one device: gradient, clipping, AdamW."""
+"""A whole step of a global batch on one device: gradient, clipping, update."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ._check import nearest, one_of, real
-from .adamw import AdamWOptions, AdamWState, adamw_step, check_state, initial_state
+from .adamw import AdamWOptions
 from .clip import CLIP_RULES, ClipRule, clip_coefficient, gradient_norm
 from .gradient import Average, Divide, LocalPass, Unused, average, check_rectangle, local_pass
+from .optimizer import OptimizerOptions, OptimizerState
 from .precision import round_to
+from .sgd import SGDOptions
 
 Loss = Callable[[nn.Module], Tensor]
+
+OPTIONS = (AdamWOptions, SGDOptions)
+"""Options of the optimizers that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +32,14 @@ class Group:
     """
 
     names: tuple[str, ...]
-    options: AdamWOptions
+    options: OptimizerOptions
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, tuple) or not all(isinstance(n, str) for n in self.names):
             raise ValueError(f"names is {self.names!r} (allowed: a tuple of strings)")
-        if not isinstance(self.options, AdamWOptions):
-            raise ValueError(f"options is {self.options!r} (allowed: AdamWOptions)")
+        if not isinstance(self.options, OPTIONS):
+            names = ", ".join(one.__name__ for one in OPTIONS)
+            raise ValueError(f"options is {self.options!r} (allowed: {names})")
         _no_duplicates(self.names)
 
 
@@ -53,7 +59,7 @@ class StepResult(NamedTuple):
 
 
 class Trainer:
-    """AdamW on one device, for a model whose global batch comes as [rank][microbatch].
+    """Training on one device, for a model whose global batch comes as [rank][microbatch].
 
     groups     every parameter that requires a gradient stands in exactly one; a frozen one may
                stand in one too, for when it is unfrozen
@@ -65,9 +71,9 @@ class Trainer:
                number of microbatches before its backward
     sums       in which dtype gradients are summed: see `gradient.average`
 
-    `state` holds an AdamWState per name. It is what counts: each step writes its parameters into
-    the model, cast to the model's dtype, so a float32 master of a bfloat16 model is a state in
-    float32 (`set_state`).
+    `state` holds the state of the optimizer per name. It is what counts: each step writes its
+    parameters into the model, cast to the model's dtype, so a float32 master of a bfloat16 model is
+    a state in float32 (`set_state`).
 
     Buffers: each rank starts a step from the same ones, and those of rank 0 stay.
 
@@ -75,7 +81,7 @@ class Trainer:
     trainable parameter in none; for an option that is not allowed.
     """
 
-    state: dict[str, AdamWState]
+    state: dict[str, OptimizerState]
 
     def __init__(
         self,
@@ -111,11 +117,11 @@ class Trainer:
         self._group_of = self._index_groups()
         self._require_groups()
         self.state = {
-            name: initial_state(self._parameters[name], amsgrad=self.groups[index].options.amsgrad)
+            name: self.groups[index].options.initial(self._parameters[name])
             for name, index in self._group_of.items()
         }
 
-    def set_state(self, state: Mapping[str, AdamWState]) -> None:
+    def set_state(self, state: Mapping[str, OptimizerState]) -> None:
         """Replace the states of the given names by copies, and write their parameters.
 
         To start in mid-training, or from what another trainer holds. ValueError for a name in no
@@ -125,7 +131,7 @@ class Trainer:
         for name, given in state.items():
             self._known(name, self._group_of)
             try:
-                check_state(given, amsgrad=self.groups[self._group_of[name]].options.amsgrad)
+                self.groups[self._group_of[name]].options.check(given)
             except ValueError as error:
                 raise ValueError(f"state of {name!r}: {error}") from None
             shape = self._parameters[name].shape
@@ -135,13 +141,7 @@ class Trainer:
                     f"(allowed: the parameter's, {tuple(shape)})"
                 )
         for name, given in state.items():
-            self.state[name] = AdamWState(
-                given.parameter.detach().clone(),
-                given.exp_avg.detach().clone(),
-                given.exp_avg_sq.detach().clone(),
-                given.step,
-                None if given.max_exp_avg_sq is None else given.max_exp_avg_sq.detach().clone(),
-            )
+            self.state[name] = given.copy()
             self._write(name)
 
     def step(
@@ -171,7 +171,7 @@ class Trainer:
         for name, g in present.items():
             if coefficient != 1.0:
                 g = round_to(g.to(torch.float64) * coefficient, g.dtype)
-            self.state[name] = adamw_step(self.state[name], g, options[self._group_of[name]])
+            self.state[name] = options[self._group_of[name]].after(self.state[name], g)
             self._write(name)
         seen = tuple(tuple(single.loss for single in rank) for rank in passes)
         return StepResult(seen, gradient, norm, coefficient)
@@ -208,13 +208,15 @@ class Trainer:
             for name, g in exact.items()
         }
 
-    def _options(self, lr: Sequence[float] | None) -> list[AdamWOptions]:
+    def _options(self, lr: Sequence[float] | None) -> list[OptimizerOptions]:
         if lr is None:
             return [group.options for group in self.groups]
         if len(lr) != len(self.groups):
             raise ValueError(f"lr has {len(lr)} values (allowed: {len(self.groups)}, one a group)")
+        # Options are dataclasses, which the interface cannot say.
         return [
-            replace(group.options, lr=rate) for group, rate in zip(self.groups, lr, strict=True)
+            replace(group.options, lr=rate)  # type: ignore[type-var]
+            for group, rate in zip(self.groups, lr, strict=True)
         ]
 
     def _index_groups(self) -> dict[str, int]:

@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from zerocheck.case.schema import Case
-from zerocheck.contract.adamw import template_of
 from zerocheck.contract.groups import check_options
 from zerocheck.contract.optimizers import Optimizers, set_learning_rate
 from zerocheck.errors import UsageError
 from zerocheck.models import build_model
+from zerocheck.optimizers import OPTIMIZERS
+from zerocheck.optimizers.trial import template_of
+
+ADAMW, SGD = OPTIMIZERS["adamw"], OPTIMIZERS["sgd"]
 
 
 @pytest.fixture
@@ -84,13 +87,54 @@ def test_a_learning_rate_that_is_a_tensor_stays_one() -> None:
     "kind",
     [
         name
-        for name in ("SGD", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD")
+        for name in ("NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD")
         if hasattr(torch.optim, name)
     ],
 )
 def test_other_optimizers_of_torch_are_refused(parameters: list[nn.Parameter], kind: str) -> None:
-    with pytest.raises(UsageError, match=f"Built.optimizer is {kind}; until other"):
-        template_of(getattr(torch.optim, kind)(parameters), {})
+    for wanted in (ADAMW, SGD):
+        with pytest.raises(UsageError, match=f"Built.optimizer is {kind}; zerocheck judges AdamW"):
+            template_of(getattr(torch.optim, kind)(parameters), {}, wanted)
+
+
+def test_another_one_that_is_known_says_which_option_it_needs(
+    parameters: list[nn.Parameter],
+) -> None:
+    sgd = torch.optim.SGD(parameters, lr=0.1)
+    assert template_of(sgd, {}, SGD) is None
+    with pytest.raises(UsageError, match=r"is SGD, and the cases .* AdamW: .* --optimizer sgd"):
+        template_of(sgd, {}, ADAMW)
+    with pytest.raises(UsageError, match=r"is AdamW, and the cases .* SGD: .* --optimizer adamw"):
+        template_of(adamw(parameters), {}, SGD)
+
+
+def test_a_class_of_its_own_that_is_sgd(parameters: list[nn.Parameter]) -> None:
+    class Plain(torch.optim.Optimizer):
+        damp = 0.0
+
+        def __init__(
+            self, params: Any, lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0
+        ) -> None:
+            given = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+            super().__init__(params, given)
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for one in group["params"]:
+                    d = one.grad + group["weight_decay"] * one
+                    buffer = self.state[one].setdefault("momentum_buffer", torch.zeros_like(one))
+                    buffer.mul_(group["momentum"]).add_(d, alpha=1 - self.damp)
+                    one.sub_(group["lr"] * buffer)
+
+    class Damped(Plain):
+        damp = 0.5
+
+    assert template_of(Plain(parameters), {}, SGD) is not None
+    with pytest.raises(UsageError, match=r"Damped, which is not SGD: .* is off by"):
+        template_of(Damped(parameters), {}, SGD)
+    with pytest.raises(UsageError, match="no exp_avg or exp_avg_sq"):
+        template_of(Plain(parameters), {}, ADAMW)
 
 
 def test_adamw_and_its_subclasses_are_taken(parameters: list[nn.Parameter]) -> None:
@@ -98,7 +142,7 @@ def test_adamw_and_its_subclasses_are_taken(parameters: list[nn.Parameter]) -> N
         pass
 
     for optimizer in (adamw(parameters), Mine(parameters), torch.optim.Adam(parameters)):
-        assert template_of(optimizer, {}) is None
+        assert template_of(optimizer, {}, ADAMW) is None
 
 
 def test_an_option_of_the_same_name_and_another_meaning(parameters: list[nn.Parameter]) -> None:
@@ -114,7 +158,7 @@ def test_an_option_of_the_same_name_and_another_meaning(parameters: list[nn.Para
                     self.state[parameter]["exp_avg_sq_row"] = torch.zeros(1)
 
     with pytest.raises(UsageError, match="whose state has 'exp_avg_sq_row'"):
-        template_of(Factored(parameters), {})
+        template_of(Factored(parameters), {}, ADAMW)
 
 
 def test_a_step_that_is_compiled(parameters: list[nn.Parameter]) -> None:
@@ -130,7 +174,7 @@ def test_a_step_that_is_compiled(parameters: list[nn.Parameter]) -> None:
             torch.compile(self.inner.step, fullgraph=True)()
 
     with pytest.raises(UsageError, match=r"Compiled, whose step calls torch\.compile"):
-        template_of(Compiled(parameters), {})
+        template_of(Compiled(parameters), {}, ADAMW)
 
 
 def test_a_group_with_another_kind_of_option(parameters: list[nn.Parameter]) -> None:

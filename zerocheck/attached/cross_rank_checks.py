@@ -15,6 +15,7 @@ from .. import causes as bugs
 from ..judge import skip
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.ownership import Ownership
+from ..optimizers import OPTIMIZERS, STATES, states_of
 from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .copies import COPIES
 from .joint_context import JointContext
@@ -95,7 +96,7 @@ def _options(context: JointContext) -> Violation | None:
         for number, (mine, first) in enumerate(
             zip(one.summary.options, context.verdicts[0].summary.options, strict=False)
         ):
-            for name in ("lr", "beta1", "beta2", "eps", "weight_decay"):
+            for name in OPTIMIZERS[mine.kind].fields.group:
                 here, there = getattr(mine, name), getattr(first, name)
                 if here != there:
                     text = f"parameter group {number} has {name} {there:g} on rank 0 and "
@@ -171,14 +172,16 @@ def _differs(context: JointContext, rank: int, other: int, number: int) -> bool:
 
 def _never_updated(context: JointContext) -> Violation | None:
     """Check that each optimized parameter with a gradient has optimizer state on some rank."""
-    summaries = context.verdicts[0].summary
-    if summaries.skipped or not summaries.ran:
+    summary = context.summaries[0]
+    if summary.skipped or not summary.ran:
         return None
     for holders in context.holders.values():
         here = [(context.piece(h), context.verdicts[h[0]].hashes[h[1]]) for h in holders]
-        if any(f"{AFTER}.exp_avg" in hashes for _, hashes in here):
+        if any(f"{AFTER}.{role}" in hashes for _, hashes in here for role in STATES):
             continue
         for (rank, _), (piece, hashes) in zip(holders, here, strict=True):
+            if not states_of(summary.options[piece.group].optimizer):
+                continue  # it has none with these options
             if piece.group >= 0 and "gradient" in hashes and piece.local != (0,):
                 text = f"{piece.name} has a gradient, and no rank has a state of it: it was "
                 text += "not updated"

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from ..errors import UsageError
+from ..optimizers import OPTIMIZERS, known_optimizer
+from .step_record import GroupOptions
 
 INNER = ("optimizer", "optim")
 """Attributes under which an optimizer keeps the one that it is around."""
@@ -44,24 +46,41 @@ def states_of(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
 
 
 def check_kind(optimizer: Optimizer) -> None:
-    """Raise UsageError unless the optimizer's update is that of AdamW, within its `step`."""
+    """Raise UsageError unless the optimizer's update can be judged, within its `step`."""
     if isinstance(optimizer, ZeroRedundancyOptimizer) and vars(optimizer).get("_overlap_with_ddp"):
         raise UsageError(
             "ZeroRedundancyOptimizer(overlap_with_ddp=True) updates within the backward, where "
             "no step can be seen (allowed: overlap_with_ddp=False)"
         )
     inner = owned_part(optimizer)
-    allowed = "allowed: torch.optim.AdamW, its subclasses, Adam without weight decay, and these in "
-    allowed += "ZeroRedundancyOptimizer or a wrapper that has them as .optimizer or .optim"
-    if not isinstance(inner, (AdamW, Adam)):
-        raise UsageError(f"attach judges AdamW, got {type(inner).__name__} ({allowed})")
+    allowed = "allowed: torch.optim.AdamW, torch.optim.SGD without dampening, their subclasses, "
+    allowed += "Adam without weight decay, and these in ZeroRedundancyOptimizer or a wrapper that "
+    allowed += "has them as .optimizer or .optim"
+    known = known_optimizer(inner)
+    if known is None:
+        names = " and ".join(one.name for one in OPTIMIZERS.values())
+        raise UsageError(f"attach judges {names}, got {type(inner).__name__} ({allowed})")
     for number, group in enumerate(inner.param_groups):
-        decoupled = group.get("decoupled_weight_decay", isinstance(inner, AdamW))
-        if group["weight_decay"] and not decoupled:
+        foreign = known.foreign_option(inner, group)
+        if foreign:
             raise UsageError(
-                f"attach judges AdamW; parameter group {number} of this {type(inner).__name__} "
-                f"adds its weight decay of {group['weight_decay']:g} to the gradient ({allowed})"
+                f"attach judges {known.name}; parameter group {number} of this "
+                f"{type(inner).__name__} {foreign} ({allowed})"
             )
+
+
+def group_options(optimizer: Optimizer) -> tuple[GroupOptions, ...]:
+    """Return the options of the parameter groups of an optimizer that `check_kind` let pass."""
+    known = known_optimizer(owned_part(optimizer))
+    assert known is not None
+    found = []
+    for group in optimizer.param_groups:
+        given: dict[str, Any] = {
+            name: value if isinstance(value, bool) else float(value)
+            for name, value in known.read_group(group).items()
+        }
+        found.append(GroupOptions(kind=known.kind, **given))
+    return tuple(found)
 
 
 def _inner(optimizer: Any) -> Optimizer | None:

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from .. import causes as bugs
-from ..case.schema import Case, Group, Optimizer, Training
+from ..case.schema import Case, Optimizer, Training
 from ..contract.semantics import Semantics
 from ..floating_point import Format
 from ..judge import skip
@@ -17,14 +17,14 @@ from ..judge.assemble import ManifestPlan, RoleState
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
 from ..judge.update import Update, UpdateJudge, UpdateRecipe
-from ..optimizers import ADAMW, STATES
+from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
 from .slices import BATCH, Slice, SliceContext
-from .step_record import AFTER, BEFORE, Clip, GroupOptions, Observed, RankVerdict
+from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict
 
-ORDER = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "parameter")
-"""Order of AdamW's computation: what comes first is wrong first."""
+ORDER = ("step", *STATES, "parameter")
+"""Order in which an optimizer computes: what comes first is wrong first."""
 
 
 def judge_own(observed: Observed) -> RankVerdict:
@@ -80,21 +80,28 @@ def _check_update(context: SliceContext) -> Iterator[Checked]:
         return
     if context.idle:
         yield Checked()
-    updated = [
-        number
-        for number in range(len(summary.pieces))
-        if number not in context.idle and context.value(f"{AFTER}.exp_avg", number) is not None
-    ]
-    kinds: dict[tuple[bool, bool], list[int]] = {}
-    for number in sorted((*changed, *updated)):
-        options = summary.options[max(summary.pieces[number].group, 0)]
-        kinds.setdefault((options.amsgrad, options.maximize), []).append(number)
-    for (amsgrad, maximize), numbers in kinds.items():
-        given = Optimizer(
-            groups=tuple(map(_group, summary.options)), amsgrad=amsgrad, maximize=maximize
-        )
-        recipe = UpdateRecipe(ADAMW, given, [one.rates for one in summary.options])
-        yield _updated(context, numbers, recipe)
+    kinds: dict[Optimizer, list[int]] = {}
+    for number, piece in enumerate(summary.pieces):
+        options = summary.options[max(piece.group, 0)].optimizer
+        if number in changed or _holds_update(context, number, options):
+            kinds.setdefault(options, []).append(number)
+    groups = tuple(one.group for one in summary.options)
+    for options, numbers in kinds.items():
+        given = replace(options, groups=groups)
+        rates = [one.rates for one in summary.options]
+        yield _updated(context, numbers, UpdateRecipe(optimizer_of(given), given, rates))
+
+
+def _holds_update(context: SliceContext, number: int, options: Optimizer) -> bool:
+    """Return True if the optimizer on this rank updates the piece.
+
+    It then holds the states of the piece. Where the optimizer has none, every rank that holds a
+    parameter has the values that its owner computed.
+    """
+    if number in context.idle:
+        return False
+    states = states_of(options)
+    return not states or context.value(f"{AFTER}.{states[0]}", number) is not None
 
 
 def _untouched(context: SliceContext, changed: Sequence[int]) -> Iterator[Violation]:
@@ -206,13 +213,3 @@ def _order(role: str) -> int:
 
 def _severity(violation: Violation) -> float:
     return torch.inf if violation.ratio is None else violation.ratio
-
-
-def _group(options: GroupOptions) -> Group:
-    return Group(
-        lr=options.lr,
-        beta1=options.beta1,
-        beta2=options.beta2,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-    )

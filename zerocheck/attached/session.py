@@ -60,8 +60,8 @@ def attach(
     all that belongs to one update: all microbatches, clipping, `optimizer.step()`.
 
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
-    optimizer     torch.optim.AdamW or a subclass, also within ZeroRedundancyOptimizer or a wrapper
-                  such as that of Accelerate; `optimizer.step(closure)` is supported
+    optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
+                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
                   with, and gives its outputs the gradients that came to them from outside. Where a

@@ -1,8 +1,8 @@
 """Context of a checked step on one rank: its own shards, in slices that fit in memory.
 
-AdamW and clipping are elementwise, so a slice of shards is judged like a small model: its runs of
-elements lie end to end in one flat vector. The bounds are computed in float64, so that a slice has
-at most BATCH elements, and the judge needs a few hundred MiB, however large the model is.
+Updates and clipping are elementwise, so a slice of shards is judged like a small model: its runs
+of elements are laid end to end in one flat vector. The bounds are computed in float64, so a slice
+has at most BATCH elements, and the judge needs a few hundred MiB, however large the model is.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
+from ..case.schema import Group, Optimizer, OptimizerKind
+from ..optimizers import OPTIMIZERS
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .forwards import Forward
@@ -16,8 +18,8 @@ from .forwards import Forward
 BEFORE, AFTER = "before", "after"
 
 Key = tuple[str, int]
-"""(what, number of the piece). what: "before.parameter", ... "after.max_exp_avg_sq"; "gradient", as
-the optimizer was given it; "reduced" and "clipped", the gradient around clipping."""
+"""(what, number of the piece). what: "before.parameter", or "after." and the role of a state;
+"gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping."""
 
 
 class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -53,17 +55,33 @@ class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
 class GroupOptions(msgspec.Struct, frozen=True):
     """A parameter group, as it was when the optimizer took its step.
 
-    rates: learning rates that it has at other times.
+    kind: of the optimizer; rates: learning rates that it has at other times.
     """
 
     lr: float
-    beta1: float
-    beta2: float
-    eps: float
     weight_decay: float
-    amsgrad: bool
-    maximize: bool
+    kind: OptimizerKind = "adamw"
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    amsgrad: bool = False
+    maximize: bool = False
+    momentum: float = 0.0
+    nesterov: bool = False
     rates: tuple[float, ...] = ()
+
+    @property
+    def group(self) -> Group:
+        """Options of the group, as a case has them."""
+        names = OPTIMIZERS[self.kind].fields.group
+        return msgspec.structs.replace(Group(), **{name: getattr(self, name) for name in names})
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Options of the whole optimizer, as a case has them; without groups."""
+        names = OPTIMIZERS[self.kind].fields.optimizer
+        given = {name: getattr(self, name) for name in names}
+        return msgspec.structs.replace(Optimizer(kind=self.kind), **given)
 
 
 class Clip(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ from .holdings import (
     shards_of,
     words_for,
 )
-from .optimizers import states_of
+from .optimizers import group_options, states_of
 from .step_record import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, ShardPiece, StepSummary
 
 
@@ -287,18 +287,7 @@ class Watch:
         self._depth -= 1
 
     def _groups(self) -> tuple[GroupOptions, ...]:
-        return tuple(
-            GroupOptions(
-                lr=float(group["lr"]),
-                beta1=float(group["betas"][0]),
-                beta2=float(group["betas"][1]),
-                eps=float(group["eps"]),
-                weight_decay=float(group["weight_decay"]),
-                amsgrad=bool(group["amsgrad"]),
-                maximize=bool(group["maximize"]),
-            )
-            for group in self._optimizer.param_groups
-        )
+        return group_options(self._optimizer)
 
     def _wrappers(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         module, norm, multiply = clip_functions()

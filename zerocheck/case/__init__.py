@@ -8,6 +8,7 @@
 - `engine_options.py`: options that only the implementations of one library have
 - `fitting.py`: removal of options that a case no longer supports after something was taken from it
 - `measurement.py`: cases whose memory and collectives can be measured, and from which step on
+- `optimizer_options.py`: options of optimizers other than AdamW
 - `patterns.py`: patterns: fields that give a case the features asked for
 - `picker.py`: mechanism of making a choice, from any source; `choices.py` lists the choices
 - `precision.py`: drawing of a case's precision: by its seed, so that all other choices stay

@@ -17,6 +17,7 @@ import msgspec
 
 from ..hosts import drawn as drawn_hosts
 from .engine_options import drawn as drawn_engine_options
+from .optimizer_options import with_options
 from .picker import Picker, section
 from .precision import drawn as drawn_precision
 from .schema import (
@@ -89,6 +90,7 @@ class Choices(Picker):
             sharding=self.sharding(seed, mesh),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
+        case = with_options(case, self._fixed)
         return msgspec.structs.replace(case, precision=self.precision(case))
 
     def data(self) -> Data:
@@ -239,6 +241,7 @@ class Choices(Picker):
 
     def optimizer(self, model: Model) -> Optimizer:
         return Optimizer(
+            kind=self._fixed.get("optimizer.kind", "adamw"),
             groups=self.field("optimizer.groups", lambda: self.groups(model)),
             amsgrad=self.flag("optimizer.amsgrad", 15),
             maximize=self.flag("optimizer.maximize", 10),

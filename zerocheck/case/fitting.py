@@ -60,7 +60,7 @@ def fit(case: Case) -> Case:
         start=start,
         training=training,
         sharding=sharding,
-        optimizer=_fitting_groups(case.optimizer, model),
+        optimizer=_fitting_options(_fitting_groups(case.optimizer, model)),
     )
 
 
@@ -98,3 +98,8 @@ def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
             kept.append(group)
         names = [name for name in names if name not in taken]
     return _replace(optimizer, groups=tuple(kept)) if kept else optimizer
+
+
+def _fitting_options(optimizer: Optimizer) -> Optimizer:
+    """Remove the form of Nesterov where there is no momentum."""
+    return optimizer if optimizer.momentum else _replace(optimizer, nesterov=False)

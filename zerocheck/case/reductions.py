@@ -140,7 +140,13 @@ def _cuts() -> Iterable[Cut]:
 def _everything(case: Case) -> Iterator[Case]:
     one = _replace(_DEFAULT.training, steps=1)
     model = _bare(case.model)
-    plain = Case(mesh=_two_ranks(case.mesh), seed=case.seed, training=one, model=model)
+    plain = Case(
+        mesh=_two_ranks(case.mesh),
+        seed=case.seed,
+        training=one,
+        model=model,
+        optimizer=_usual(case.optimizer),
+    )
     if case.resume:
         last = _replace(case.resume[-1], mesh=_two_ranks(case.resume[-1].mesh), steps=1)
         for segment in dict.fromkeys((TrainingSegment(), last)):
@@ -151,16 +157,10 @@ def _everything(case: Case) -> Iterator[Case]:
             yield _replace(plain, hosts=(1,))
     steps = min(_DEFAULT.training.steps, case.training.steps)
     training = _replace(one, steps=steps)
-    yield Case(mesh=case.mesh, seed=case.seed, training=training, model=model, resume=case.resume)
+    plain = _replace(plain, mesh=case.mesh, training=training, resume=case.resume)
+    yield plain
     if case.hosts:
-        yield Case(
-            mesh=case.mesh,
-            hosts=case.hosts,
-            seed=case.seed,
-            training=training,
-            model=model,
-            resume=case.resume,
-        )
+        yield _replace(plain, hosts=case.hosts)
 
 
 def _two_ranks(mesh: Mesh) -> Mesh:
@@ -171,6 +171,11 @@ def _two_ranks(mesh: Mesh) -> Mesh:
 def _bare(model: Model) -> Model:
     """Replace the model by the simplest one. A user's own stays: another one is another case."""
     return Model(user=model.user)
+
+
+def _usual(optimizer: Optimizer) -> Optimizer:
+    """Return the simplest optimizer of the same kind: another kind is another case."""
+    return Optimizer(kind=optimizer.kind)
 
 
 def _fewer_segments(case: Case) -> Iterator[Case]:
@@ -186,6 +191,8 @@ def _section(case: Case, name: str) -> Iterator[Case]:
         default = _replace(default, steps=case.training.steps)
     if name == "model":
         default = _bare(case.model)
+    if name == "optimizer":
+        default = _usual(case.optimizer)
     yield _replace(case, **{name: default})
 
 
@@ -247,7 +254,7 @@ def _paths(case: Case) -> Iterator[str]:
         yield from (f"resume[{index}].{f}" for f in segment.__struct_fields__)
     for section in SECTIONS:
         for name in getattr(case, section).__struct_fields__:
-            if (section, name) == ("model", "user"):
+            if (section, name) in (("model", "user"), ("optimizer", "kind")):
                 continue
             if (section, name) == ("model", "blocks"):
                 for index, block in enumerate(case.model.blocks):

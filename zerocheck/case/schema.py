@@ -40,6 +40,7 @@ WrapKind = Literal["whole", "block", "layer", "size"]
 MomentsKind = Literal["zero", "typical", "tiny", "huge"]
 ScheduleKind = Literal["constant", "warmup", "cosine"]
 KernelKind = Literal["foreach", "for-loop", "fused"]
+OptimizerKind = Literal["adamw", "sgd"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ParameterDtype = Literal["fp32", "bf16"]
 UseKind = Literal["always", "sometimes", "never"]
@@ -202,14 +203,21 @@ class Group(_Data, frozen=True, kw_only=True):
 
 
 class Optimizer(_Data, frozen=True, kw_only=True):
-    """AdamW and its parameter groups."""
+    """Optimizer and its parameter groups."""
 
+    kind: OptimizerKind = "adamw"
+    """sgd ignores beta1, beta2 and eps of its groups; its weight decay is added to the gradient."""
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=16)] = (Group(),)
     amsgrad: bool = False
+    """adamw alone."""
     maximize: bool = False
+    momentum: Fraction = 0.0
+    """sgd alone; there is no dampening. 0 is without a momentum buffer."""
+    nesterov: bool = False
+    """sgd alone, with a momentum."""
     schedule: ScheduleKind = "constant"
     kernel: KernelKind = "foreach"
-    """Which of torch's AdamW kernels the built-in implementations use."""
+    """Which of torch's kernels of the optimizer the built-in implementations use."""
 
 
 class Start(_Data, frozen=True, kw_only=True):
@@ -290,7 +298,7 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """FSDP1's full state dict of the optimizer is offloaded to the CPU, as its default is."""
     offload: OffloadKind = "none"
     """FSDP1 and FSDP2: parameters, gradients and optimizer states lie on the CPU, in pageable or
-    pinned memory, and AdamW runs there."""
+    pinned memory, and the optimizer runs there."""
     tensor_parallel: Small = 1
     """FSDP2: so many neighbouring ranks cut each layer (tensor parallelism) and read the same
     samples; it divides the number of ranks, on a mesh of one axis. The sums of a layer come in
@@ -311,7 +319,7 @@ class Sharding(_Data, frozen=True, kw_only=True):
     max_live_parameters: Elements = 1 << 30
     """Stage 3: elements that may be gathered at a time before any are released."""
     own_optimizer: bool = False
-    """AdamW is made by the engine, as its configuration says, and not handed to it."""
+    """The optimizer is made by the engine, as its configuration says, and not handed to it."""
     universal: bool = False
     """A checkpoint is converted to a universal one before it is loaded."""
     read_out: ReadOutKind = "functions"

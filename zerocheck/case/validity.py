@@ -7,7 +7,7 @@ import math
 from ..catalogue import NAMED, check_factory
 from ..errors import UsageError, unknown
 from .codec import from_plain, to_plain
-from .schema import MAX_WORLD_SIZE, Block, Case
+from .schema import MAX_WORLD_SIZE, Block, Case, OptimizerKind
 from .shapes import (
     activation_elements,
     call_order,
@@ -48,6 +48,7 @@ def check(case: Case) -> None:
     _check_sizes(case)
     _check_patterns(case)
     _check_masked(case)
+    _check_optimizer(case)
     _check_training(case)
     _check_sync(case)
     _check_tensor_parallel(case)
@@ -192,6 +193,24 @@ def _check_masked(case: Case) -> None:
         raise UsageError(
             "data.masked needs data.batch * data.length >= 2, so that a target is left; given are "
             "1 * 1"
+        )
+
+
+def _check_optimizer(case: Case) -> None:
+    options = case.optimizer
+    of_others: dict[OptimizerKind, dict[str, object]] = {
+        "adamw": {"momentum": 0.0, "nesterov": False},
+        "sgd": {"amsgrad": False},
+    }
+    for name, default in of_others[options.kind].items():
+        if getattr(options, name) != default:
+            raise UsageError(
+                f"optimizer.{name} is {getattr(options, name)}, and optimizer.kind is "
+                f"{options.kind!r}, which has none; allowed: {default}"
+            )
+    if options.nesterov and not options.momentum:
+        raise UsageError(
+            "optimizer.nesterov needs a momentum, and optimizer.momentum is 0; allowed: above 0"
         )
 
 

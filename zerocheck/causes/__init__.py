@@ -7,7 +7,7 @@ each family:
 - `gradient.py`: causes of a wrong reduced gradient: factors, microbatches, missing terms
 - `reduction.py`: causes of a gradient reduced over other ranks, or with misplaced elements
 - `clip.py`: causes of a wrong gradient norm, or of a wrongly clipped gradient
-- `update.py`: causes of a wrong AdamW update, step count or skipped step
+- `update.py`: causes of a wrong update of an optimizer, step count or skipped step
 - `publish.py`: causes of parameters that are not the updated ones on every rank
 - `loss.py`: causes of a wrong loss in the forward
 - `buffers.py`: causes of wrong running statistics

@@ -6,7 +6,7 @@ from .registry import cause, family
 
 GRADIENT_TIMES_W = cause(
     "gradient x W",
-    of=("gradient",),
+    of=("gradient", "update"),
     shows="The gradient is W times too large on W ranks.",
     usual="It is summed over ranks and never divided by their number.",
 )
@@ -110,7 +110,7 @@ MEAN_OVER_TOKENS = cause(
 )
 LOCAL_GRADIENT_ONLY = cause(
     "local gradient only",
-    of=("gradient",),
+    of=("gradient", "update"),
     shows="Each rank holds its own local gradient.",
     usual="The gradient is never reduced over ranks.",
 )

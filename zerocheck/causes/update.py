@@ -1,4 +1,4 @@
-"""Causes of a wrong AdamW update, step count or skipped step."""
+"""Causes of a wrong update of an optimizer, step count or skipped step."""
 
 from __future__ import annotations
 
@@ -46,6 +46,42 @@ WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS = cause(
     shows="Parameters without weight decay were decayed.",
     usual="Groups are merged in the flat buffer.",
 )
+DECOUPLED_INSTEAD_OF_L2 = cause(
+    "decoupled instead of L2",
+    of=("update",),
+    shows="Weight decay shrank the parameter and is not in the momentum buffer of SGD.",
+    usual="The decay of AdamW is used with SGD.",
+)
+GRADIENT_DAMPENED = cause(
+    "gradient dampened",
+    of=("update",),
+    shows="The gradient entered the momentum buffer times 1 - momentum.",
+    usual="The buffer is kept as a moving average, which Adam does, or dampening is set.",
+)
+LEARNING_RATE_IN_THE_MOMENTUM = cause(
+    "learning rate in the momentum",
+    of=("update",),
+    shows="The gradient entered the momentum buffer times the learning rate.",
+    usual="The form of Sutskever is used, where a schedule acts on later steps.",
+)
+NESTEROV_LEFT_OUT = cause(
+    "nesterov left out",
+    of=("update",),
+    shows="The update is that of plain momentum, without Nesterov's form.",
+    usual="The option is lost when the optimizer is wrapped or made again.",
+)
+NESTEROV_ADDED = cause(
+    "nesterov added",
+    of=("update",),
+    shows="The update has Nesterov's form, which the options do not ask for.",
+    usual="A fused kernel has one form only.",
+)
+MOMENTUM_LEFT_OUT = cause(
+    "momentum left out",
+    of=("update",),
+    shows="The parameter moved along the gradient, and not along the momentum buffer.",
+    usual="The buffer is computed after the parameter, or into another tensor.",
+)
 EPS_INSIDE_THE_ROOT = cause(
     "eps inside the root",
     of=("update",),
@@ -79,13 +115,13 @@ LEARNING_RATE_OF_ANOTHER_STEP = cause(
 GRADIENT_BEFORE_CLIPPING = cause(
     "gradient before clipping",
     of=("update",),
-    shows="AdamW was given the gradient from before clipping.",
+    shows="The optimizer was given the gradient from before clipping.",
     usual="Clipping changes another copy than the one that the optimizer reads.",
 )
 GRADIENT_WITH_THE_WRONG_SIGN = cause(
     "gradient with the wrong sign",
     of=("update",),
-    shows="exp_avg took in the negated gradient.",
+    shows="The optimizer took in the negated gradient.",
     usual="maximize is ignored or applied twice.",
 )
 NO_BIAS_CORRECTION = cause(

@@ -60,6 +60,19 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Units of FSDP and ZeRO-3: block, layer or whole.",
 )
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    default="adamw",
+    show_default=True,
+    help="adamw, with two moments; or sgd, with a momentum buffer.",
+)
+@click.option(
+    "--momentum",
+    type=float,
+    metavar="M",
+    help="Of sgd; with 0 it keeps no state.  [default: 0.9]",
+)
 @click.option("--exact", is_flag=True, help="Simulate all blocks; nothing is extrapolated.")
 @click.option(
     "--device-memory", metavar="SIZE", help="Say whether it fits, and what would: 80GiB, 40GB."

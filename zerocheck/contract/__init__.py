@@ -1,6 +1,5 @@
 """Contract between zerocheck and the code under test.
 
-- `adamw.py`: test that an optimizer is AdamW, run alone on one whole tensor before any case
 - `build.py`: short form of the contract, for code that looks like torch: a model and an optimizer
 - `checkpoint.py`: checkpoints of code that looks like torch: its distributed state-dict API and dcp
 - `flat.py`: shards of a rank's flat parameters as parts of the original ones
@@ -14,14 +13,14 @@
 - `refusals.py`: refusals by torch of any caller's code: such cases are unsupported
 - `semantics.py`: declarations of an implementation's semantics: correct trainers differ
 - `shard.py`: local view of a tensor, with its location in the whole
-- `states.py`: states of AdamW by role, read from and written into optimizers
+- `states.py`: optimizer states by role, read from and written into optimizers
 - `user_optimizers.py`: user-defined optimizer classes: hidden state, effects of their `step()`
 - `versions.py`: numbered checkpoints in one directory, so that a killed writer leaves the last one
 - `wrapper_limits.py`: cases that DDP and FSDP1 cannot run with the user's wrapping
 """
 
 from .build import Built, BuiltImplementation
-from .groups import grouped, groups
+from .groups import grouped, groups, torch_optimizer
 from .implementation import Implementation, Loader, Microbatch, Saving, Step, StepReport
 from .semantics import Semantics
 from .shard import Shard
@@ -39,4 +38,5 @@ __all__ = [
     "StepReport",
     "grouped",
     "groups",
+    "torch_optimizer",
 ]

@@ -18,8 +18,9 @@ from ..case.schema import Case
 from ..case.segments import in_background
 from ..compat import FlatHandle, flat_parameters, local_index, reduces_unused, release
 from ..errors import Unsupported, UsageError
+from ..optimizers import optimizer_of
+from ..optimizers.trial import template_of
 from . import checkpoint, flat
-from .adamw import template_of
 from .groups import case_group, check_options, group_of, optimized
 from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import named_buffers, named_parameters, register, unwrapped
@@ -108,9 +109,10 @@ class BuiltImplementation(Implementation):
         if uses_partly(self.flats, case):
             self.semantics = replace(self.semantics, unused="zero")
         self.optimizers = Optimizers(built.optimizer, built.model.parameters())
-        inner = {type(one): template_of(one, built.roles) for one in self.optimizers.inner}
+        wanted = optimizer_of(case.optimizer)
+        inner = {type(one): template_of(one, built.roles, wanted) for one in self.optimizers.inner}
         templates = {kind: state for kind, state in inner.items() if state is not None}
-        self.states = States(self.optimizers, built.states, built.roles, templates)
+        self.states = States(self.optimizers, wanted, built.states, built.roles, templates)
         self._group_of = {id(p): group_of(case, name) for name, p in optimized(built.model, case)}
         self._opaque = UserOptimizers.of(self.optimizers, self.states, built, mesh)
         check_options(self.optimizers.groups(), self._group_of, case)

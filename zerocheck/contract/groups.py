@@ -13,7 +13,8 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import flat_parameters
 from ..errors import Unsupported, UsageError
-from ..optimizers import ADAMW
+from ..optimizers import optimizer_of
+from ..optimizers.trial import others
 from .names import named_parameters, unwrapped
 
 
@@ -30,17 +31,17 @@ def group_of(case: Case, name: str) -> int:
 
 
 def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Make parameter groups for `torch.optim.AdamW`, one per group of the case, in its order.
+    """Make parameter groups for the case's optimizer of torch, one per group, in its order.
 
     `named_tensors`: (name of the unwrapped model, tensor to optimize). Every option of the case is
-    in the groups, so that `AdamW(groups)` needs no other. Empty groups are kept, so that group i of
-    the optimizer is group i of the case.
+    in the groups, so that `torch.optim.AdamW(groups)` needs no other. Empty groups are kept, so
+    that group i of the optimizer is group i of the case.
     """
     optimizer = case.optimizer
     groups: list[dict[str, Any]] = [
         {
             "params": [],
-            **ADAMW.torch_group(group, optimizer),
+            **optimizer_of(optimizer).torch_group(group, optimizer),
         }
         for group in optimizer.groups
     ]
@@ -107,49 +108,47 @@ def check_options(
     own: dict[str, Any] | None = None
     for group in groups:
         for number in sorted({group_of[id(p)] for p in group["params"] if id(p) in group_of}):
-            wanted, given = _options(case, number), _given(group)
+            wanted, given = _options(case, number), _given(group, case)
             if math.isclose(given.get("lr", wanted["lr"]), wanted["lr"], rel_tol=1e-6):
                 return
             own = own or {**wanted, **given}
     if own is not None:
-        every = {name: bool(own.pop(name)) for name in ("amsgrad", "maximize")}
-        fixed = {"optimizer": {"groups": [{"pattern": "*", **own}], **every}}
+        fields = optimizer_of(case.optimizer).fields
+        of_group = {name: own[name] for name in fields.group}
+        every = {name: type(wanted[name])(own[name]) for name in fields.optimizer}
+        kind = {"kind": case.optimizer.kind} if case.optimizer.kind != "adamw" else {}
+        fixed = {"optimizer": {**kind, "groups": [{"pattern": "*", **of_group}], **every}}
         raise UsageError(
             "the optimizer has options of its own and not those of the case: build it with "
             f"zerocheck.groups(model, case), or say which it has: build.fixed = {fixed}"
         )
 
 
-def _options(case: Case, number: int) -> dict[str, float]:
+def _options(case: Case, number: int) -> dict[str, Any]:
     """Return the options of a group of the case."""
-    group = case.optimizer.groups[number]
-    return {
-        "lr": group.lr,
-        "beta1": group.beta1,
-        "beta2": group.beta2,
-        "eps": group.eps,
-        "weight_decay": group.weight_decay,
-        "amsgrad": case.optimizer.amsgrad,
-        "maximize": case.optimizer.maximize,
-    }
+    fields, group = optimizer_of(case.optimizer).fields, case.optimizer.groups[number]
+    options = {name: getattr(group, name) for name in fields.group}
+    return {**options, **{name: getattr(case.optimizer, name) for name in fields.optimizer}}
 
 
-def _given(group: Mapping[str, Any]) -> dict[str, float]:
-    """Return the options of AdamW that a parameter group has."""
-    given = {name: group[name] for name in ("lr", "eps", "weight_decay") if name in group}
-    given |= {name: group[name] for name in ("amsgrad", "maximize") if name in group}
-    if "betas" in group:
-        given["beta1"], given["beta2"] = group["betas"]
+def _given(group: Mapping[str, Any], case: Case) -> dict[str, float]:
+    """Return the options of the case's optimizer that a parameter group has."""
+    optimizer = optimizer_of(case.optimizer)
     options = {}
-    for name, value in given.items():
+    for name, value in optimizer.read_group(group).items():
         try:
             options[name] = float(value)
         except (TypeError, ValueError):
             raise UsageError(
-                f"Built.optimizer has {name} {value!r} in a parameter group, where AdamW has a "
-                "number; until other optimizers are supported, zerocheck judges AdamW"
+                f"Built.optimizer has {name} {value!r} in a parameter group, where "
+                f"{optimizer.name} has a number; {others()}"
             ) from None
     return options
+
+
+def torch_optimizer(case: Case) -> Any:
+    """Return the class of torch that is the case's optimizer; it takes `groups(model, case)`."""
+    return optimizer_of(case.optimizer).torch_class
 
 
 def learning_rates(case: Case, index: int) -> list[float]:

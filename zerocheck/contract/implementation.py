@@ -231,7 +231,8 @@ class Implementation:
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
         """Restore a state of mid-training, {(name, role): whole tensor}, before the first step.
 
-        Roles: parameter, exp_avg, exp_avg_sq, max_exp_avg_sq (with amsgrad) and step (0-d fp32).
+        Roles: parameter, and those of `case.optimizer`. adamw: exp_avg, exp_avg_sq, max_exp_avg_sq
+        (with amsgrad) and step (0-d fp32); sgd: momentum_buffer (with a momentum).
         Frozen parameters have the role parameter only.
         """
         raise NotImplementedError

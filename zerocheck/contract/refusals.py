@@ -58,6 +58,12 @@ RECURRENT_ON_GPUS = (
 )
 
 
+FUSED_SGD = (
+    # torch/distributed/tensor/_dispatch.py: FSDP2 and tensor parallelism have DTensors
+    Refusal(NotImplementedError, r"Operator aten._fused_sgd_.default does not have a sharding"),
+)
+
+
 CALLED_TWICE = (
     # torch/csrc/distributed/c10d/reducer.cpp: reentrant checkpoints of a module that is called
     # twice go backward twice, which DDP documents that it does not support
@@ -72,6 +78,7 @@ def refused_while_run(device: torch.device, error: Exception, case: Case) -> str
     on_gpus = (*ON_GPUS, *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()))
     listed = {
         f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,
+        "torch refuses fused SGD of DTensors": FUSED_SGD,
         "torch refuses a module that is called twice": (
             CALLED_TWICE if len(set(calls)) < len(calls) else ()
         ),

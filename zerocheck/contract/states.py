@@ -1,4 +1,4 @@
-"""States of AdamW by role, read from and written into the optimizers that hold them."""
+"""Optimizer states by role, read from and written into the optimizers that hold them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
-from ..optimizers import STATES
+from ..optimizers import OptimizerSpecification
 from .optimizers import Optimizers
 from .shard import Role
 
@@ -22,12 +22,13 @@ Put = Callable[[torch.Tensor, str], None]
 class States:
     """States of the parameters: the one place from which they are read and restored.
 
-    declared: `Built.states`, which comes before what the optimizers hold; keys: `Built.roles`, the
-    key of each role in a state where it is not the name of the role; templates: per class of
-    optimizer other than torch's, a state as it makes it.
+    optimizer: that of the case; declared: `Built.states`, which comes before what the optimizers
+    hold; keys: `Built.roles`, the key of each role in a state where it is not the name of the role;
+    templates: per class of optimizer other than torch's, a state as it makes it.
     """
 
     optimizers: Optimizers
+    optimizer: OptimizerSpecification
     declared: Callable[[], Mapping[torch.Tensor, Mapping[str, Any]]] | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[type, Mapping[str, Any]] = field(default_factory=dict)
@@ -46,13 +47,15 @@ class States:
     def moments(self, parameter: torch.Tensor) -> Iterator[tuple[Role, torch.Tensor]]:
         """Iterate over (role, tensor) of each moment in the state."""
         state = self.of(parameter)
-        for role in STATES:
+        for role in self.optimizer.states:
             tensor = state.get(self.keys.get(role, role))
             if isinstance(tensor, torch.Tensor):
                 yield role, tensor
 
     def count(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return a parameter's step count, 0-d, from its state or its group."""
+        """Return a parameter's step count, 0-d, from its state or its group; None without one."""
+        if not self.optimizer.counts_steps:
+            return None
         key = self.keys.get("step", "step")
         state = self.of(parameter)
         if key in state:
@@ -69,21 +72,24 @@ class States:
         return None
 
     def restore(self, parameter: torch.Tensor, full: Full, name: str, into: Put) -> None:
-        """Restore the moments and the step count of a parameter.
+        """Restore the states and the step count of a parameter.
 
         into(tensor, role): write the local part of a role into a tensor of the parameter's layout.
         Raises Unsupported for a state that cannot be written.
         """
+        roles = [role for role in self.optimizer.states if (name, role) in full]
+        if not roles and not self.optimizer.counts_steps:
+            return
         entry = self._entry(parameter)
         if entry is None:
             return  # another rank has it
-        for role in STATES:
-            if (name, role) in full:
-                # A flat parameter has one state for many names.
-                key = self.keys.get(role, role)
-                moment = entry.setdefault(key, torch.zeros_like(parameter))
-                into(moment, role)
-        self._set_count(entry, parameter, full[name, "step"])
+        for role in roles:
+            # A flat parameter has one state for many names.
+            key = self.keys.get(role, role)
+            moment = entry.setdefault(key, torch.zeros_like(parameter))
+            into(moment, role)
+        if self.optimizer.counts_steps:
+            self._set_count(entry, parameter, full[name, "step"])
 
     def _entry(self, parameter: torch.Tensor) -> dict[str, Any] | None:
         """Return the state of a parameter to write into, None if this rank has none of it."""
@@ -103,7 +109,7 @@ class States:
         entry: dict[str, Any] = holder.state[parameter]
         template = self.templates.get(type(holder))
         if template is not None:
-            known = {self.keys.get(role, role) for role in (*STATES, "step")}
+            known = {self.keys.get(role, role) for role in (*self.optimizer.states, "step")}
             more = sorted(set(template) - known)
             if more:
                 raise Unsupported(

@@ -28,6 +28,7 @@
 - `races.py`: faults in waiting: right if a collective is already over, wrong if it is late
 - `replicas.py`: faults of a mesh of two axes: sums, divisions and groups of the wrong axis
 - `restoring.py`: faults in restoring a state of mid-training, as after loading a checkpoint
+- `sgd.py`: faults in SGD itself, in its momentum, and in its inputs
 - `shapes.py`: faults with parameters of unusual shape or memory: 0-d, empty, transposed
 - `tensor_parallel.py`: faults of tensor parallelism: an axis of the mesh taken for the other
 - `unused.py`: faults with parameters that have no gradient, or no place in the buffers

@@ -12,7 +12,7 @@ import torch
 from ..adapters.textbook.checkpoint.chunk import Chunk
 from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
 from ..adapters.textbook.checkpoint.resumable import Resumable
-from ..adapters.textbook.checkpoint.training import AdamWOptions, SavedTraining
+from ..adapters.textbook.checkpoint.training import SavedOptions, SavedTraining
 from ..adapters.textbook.partition import Piece
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
@@ -24,7 +24,7 @@ from ..contract.implementation import Loader, Step, StepReport
 class StepCountLost(Zero1):
     """The step count restarts (DS PR#564, #5263). Flagged: step count lost."""
 
-    def take_groups(self, saved: Collection[AdamWOptions]) -> None:
+    def take_groups(self, saved: Collection[SavedOptions]) -> None:
         super().take_groups(saved)
         for state in self.optimizer.optimizer.state.values():
             state["step"].zero_()
@@ -33,7 +33,7 @@ class StepCountLost(Zero1):
 class GroupsCollapseOnLoad(Zero1):
     """All groups get the options of the first (MG #4705). Flagged: options of another group."""
 
-    def take_groups(self, saved: Collection[AdamWOptions]) -> None:
+    def take_groups(self, saved: Collection[SavedOptions]) -> None:
         first = next(iter(saved))
         super().take_groups([first] * len(saved))
 
@@ -44,7 +44,7 @@ class StateForAnotherOptimizer(Zero1):
     Flagged: optimizer state lost.
     """
 
-    def take_groups(self, saved: Collection[AdamWOptions]) -> None:
+    def take_groups(self, saved: Collection[SavedOptions]) -> None:
         super().take_groups(saved)
         self.optimizer.optimizer.state.clear()
 
@@ -185,7 +185,7 @@ class MaximumLost(Zero1):
     def written(self) -> Iterator[Chunk]:
         return (chunk for chunk in super().written() if "max_exp_avg_sq" not in chunk.key)
 
-    def take_groups(self, saved: Collection[AdamWOptions]) -> None:
+    def take_groups(self, saved: Collection[SavedOptions]) -> None:
         super().take_groups(saved)
         optimizer = self.optimizer.optimizer
         for state in optimizer.state.values() if optimizer.param_groups[0]["amsgrad"] else ():

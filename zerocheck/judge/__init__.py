@@ -48,7 +48,7 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `precision.py`: roundings of mixed precision: formats of local gradients, their sum and their
   reduction
 - `rank_device.py`: device that the ranks ran on, and checks that its results repeat bit for bit
-- `recovery.py`: checks of a step whose (clipped) gradient was recovered from exp_avg
+- `recovery.py`: checks of a step whose (clipped) gradient was recovered from optimizer states
 - `resume.py`: obligations of a resumed case: saved, exported and loaded state, and the steps
   after a load
 - `shares.py`: share of the parameters, gradients and optimizer states that one rank holds
@@ -59,7 +59,7 @@ resumed one. Both judge the same obligations, each with a context that computes 
   observations
 - `tolerance.py`: tolerance of local results: their distance from the reference that right code
   may have
-- `update.py`: given state and observed gradient, AdamW's next state lies in its enclosure
+- `update.py`: given state and observed gradient, the next state lies in its enclosure
 - `vacuity.py`: vacuous obligations of a case: those that hold where nothing could fail
 - `vectors.py`: whole vectors of a large model: in memory while half of it is left, else in files
 - `verdicts.py`: verdicts on the obligations of a case, as they are judged one after the other

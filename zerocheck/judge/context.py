@@ -291,18 +291,19 @@ class StepContext:
 
     @cached_property
     def recovery(self) -> Recovery | None:
-        """Gradient recovered from exp_avg where the applied one was not exposed, if it can be."""
+        """Gradient recovered from states where the applied one was not exposed, if it can be."""
+        recipe = self.judged.updates.recipe
+        states = recipe.optimizer.states_with(recipe.options)
         if (
             not self.updated
             or self.skipping[0]
             or self.applied is not None
             or self.judged.hidden_states is not None
-            or "exp_avg" not in self.after.present
+            or (states and states[0] not in self.after.present)
             or "ownership" in self.verdicts.violations
         ):
             return None
         rates = learning_rates(self.case, self.index)
-        recipe = self.judged.updates.recipe
         recovered = hidden.recover(recipe, self.before, self.after, self.layout, rates)
         return Recovery(recovered, self.layout, self.case, self.semantics, self.tolerance)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
+from ..optimizers import states_of
 from ..protocol.measurements import Measured
 from ..protocol.verdicts import MeasuredBytes
 from .obligations.communication import volume
@@ -44,10 +45,10 @@ def _at_the_end(measured: Measured) -> int:
 
 
 def copy_bytes(case: Case) -> tuple[int, int, int]:
-    """Bytes of one copy: parameters, gradients and moments; frozen ones have neither of these."""
+    """Bytes of one copy: parameters, gradients and states; frozen ones have neither of these."""
     parameters = sum(parameter_bytes(case.model).values())
     trained = trained_bytes(case)
-    return parameters, trained, trained * (2 + case.optimizer.amsgrad)
+    return parameters, trained, trained * len(states_of(case.optimizer))
 
 
 def trained_bytes(case: Case) -> int:

@@ -1,7 +1,8 @@
 """Free run of the reference trainer: many steps on one device, from the start of a case.
 
-It informs and does not judge: two correct trainers drift apart, since AdamW divides by a root of
-squares, so what is compared with it needs a tolerance. The judge takes one step at a time instead.
+It informs and does not judge: two correct trainers drift apart, AdamW's most, since it divides by a
+root of squares, so what is compared with it needs a tolerance. The judge takes one step at a time
+instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from zerocheck_reference import AdamWOptions, AdamWState, Group, Trainer
+from zerocheck_reference import Group, OptimizerState, Trainer
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
@@ -24,6 +25,7 @@ from ..models.batches import batch, carried_seed, loss_of, overflows, weight
 from ..models.network import build_model
 from ..models.start import initial_state
 from ..models.user import call_with
+from ..optimizers import optimizer_of
 from .local import as_on_a_rank
 
 
@@ -95,7 +97,7 @@ class _Free:
             sums=self.sums,
         )
         if state is not None:
-            self.trainer.set_state(_states(state, device))
+            self.trainer.set_state(_states(case, state, device))
 
     def run(self, *, path: bool) -> Trajectory:
         losses, kept = [], []
@@ -122,15 +124,7 @@ class _Free:
         return [
             Group(
                 names=tuple(own),
-                options=AdamWOptions(
-                    lr=group.lr,
-                    beta1=group.beta1,
-                    beta2=group.beta2,
-                    eps=group.eps,
-                    weight_decay=group.weight_decay,
-                    amsgrad=optimizer.amsgrad,
-                    maximize=optimizer.maximize,
-                ),
+                options=optimizer_of(optimizer).reference_options(group, optimizer),
             )
             for own, group in zip(names, optimizer.groups, strict=True)
         ]
@@ -199,19 +193,13 @@ class _ReplicaTrainer(_Free):
 
 
 def _states(
-    state: dict[tuple[str, str], torch.Tensor], device: torch.device
-) -> dict[str, AdamWState]:
-    """Return the state of mid-training by parameter, for those that have moments."""
+    case: Case, state: dict[tuple[str, str], torch.Tensor], device: torch.device
+) -> dict[str, OptimizerState]:
+    """Return the state of mid-training by parameter, for those that have optimizer states."""
+    held: dict[str, dict[str, torch.Tensor]] = {}
+    for (name, role), tensor in state.items():
+        held.setdefault(name, {})[role] = tensor if role == "step" else tensor.to(device)
+    optimizer = optimizer_of(case.optimizer)
     return {
-        name: AdamWState(
-            parameter=state[name, "parameter"].to(device),
-            exp_avg=state[name, "exp_avg"].to(device),
-            exp_avg_sq=state[name, "exp_avg_sq"].to(device),
-            step=int(state[name, "step"]),
-            max_exp_avg_sq=state[name, "max_exp_avg_sq"].to(device)
-            if (name, "max_exp_avg_sq") in state
-            else None,
-        )
-        for name, role in state
-        if role == "exp_avg"
+        name: optimizer.reference_state(roles) for name, roles in held.items() if len(roles) > 1
     }

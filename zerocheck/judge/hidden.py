@@ -21,10 +21,10 @@ from ..protocol.verdicts import Violation
 from . import bounds, vectors
 from .assemble import ManifestPlan, RoleState
 from .clipping import Squares, coefficient, narrow_only, relative_of
-from .compare import Misfit, compare_pieces, describe, exactly
+from .compare import Misfit, compare_pieces, describe, different_bits, exactly
 from .layout import Formats, ParameterLayout
 from .pieces import Enclosing, Positions, pieces, some, split
-from .state import State
+from .state import State, float64
 from .update import UpdateRecipe
 
 
@@ -45,14 +45,11 @@ def recover(
     layout: ParameterLayout,
     rates: Sequence[float],
 ) -> Recovered:
-    """Recover the gradient that explains a step, where the step count went up. rates: by group.
+    """Recover the gradient that explains a step, of parameters that took it. rates: by group.
 
     Elements of other parameters hold NaN in `held.whole` and have no error.
     """
-    moved = [
-        place.trainable and then is not None and now is not None and now > then
-        for place, then, now in zip(layout.places, before.steps, after.steps, strict=True)
-    ]
+    moved = _moved(recipe, before, after, layout)
     whole = vectors.empty(layout.size).fill_(torch.nan)
     error = vectors.zeros(layout.size, dtype=torch.float64)
     roles = recipe.optimizer.states_with(recipe.options)
@@ -61,7 +58,7 @@ def recover(
         # What is recovered does not depend on the number of the step.
         scalars = recipe.scalars(part.group, lr=rates[part.group], step=1, reading="double")
         for _, positions in pieces(part.elements, layout.size):
-            old, new = before.values(roles, positions), after.values(roles, positions)
+            old, new = _held(before, roles, positions), _held(after, roles, positions)
             g, error[positions] = recipe.optimizer.recovered(old, new, scalars, part.format)
             whole[positions] = recipe.signed(g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
@@ -69,6 +66,37 @@ def recover(
     index = vectors.positions(layout.spread(moved))
     plan = ManifestPlan(index, present, absent)
     return Recovered(RoleState(whole, (vectors.taken(whole, index),), (plan,), ((),)), error)
+
+
+def _held(state: State, roles: Sequence[str], positions: Positions) -> dict[str, torch.Tensor]:
+    """Return some elements of the parameter and the states, float64."""
+    return {"parameter": float64(state.parameter, positions), **state.values(roles, positions)}
+
+
+def _moved(
+    recipe: UpdateRecipe, before: State, after: State, layout: ParameterLayout
+) -> list[bool]:
+    """Return, per parameter, True if it took the step.
+
+    By its step count. An optimizer that has none changes some bit of what has a gradient, or makes
+    its state; one of zeros with a gradient of zeros changes nothing.
+    """
+    if recipe.optimizer.counts_steps:
+        return [
+            place.trainable and then is not None and now is not None and now > then
+            for place, then, now in zip(layout.places, before.steps, after.steps, strict=True)
+        ]
+    roles = recipe.optimizer.states_with(recipe.options)
+    found: list[bool] = []
+    for place in layout.places:
+        here = slice(place.start, place.stop)
+        pairs = [(before.parameter[here], after.parameter[here])]
+        pairs += [(before.moment(role)[here], after.moment(role)[here]) for role in roles]
+        changed = any(bool(different_bits(old, new).any()) for old, new in pairs)
+        zeros = bool(roles) and not any(bool(new.any()) for _, new in pairs[1:])
+        made = any(place.name in after.present.get(role, ()) for role in roles)
+        found.append(place.trainable and (changed or (zeros and made)))
+    return found
 
 
 def as_shown(gradient: RoleState) -> Enclosing:
@@ -158,7 +186,7 @@ def _narrow_product(
 def check_clip(
     recovered: Recovered, wanted: Clipping, layout: ParameterLayout, *, step: int, seen: bool
 ) -> tuple[float, Violation | None]:
-    """Judge clipping by the gradient that entered exp_avg.
+    """Judge clipping by the gradient that entered the optimizer's states.
 
     seen: the reduced gradient was shown, so that only clipping can be wrong. Otherwise a misfit
     that plain `not clipped` does not explain is left to the obligation `gradient`.
@@ -184,8 +212,8 @@ def check_clip(
         role="gradient",
         ranks=(),
         elements=plan.index,
-        explanation="the gradient was not clipped: exp_avg took it in as it was"
+        explanation="the gradient was not clipped: the optimizer took it in as it was"
         if unclipped
-        else "exp_avg took in another gradient than the clipped one",
+        else "the optimizer took in another gradient than the clipped one",
         causes=(bugs.NOT_CLIPPED,) if unclipped else (),
     )

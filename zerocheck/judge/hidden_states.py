@@ -226,7 +226,8 @@ class HiddenStates:
             s = self._scalars(part, update, "double")
             for _, there in pieces(part.elements, self.layout.size):
                 states, gradient = self._states_at(there), self._gradient_at(update, there)
-                after = self.recipe.optimizer.hidden_after(states, gradient, s)
+                p = update.before.parameter[there].double()
+                after = self.recipe.optimizer.hidden_after(p, states, gradient, s)
                 for role, (middle, error) in after.items():
                     self._states[role].middle[there] = middle
                     self._states[role].error[there] = error
@@ -269,7 +270,7 @@ class HiddenStates:
         states, gradient = self._states_at(asked), self._gradient_at(update, asked)
         s = self._scalars(part, update, self.readings[0])
         before = update.before.parameter[asked].double()
-        later = optimizer.hidden_after(states, gradient, s)
+        later = optimizer.hidden_after(before, states, gradient, s)
         groups = self.recipe.options.groups
         segment = Segment(
             role="parameter",

@@ -84,7 +84,7 @@ class Formats:
 
 
 class KernelRange(NamedTuple):
-    """Trainable elements that one kernel call of AdamW would update with one set of scalars.
+    """Trainable elements that one kernel call would update with one set of scalars.
 
     key: what they share besides, e.g. their number of steps.
     """

@@ -1,4 +1,4 @@
-"""Checks of a step whose (clipped) gradient was recovered from exp_avg."""
+"""Checks of a step whose (clipped) gradient was recovered from optimizer states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recovery:
         self.tolerance = tolerance
 
     def expected(self, reduced: Callable[[Off], Expected]) -> Callable[[Off], Expected]:
-        """Enclose the gradient that entered exp_avg, from the enclosure of the reduced one."""
+        """Enclose the gradient that entered the states, from the enclosure of the reduced one."""
 
         def wanted(off: Off) -> Expected:
             right = reduced(off)

@@ -12,18 +12,20 @@ from typing import Literal
 
 from .. import causes as bugs
 from ..case.schema import Case
+from ..optimizers import STATES
 from ..protocol.observations import Point
 from ..protocol.verdicts import Violation
 from .assemble import Observation
 
 Kind = Literal["parameters", "gradients", "optimizer states"]
 
-KINDS: dict[Kind, tuple[Point, str, int]] = {
-    "parameters": ("state", "parameter", 3),
-    "gradients": ("reduced", "gradient", 2),
-    "optimizer states": ("state", "exp_avg", 1),
+KINDS: dict[Kind, tuple[Point, tuple[str, ...], int]] = {
+    "parameters": ("state", ("parameter",), 3),
+    "gradients": ("reduced", ("gradient",), 2),
+    "optimizer states": ("state", STATES, 1),
 }
-"""Where each kind is seen (point and role), and the first stage that shards it."""
+"""Where each kind is seen (point and roles, of which the first that is exposed counts), and the
+first stage that shards it."""
 
 
 def shares(observation: Observation) -> dict[str, float]:
@@ -33,7 +35,10 @@ def shares(observation: Observation) -> dict[str, float]:
     """
     if observation.world_size == 1 or observation.replica == 1:
         return {}
-    found = {kind: _held(observation, *KINDS[kind][:2]) for kind in KINDS}
+    found = {
+        kind: _held(observation, point, _exposed(observation, point, roles))
+        for kind, (point, roles, _) in KINDS.items()
+    }
     return {kind: max(held) / total for kind, (held, total) in found.items() if total}
 
 
@@ -41,7 +46,8 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
     """Return the violation of `ownership` if a declared stage is not implemented: see above."""
     if stage is None or case.shards == 1 or case.readers == 1:
         return None  # tensor parallelism cuts some layers, and no stage shards the others
-    for kind, (point, role, first) in KINDS.items():
+    for kind, (point, roles, first) in KINDS.items():
+        role = _exposed(observation, point, roles)
         held, total = _held(observation, point, role)
         if stage >= first and total and min(held) == total:
             return Violation(
@@ -55,6 +61,11 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
                 causes=(bugs.NOT_SHARDED,),
             )
     return None
+
+
+def _exposed(observation: Observation, point: Point, roles: tuple[str, ...]) -> str:
+    """Return the first of the roles that was exposed at a point, or the first of all."""
+    return next((one for one in roles if observation.last(point, one) is not None), roles[0])
 
 
 def _held(observation: Observation, point: Point, role: str) -> tuple[list[int], int]:

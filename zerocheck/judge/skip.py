@@ -15,7 +15,6 @@ import torch
 
 from .. import causes as bugs
 from ..case.schema import Case
-from ..optimizers import STATES
 from ..protocol.verdicts import Violation
 from .compare import different_bits
 from .layout import ParameterLayout
@@ -116,7 +115,10 @@ def untouched(
 ) -> Violation | None:
     """Check that a skipped step changes no bit of parameters and moments, and no step count."""
     pairs = [("parameter", before.parameter, after.parameter)]
-    pairs += [(role, before.moment(role), after.moment(role)) for role in STATES]
+    pairs += [
+        (role, before.moment(role), after.moment(role))
+        for role in {**before.moments, **after.moments}
+    ]
     for role, old, new in pairs:
         changed = different_bits(old, new)
         if role != "parameter":

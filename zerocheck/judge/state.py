@@ -12,7 +12,7 @@ from torch import nn
 from ..case.schema import Case
 from ..contract.shard import Role
 from ..models.start import initial_state
-from ..optimizers import STATES
+from ..optimizers import STATES, optimizer_of
 from ..protocol.observations import Point
 from . import vectors
 from .assemble import Observation, RoleState
@@ -50,7 +50,8 @@ class StartState(NamedTuple):
         flat = vectors.zeros(layout.size)
         moments: dict[Role, torch.Tensor] = {}
         if state:
-            moments |= {role: vectors.zeros(layout.size) for role in STATES}
+            roles = optimizer_of(case.optimizer).states
+            moments |= {role: vectors.zeros(layout.size) for role in roles}
         counts = [0.0] * len(layout.places)
         for position, (place, (name, parameter)) in enumerate(
             zip(layout.places, model.named_parameters(), strict=True)
@@ -155,7 +156,7 @@ def float64(vector: torch.Tensor, elements: Positions | None) -> torch.Tensor:
 
 
 def _by_owner(held: RoleState, owners: RoleState | None) -> torch.Tensor:
-    """Return the parameters, each element from the rank that holds its exp_avg."""
+    """Return the parameters, each element from the rank that holds its first state."""
     if owners is None or not held.whole_everywhere or owners.whole_everywhere:
         return held.whole
     first = held.parts[0]

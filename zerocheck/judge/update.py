@@ -1,8 +1,8 @@
-"""Obligation: given state and observed gradient, AdamW's next state lies in its enclosure."""
+"""Obligation: given state and observed gradient, the next state lies in its enclosure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from ..case.schema import Case, Optimizer
 from ..case.segments import end_of
 from ..contract.groups import learning_rates
 from ..floating_point import Enclosure, Format
-from ..optimizers import ADAMW
+from ..optimizers import optimizer_of
 from ..optimizers.specification import OptimizerSpecification, Reading, Segment, UpdateElements
 from ..protocol.verdicts import Violation
 from . import vectors
@@ -38,7 +38,8 @@ class Update(NamedTuple):
     gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
     known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient;
     for the diagnosis only: unclipped, the gradient before clipping; previous, asked for what the
-    optimizer was to be given in the step before.
+    optimizer was to be given in the step before; others, asked for (cause, gradient) of known
+    mistakes in a reduction.
     """
 
     before: State
@@ -49,6 +50,7 @@ class Update(NamedTuple):
     has: Sequence[bool]
     unclipped: torch.Tensor | None = None
     previous: Callable[[], torch.Tensor | None] = lambda: None
+    others: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
 
 
 class UpdateRecipe(NamedTuple):
@@ -65,7 +67,7 @@ class UpdateRecipe(NamedTuple):
         options = case.optimizer
         steps = [learning_rates(case, index) for index in range(end_of(case))]
         rates = [[step[number] for step in steps] for number in range(len(options.groups))]
-        return cls(ADAMW, options, rates, case.training.microbatches)
+        return cls(optimizer_of(options), options, rates, case.training.microbatches)
 
     def signed(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return the gradient that a step computes with, negated where the optimizer maximizes."""
@@ -150,6 +152,8 @@ class UpdateJudge:
 
     def _steps(self, update: Update, step: int) -> Violation | None:
         """Check that the step count goes up by exactly one where there was a gradient."""
+        if not self.recipe.optimizer.counts_steps:
+            return None
         for position, place in enumerate(self.layout.places):
             if not place.trainable or place.start == place.stop:
                 continue
@@ -369,6 +373,8 @@ class UpdateJudge:
             unclipped=None if update.unclipped is None else gradient(update.unclipped),
             previous=None if previous is None else gradient(previous),
             in_memory=[gradient(update.gradient[order]) for order in orders_of(self.layout)],
+            gradients=lambda: [(name, gradient(other)) for name, other in update.others()],
+            parameter_after=float64(after.parameter, elements),
             since=step + 1,
             microbatches=recipe.microbatches,
             scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),

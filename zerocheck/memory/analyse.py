@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..models.parts import block_list
 from .advice import advise
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
-from .formulas import STAGES, communicated, recipe, total
+from .formulas import STAGES, communicated, recipe, total, words
 from .result import Alternative, Between, Device, MemoryReport, ModulePeak
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
@@ -116,31 +116,25 @@ def _between(setup: Setup, elements: int, done: SimulatedRank) -> Between:
     held = done.timeline.at_end("step", STEPS - 1)
     ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
     formula = paper = None
+    mixed = recipe("mixed", setup.states)
     if setup.stage is not None:
         formula = total(elements, setup.world_size, setup.stage, setup.held)
         if setup.precision == "mixed":
-            paper = total(elements, setup.world_size, setup.stage, recipe("mixed"))
+            paper = total(elements, setup.world_size, setup.stage, mixed)
     return Between(
         held=ours,
         formula=None if formula is None else float(formula),
-        words="" if setup.stage is None else WORDS[setup.stage],
+        words="" if setup.stage is None else words(setup.stage, setup.held),
         counts=done.counts,
         padding=None if formula is None else float(ours - formula - done.counts),
         paper=None if paper is None else float(paper),
+        paper_words=f"2 + 2 + {mixed.states}",
+        copy=words(0, setup.held),
         copies=float(setup.world_size * ours / total(elements, 1, 0, setup.held)),
         communicated=None if setup.stage is None else communicated(elements, setup.stage),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
     )
-
-
-WORDS = {
-    0: "16 Psi",
-    1: "8 Psi + 8 Psi/N",
-    2: "4 Psi + 12 Psi/N",
-    3: "16 Psi/N",
-}
-"""The formulas of the stages with fp32 weights: 4 + 4 + 8 bytes per parameter."""
 
 
 def _rows(done: SimulatedRank) -> list[ModulePeak]:

@@ -23,10 +23,10 @@ from typing import Literal
 from ..errors import UsageError, unknown
 
 STAGES = (0, 1, 2, 3)
-OptimizerKind = Literal["sgd", "momentum", "adam", "adamw", "amsgrad"]
+StateKind = Literal["sgd", "momentum", "adam", "adamw", "amsgrad"]
 PrecisionKind = Literal["mixed", "fp32"]
 
-STATES: dict[OptimizerKind, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "amsgrad": 3}
+STATES: dict[StateKind, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "amsgrad": 3}
 """Tensors of a parameter's size that the optimizer keeps: none, the momentum, two moments, and
 with amsgrad the largest second moment. Step counts (4 bytes per tensor in torch) aside."""
 
@@ -48,7 +48,7 @@ class BytesRecipe:
         return self.parameter + self.gradient + self.states
 
 
-def recipe(precision: PrecisionKind = "mixed", optimizer: OptimizerKind = "adam") -> BytesRecipe:
+def recipe(precision: PrecisionKind = "mixed", optimizer: StateKind = "adam") -> BytesRecipe:
     """Return the bytes per parameter by section 3.1 of the paper.
 
     Mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is 4 + 4 + 4 per state.
@@ -91,6 +91,13 @@ def persistent(
 def total(elements: int, ranks: int, stage: int, kind: BytesRecipe | None = None) -> Fraction:
     """Return the bytes that a rank holds between steps (Figure 1, Table 1)."""
     return sum(persistent(elements, ranks, stage, kind).values(), Fraction(0))
+
+
+def words(stage: int, kind: BytesRecipe) -> str:
+    """Return the formula of a stage: `"4 Psi + 12 Psi/N"`."""
+    cut = kind.states + kind.gradient * (stage >= 2) + kind.parameter * (stage >= 3)
+    shares = {"Psi": kind.total - cut * (stage > 0), "Psi/N": cut * (stage > 0)}
+    return " + ".join(f"{count} {unit}" for unit, count in shares.items() if count)
 
 
 def saving(elements: int, ranks: int, stage: int, kind: BytesRecipe | None = None) -> Fraction:

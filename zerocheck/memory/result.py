@@ -11,13 +11,13 @@ from .timeline import HeldBytes
 class Between(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that the rank holds between steps, next to the formula of its stage.
 
-    held: parameters, gradients and optimizer states; formula: of the stage, with fp32 weights
-    (4 + 4 + 8 bytes per parameter), or None for code of which no stage is known; counts: step
+    held: parameters, gradients and optimizer states; formula: of the stage, with fp32 weights (with
+    AdamW 4 + 4 + 8 bytes per parameter), or None for code of which no stage is known; counts: step
     counts, which the formula leaves out; padding: the rest, that is, held - formula - counts, from
     rounding up, or down on a rank that has less than others. paper: the ZeRO paper's mixed
-    precision (2 + 2 + 12). copies: bytes of all ranks together if each held this, over 16
-    Psi; communicated: elements that the paper has this stage move per step. bucket and buffer stay
-    too and are in no formula.
+    precision (2 + 2 + 12), in bytes by `paper_words`. copies: bytes of all ranks together if each
+    held this, over those of one `copy`; communicated: elements that the paper has this stage move
+    per step. bucket and buffer stay too and are in no formula.
     """
 
     held: int
@@ -26,7 +26,9 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
     counts: int
     padding: float | None
     paper: float | None
+    paper_words: str
     copies: float
+    copy: str
     communicated: int | None
     bucket: int
     buffer: int

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..adapters.shared.simulation import SimulationTraits, traits_of
-from ..case.schema import Block, Case, Data, Model, Precision, Sharding, WrapKind
+from ..case.schema import (
+    Block,
+    Case,
+    Data,
+    Model,
+    Optimizer,
+    OptimizerKind,
+    Precision,
+    Sharding,
+    WrapKind,
+)
 from ..catalogue import RECOMMENDED
 from ..errors import UsageError, unknown
-from .formulas import BytesRecipe, PrecisionKind, recipe
+from .formulas import BytesRecipe, PrecisionKind, StateKind, recipe
 
 DDP_BUCKET = 25 * 2**20 // 4
 """Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
+
+OPTIMIZERS: tuple[str, ...] = get_args(OptimizerKind)
+
+MOMENTUM = 0.9
+"""Of SGD, where none is given."""
 
 MAX_RANKS = 1 << 16
 Wrap = Literal["block", "layer", "whole"]
@@ -26,7 +41,7 @@ class Setup:
     model: as the user names it; batch: samples of one microbatch of one rank; sequence: positions
     per sample; precision: mixed (compute in bf16, weights, gradients and states in fp32) or fp32;
     checkpoint: activation checkpointing of every block; wrap: granularity of units; rank: the one
-    whose memory is counted.
+    whose memory is counted; momentum: of SGD, 0 is without a buffer.
     """
 
     model: str
@@ -38,6 +53,8 @@ class Setup:
     precision: PrecisionKind = "mixed"
     checkpoint: bool = False
     wrap: Wrap = "block"
+    optimizer: str = "adamw"
+    momentum: float | None = None
 
     def check(self) -> None:
         """Raise UsageError for invalid numbers and names."""
@@ -55,6 +72,12 @@ class Setup:
         if self.wrap not in WRAPS:
             raise unknown("wrap", self.wrap, WRAPS)
         recipe(self.precision)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if self.momentum is not None and self.optimizer != "sgd":
+            raise UsageError(f"--momentum {self.momentum:g} is of --optimizer sgd")
+        if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
+            raise UsageError(f"--momentum {self.momentum:g}: it must be 0 or more, and below 1")
 
     @property
     def stage(self) -> int | None:
@@ -79,10 +102,25 @@ class Setup:
     def held(self) -> BytesRecipe:
         """Bytes per parameter as torch holds them.
 
-        Weights and gradients in fp32 (4 + 4), two moments (8). In mixed precision the weights are
-        the master, so it is 16 as in the paper.
+        Weights and gradients in fp32 (4 + 4), and of AdamW two moments (8), of SGD its momentum
+        buffer (4), if any. In mixed precision the weights are the master, so with AdamW it is 16 as
+        in the paper.
         """
-        return recipe("fp32")
+        return recipe("fp32", self.states)
+
+    @property
+    def states(self) -> StateKind:
+        """Optimizer in the words of the formulas."""
+        if self.optimizer == "adamw":
+            return "adamw"
+        return "momentum" if self.options.momentum else "sgd"
+
+    @property
+    def options(self) -> Optimizer:
+        """Optimizer of the case."""
+        if self.optimizer == "adamw":
+            return Optimizer()
+        return Optimizer(kind="sgd", momentum=MOMENTUM if self.momentum is None else self.momentum)
 
     def case(self, blocks: int) -> Case:
         """Return the case for the implementation; only its model's number of blocks is real."""
@@ -92,6 +130,7 @@ class Setup:
             mesh=(self.world_size,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
+            optimizer=self.options,
             precision=Precision(compute="bf16", reduce="fp32") if own else Precision(),
             sharding=Sharding(
                 wrap=wrap,
@@ -112,6 +151,10 @@ class Setup:
             words.append("--checkpoint-activations")
         if self.wrap != "block":
             words.append(f"--wrap {self.wrap}")
+        if self.optimizer != "adamw":
+            words.append(f"--optimizer {self.optimizer}")
+        if self.momentum is not None:
+            words.append(f"--momentum {self.momentum:g}")
         if self.rank:
             words.append(f"--rank {self.rank}")
         return " ".join(words)

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..adapters.shared.simulation import traits_of
 from ..case.schema import Case
 from ..compat_memory import fake_mode, fake_ranks
-from ..contract import Implementation, Microbatch, Step, groups
+from ..contract import Implementation, Microbatch, Step, groups, torch_optimizer
 from ..contract.implementation import Call
 from ..contract.loading import load
 from ..contract.names import unwrapped
@@ -104,7 +104,7 @@ def built(
         sharder: Any = kind(model, case, mesh)
         with on, tracker:
             materialize(model)
-            optimizer = torch.optim.AdamW(groups(model, case))
+            optimizer = torch_optimizer(case)(groups(model, case))
         sharder.built = replace(sharder.built, optimizer=optimizer)
         return sharder, model
     with on, tracker:

@@ -82,10 +82,10 @@ def _between(report: MemoryReport) -> Iterator[str]:
         yield f"  {'padding':<18}{held.padding:>24,.1f} bytes, {share:.4%} of the formula"
     if held.paper is not None and held.paper != held.formula:
         yield (
-            f"  the ZeRO paper's mixed precision (2 + 2 + 12 bytes) would be {binary(held.paper)}; "
-            "here weights and gradients are in fp32"
+            f"  the ZeRO paper's mixed precision ({held.paper_words} bytes) would be "
+            f"{binary(held.paper)}; here weights and gradients are in fp32"
         )
-    yield f"  all ranks together hold {held.copies:.4g} copies of 16 Psi"
+    yield f"  all ranks together hold {held.copies:.4g} copies of {held.copy}"
     if held.communicated is not None:
         times = held.communicated // report.elements if report.elements else 0
         yield (

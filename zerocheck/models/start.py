@@ -7,7 +7,7 @@ from torch import nn
 
 from ..case.schema import Case
 from ..case.shapes import matching
-from ..optimizers import ADAMW
+from ..optimizers import optimizer_of
 from .layers import fill
 from .seeds import STATE, generator_of
 from .user import vary_batch
@@ -21,14 +21,16 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
     """Return whole tensors by (name, role), or None for a start at step 0 with zero moments.
 
     Roles: `parameter` for every parameter; for the trainable ones the optimizer's states and `step`
-    (0-d). The parameters are not those that `build_model` gave, so that a restore which forgets
-    them is seen; zeros stay zeros. Tensors have the dtype of their parameter, as torch's optimizers
-    keep them, but for `step`: fp32. They are drawn in fp32 and rounded, which keeps their order.
+    (0-d), where it counts. The parameters are not those that `build_model` gave, so that a restore
+    which forgets them is seen; zeros stay zeros. Tensors have the dtype of their parameter, as
+    torch's optimizers keep them, but for `step`: fp32. They are drawn in fp32 and rounded, which
+    keeps their order.
     """
     if case.start.step == 0:
         return None
     generator = generator_of(case.seed, STATE)
     parameters = dict(model.named_parameters())
+    optimizer = optimizer_of(case.optimizer)
     zeros = set(matching(parameters, case.start.zeros))
     state: dict[tuple[str, str], torch.Tensor] = {}
     for name, parameter in parameters.items():
@@ -41,9 +43,10 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
         if not parameter.requires_grad:
             continue
         scale = _scale(case, generator)
-        drawn = ADAMW.drawn(value, case.optimizer, scale, generator)
+        drawn = optimizer.drawn(value, case.optimizer, scale, generator)
         state.update({(name, role): tensor for role, tensor in drawn.items()})
-        state[name, "step"] = torch.tensor(float(case.start.step))
+        if optimizer.counts_steps:
+            state[name, "step"] = torch.tensor(float(case.start.step))
     return {
         (name, role): value if role == "step" else value.to(parameters[name].dtype)
         for (name, role), value in state.items()

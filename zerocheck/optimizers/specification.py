@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from ..case.schema import Group, Optimizer
+from zerocheck_reference import OptimizerOptions, OptimizerState
+
+from ..case.schema import Group, Optimizer, OptimizerKind
 from ..floating_point import FP32, Enclosure, Format
 
-StateRole = Literal["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+StateRole = Literal["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"]
 """Role of a state of an optimizer that has the shape of its parameter."""
 
 Reading = Literal["double", "single rate", "single"]
@@ -42,7 +44,8 @@ class Segment(NamedTuple):
     steps; others: other groups, with their learning rates; since: steps since the case began;
     microbatches: of each step; wider: what is not known of each result, where states are hidden;
     in_memory: the gradient with the elements of parameters that are not contiguous in the order of
-    memory, and the other way round.
+    memory, and the other way round; gradients: (cause, gradient) of known mistakes in a reduction;
+    parameter_after: as it was observed.
     """
 
     role: str
@@ -58,6 +61,8 @@ class Segment(NamedTuple):
     microbatches: int = 1
     wider: torch.Tensor | float = 0.0
     in_memory: Sequence[torch.Tensor] = ()
+    gradients: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
+    parameter_after: torch.Tensor | None = None
 
 
 class Interval(NamedTuple):
@@ -65,6 +70,23 @@ class Interval(NamedTuple):
 
     middle: torch.Tensor
     error: torch.Tensor
+
+
+class OptionFields(NamedTuple):
+    """Names of fields of `case.schema.Group` and `Optimizer` that an optimizer reads."""
+
+    group: tuple[str, ...]
+    optimizer: tuple[str, ...]
+
+
+class OptimizerTrial(NamedTuple):
+    """Options with which a class is tried alone, to see that it is this optimizer.
+
+    options: exact in fp32; states: roles that a state must have then.
+    """
+
+    options: Mapping[str, Any]
+    states: tuple[StateRole, ...]
 
 
 class OptimizerSpecification(Protocol):
@@ -75,16 +97,39 @@ class OptimizerSpecification(Protocol):
     """
 
     @property
+    def kind(self) -> OptimizerKind:
+        """Name in cases and options: "adamw"."""
+
+    @property
     def name(self) -> str:
         """Name in sentences: "AdamW"."""
 
     @property
+    def torch_class(self) -> type[torch.optim.Optimizer]:
+        """Optimizer of torch that takes these steps."""
+
+    @property
+    def lookalikes(self) -> tuple[type[torch.optim.Optimizer], ...]:
+        """Classes of torch with the states of this optimizer; a wrong step is for the judge."""
+
+    @property
+    def trial(self) -> OptimizerTrial:
+        """Options with which a class of the user's is tried."""
+
+    @property
     def states(self) -> tuple[StateRole, ...]:
-        """Roles of the states that have the shape of their parameter, in the order of a step."""
+        """Roles of the states that have the shape of their parameter, in the order of a step.
+
+        A state that does not exist before the first step counts as zeros there.
+        """
 
     @property
     def hidden(self) -> tuple[StateRole, ...]:
         """States that are enclosed from step to step where an optimizer does not expose them."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """True if each parameter's state counts its steps."""
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -93,8 +138,21 @@ class OptimizerSpecification(Protocol):
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
         """Return the states that it has with these options."""
 
+    def swaps(self, role: str) -> Sequence[tuple[str, str]]:
+        """Return (cause, other role) of each state that can be taken for this one."""
+
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch's optimizer."""
+
+    @property
+    def fields(self) -> OptionFields:
+        """Fields of a case that are options of this optimizer."""
+
+    def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a case that a parameter group of torch's optimizer has."""
+
+    def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+        """Say in words which option of a group makes it another optimizer; "" if none does."""
 
     def drawn(
         self,
@@ -108,7 +166,10 @@ class OptimizerSpecification(Protocol):
     def scalars(
         self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
     ) -> Any:
-        """Compute the scalars of a group at its update number `step` >= 1."""
+        """Compute the scalars of a group at its update number `step` >= 1.
+
+        An optimizer that does not count steps is given any number.
+        """
 
     def enclosures(self, elements: UpdateElements, scalars: Any) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what a step computes, in its order, from what was observed; parameter last."""
@@ -123,7 +184,10 @@ class OptimizerSpecification(Protocol):
         scalars: Any,
         format: Format,
     ) -> Interval:
-        """Recover the gradient of a step, to fp32, from the states before and after it."""
+        """Recover the gradient of a step, to fp32, from what is held before and after it.
+
+        old, new: states by role, and `parameter`.
+        """
 
     def range(
         self,
@@ -135,6 +199,19 @@ class OptimizerSpecification(Protocol):
         """Enclose the next parameter where states are known as intervals only."""
 
     def hidden_after(
-        self, hidden: Mapping[str, Interval], gradient: Interval, scalars: Any
+        self,
+        parameter: torch.Tensor,
+        hidden: Mapping[str, Interval],
+        gradient: Interval,
+        scalars: Any,
     ) -> dict[str, Interval]:
-        """Enclose the hidden states after a step."""
+        """Enclose the hidden states after a step. parameter: before it."""
+
+    def reference_options(self, group: Group, options: Optimizer) -> OptimizerOptions:
+        """Return the options of a group for the trainer of the reference."""
+
+    def reference_state(self, held: Mapping[str, torch.Tensor]) -> OptimizerState:
+        """Return the state of the reference for one parameter.
+
+        held: `parameter`, states by role, and `step` where it is counted.
+        """

@@ -24,7 +24,7 @@ TITLES: dict[Obligation, str] = {
     "loss": "each rank's loss is that of one device, bit for bit",
     "gradient": "the reduced gradient lies in the enclosure of the declared semantics",
     "clip": "the norm and the clipped gradient lie in their enclosures",
-    "update": "AdamW's next state lies in its enclosure",
+    "update": "the optimizer's next state lies in its enclosure",
     "publish": "every rank computes next with the parameters that were updated",
     "buffers": "running statistics follow the declared semantics",
     "export": "what the library exports is what the shards hold, bit for bit",

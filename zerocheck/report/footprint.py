@@ -20,8 +20,15 @@ EXPLAINED = (
 HEADERS = ("implementation", "ranks", "Psi", "held", "ideal", "ratio", "all cases", "redundancy",
            "sent, Psi", "paper")  # fmt: skip
 
-FORMULAS = {0: "16 Psi", 1: "8 Psi + 8 Psi/N", 2: "4 Psi + 12 Psi/N", 3: "16 Psi/N"}
-"""Bytes per rank with fp32 weights and AdamW: 4 + 4 + 8 per element."""
+
+def _formulas(states: int) -> dict[int, str]:
+    """Return the bytes per rank with fp32 weights by stage. states: bytes per element."""
+    return {
+        0: f"{8 + states} Psi",
+        1: f"8 Psi + {states} Psi/N" if states else "8 Psi",
+        2: f"4 Psi + {4 + states} Psi/N",
+        3: f"{8 + states} Psi/N",
+    }
 
 
 def rows(implementations: dict[str, ImplementationTally]) -> list[list[str]]:
@@ -71,8 +78,10 @@ def _informative(one: Footprint) -> tuple[bool, int, int, int]:
 def formula(one: Footprint) -> str:
     """Return the ideal in words; of the nearest stage, where none is declared."""
     parameters, gradients, states = one.largest.copy
-    plain = parameters == gradients == 4 * one.largest.elements and states == 2 * parameters
-    words = FORMULAS[one.stage] if plain else f"stage {one.stage}"
+    plain = parameters == gradients == 4 * one.largest.elements
+    words = f"stage {one.stage}"
+    if plain and states % one.largest.elements == 0:
+        words = _formulas(states // one.largest.elements)[one.stage]
     return words if one.largest.stage is not None else f"{words}, the nearest"
 
 

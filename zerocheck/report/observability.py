@@ -9,7 +9,7 @@ from ..run.records.tally import ImplementationTally, Tally
 
 TIERS = {
     "state only": "gradients were not shown in {cases} (step.reached was not called), so they were "
-    "recovered from exp_avg",
+    "recovered from states",
     "parameters only": "the optimizer shows no states in {cases}: update was judged by the range "
     "that parameters can be in, all else in full. For moments and step counts give "
     "Built(states=...), or keep torch's optimizer in an attribute of yours",

@@ -258,7 +258,7 @@ def _makes_its_own(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list
     found = []
     for kind in kinds:
         subject = kind(build_model(case), case, mesh)
-        assert type(subject.adamw) is torch.optim.AdamW
+        assert type(subject.inner) is torch.optim.AdamW
         found.append(subject.engine.client_optimizer is None)
         subject.close()
     return found

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel with AdamW: nothing is sharded (ZeRO-0)."""
+"""torch's DistributedDataParallel: nothing is sharded (ZeRO-0)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...case.traits import reduced_precision
-from ...contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
+from ...contract import (
+    Built,
+    BuiltImplementation,
+    Loader,
+    Saving,
+    Semantics,
+    groups,
+    torch_optimizer,
+)
 from ...contract.checkpoint import other_states, take_over, whole
 from ...contract.implementation import Call, Stage
 from ...contract.layout import Layout
@@ -88,12 +96,13 @@ class Ddp(BuiltImplementation):
 
         Raises Unsupported if every parameter is frozen.
         """
-        first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
+        optimizer = torch_optimizer(case)
+        first = optimizer(groups(model, case)) if case.sharding.optimizer_first else None
         wrap = partial(ddp, model, case, mesh, gradient_views=case.sharding.bucket_view)
         wrapped = wrap()
         return Built(
             wrapped,
-            first or torch.optim.AdamW(groups(wrapped, case)),
+            first or optimizer(groups(wrapped, case)),
             accumulate=accumulation(case),
             scaler=scaler_of(case, mesh),
             rewrap=wrap,

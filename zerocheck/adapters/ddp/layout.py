@@ -80,12 +80,12 @@ def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
 
 
 def replicated_states(account: Account, step: int, phase: Phase) -> int:
-    """Bytes of AdamW's state of every parameter that has had a gradient."""
+    """Bytes of the optimizer's state of every parameter that has had a gradient."""
     names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))
     return sum(state_bytes(account, name) for name in names)
 
 
 def state_bytes(account: Account, name: str) -> int:
-    """Bytes of AdamW's state of a parameter."""
+    """Bytes of the optimizer's state of a parameter."""
     one = account.parameters[name]
     return account.moments(one.numel, one.itemsize)

@@ -10,11 +10,20 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
-from ...contract import Implementation, Loader, Semantics, Shard, Step, StepReport, groups
+from ...contract import (
+    Implementation,
+    Loader,
+    Semantics,
+    Shard,
+    Step,
+    StepReport,
+    groups,
+    torch_optimizer,
+)
 from ...contract.implementation import KEPT
 from ...contract.layout import Layout
 from ...errors import Unsupported
-from ...optimizers import STATES
+from ...optimizers import STATES, states_of
 from . import checkpoint, full_state, library, precision
 from .config import config_of
 from .layout import stage0_layout
@@ -22,11 +31,12 @@ from .refusals import refusal
 
 
 class DeepSpeed(Implementation):
-    """DeepSpeedEngine of one stage, with torch's AdamW: the client's, or made by the engine.
+    """DeepSpeedEngine of one stage, with torch's optimizer: the client's, or made by the engine.
 
     The engine divides the loss by the number of microbatches, and the gradient by that of ranks. A
     parameter that no rank used has the gradient 0 at every stage, so it still decays. Buffers stay
-    on their rank. The clipped gradient is seen where AdamW is given it, which is group by group.
+    on their rank. The clipped gradient is seen where the optimizer is given it, which is group by
+    group.
 
     A subclass says what this rank holds: `_parameters`, `_gradients`, `_states`, `_fill`.
     """
@@ -54,12 +64,12 @@ class DeepSpeed(Implementation):
         self._group_of = [number for number, group in enumerate(given) if group["params"]]
         """Of each group of the optimizer, which group of the case it is."""
         self.engine = self._engine([given[number] for number in self._group_of])
-        self.adamw: torch.optim.AdamW = self.engine.basic_optimizer
+        self.inner: torch.optim.Optimizer = self.engine.basic_optimizer
         self.optimizer: Any = self.engine.optimizer
         self._call = precision.call_of(self.engine, case)
         self.updated = sum(len(given[number]["params"]) for number in self._group_of)
-        """Tensors that AdamW updates in a step."""
-        self._hook = self.adamw.register_step_pre_hook(self._before_update)
+        """Tensors that the optimizer updates in a step."""
+        self._hook = self.inner.register_step_pre_hook(self._before_update)
         self._step: Step | None = None
         self._clipped: dict[torch.Tensor, torch.Tensor | None] = {}
 
@@ -76,12 +86,12 @@ class DeepSpeed(Implementation):
         config = self._config()
         if self.case.sharding.own_optimizer:
             return library.make_engine(self.model, config, model_parameters=given)
-        return library.make_engine(self.model, config, optimizer=torch.optim.AdamW(given))
+        return library.make_engine(self.model, config, optimizer=torch_optimizer(self.case)(given))
 
     def train_step(self, step: Step) -> StepReport:
         """Forward, backward and engine.step() of each microbatch; the last one updates."""
         self._step = step
-        for number, group in zip(self._group_of, self.adamw.param_groups, strict=True):
+        for number, group in zip(self._group_of, self.inner.param_groups, strict=True):
             group["lr"] = step.lr[number]
         last = len(step.microbatches) - 1
         for number, microbatch in enumerate(step.microbatches):
@@ -101,17 +111,17 @@ class DeepSpeed(Implementation):
             skipped=not self.engine.was_step_applied(),
         )
 
-    def _before_update(self, adamw: torch.optim.Optimizer, *_: Any) -> None:
-        """Record the gradients that AdamW is about to use, of all groups or of the next one."""
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Record the gradients of the coming update, of all groups or of the next one."""
         if self._step is None or self.case.training.clip is None:
             return
-        for group in adamw.param_groups:
+        for group in optimizer.param_groups:
             self._clipped.update((one, one.grad) for one in group["params"])
         if len(self._clipped) == self.updated:
             self._step.reached("clipped")
 
     def shards(self) -> Iterator[Shard]:
-        """Iterate over this rank's shards; gradients are AdamW's inputs, or the reduced ones."""
+        """Iterate over this rank's shards; gradients are those to apply, or the reduced ones."""
         yield from self._parameters()
         yield from self._gradients()
         yield from self._states()
@@ -139,22 +149,21 @@ class DeepSpeed(Implementation):
             self.engine,
             self.model,
             self.case.sharding.read_out,
-            amsgrad=self.case.optimizer.amsgrad,
+            states_of(self.case.optimizer),
         )
 
     def close(self) -> None:
         """Destroy the engine."""
         self._hook.remove()
         self._clipped.clear()
-        self.adamw.state.clear()
+        self.inner.state.clear()
         library.closed(self.engine)
-        del self._call, self.named, self.engine, self.optimizer, self.adamw, self.model
+        del self._call, self.named, self.engine, self.optimizer, self.inner, self.model
 
 
 class DeepSpeed0(DeepSpeed):
     """Stage 0: nothing is sharded; the engine all-reduces `param.grad`. The norm is not reported.
-
-    In bf16 AdamW updates fp32 masters, one of each parameter, and gradients are widened for it.
+    In bf16 it updates fp32 masters, one of each parameter, and gradients are widened for that.
     """
 
     zero = 0
@@ -198,7 +207,7 @@ class DeepSpeed0(DeepSpeed):
                 yield Shard(name, "master", self.masters[name].detach(), shape)
             elif self.masters and parameter.requires_grad:  # without elements it is left out
                 yield Shard(name, "master", parameter.detach().float(), shape)
-            state = self.adamw.state.get(self.masters.get(name, parameter), {})
+            state = self.inner.state.get(self.masters.get(name, parameter), {})
             for role in STATES:
                 if role in state:
                     yield Shard(name, role, state[role], shape)
@@ -213,8 +222,9 @@ class DeepSpeed0(DeepSpeed):
                 continue
             updated = self.masters.get(name, parameter)
             updated.detach().copy_(full[name, "parameter"])
-            state = self.adamw.state[updated]
-            state["step"] = full[name, "step"].clone()
+            state = self.inner.state[updated]
+            if (name, "step") in full:
+                state["step"] = full[name, "step"].clone()
             for role in STATES:
                 if (name, role) in full:
                     state[role] = torch.zeros_like(updated).copy_(full[name, role])

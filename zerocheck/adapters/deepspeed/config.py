@@ -11,9 +11,9 @@ from . import precision
 def config_of(case: Case, stage: int) -> dict[str, Any]:
     """Return the `config` argument of `deepspeed.initialize`. Sizes are in elements.
 
-    torch's AdamW is used whether the client or the engine makes it: DeepSpeed's own kernels would
-    be compiled first, in every process that uses them. Clipping is off at 0 and would be 1.0 by
-    default. The reductions of stage 3's linear layers (`memory_efficient_linear`) are off: they
+    torch's optimizer is used whether the client or the engine makes it: DeepSpeed's own kernels
+    would be compiled first, in every process that uses them. Clipping is off at 0 and would be 1.0
+    by default. The reductions of stage 3's linear layers (`memory_efficient_linear`) are off: they
     compute in another order than one device does.
     """
     training = case.training
@@ -30,8 +30,15 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
     if case.sharding.offload != "none":  # else it wants DeepSpeedCPUAdam, which it compiles
         config["zero_force_ds_cpu_optimizer"] = False
     if case.sharding.own_optimizer:  # every option stands in the groups
-        config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
+        config["optimizer"] = optimizer_section(case)
     return config
+
+
+def optimizer_section(case: Case) -> dict[str, Any]:
+    """Return the section of an optimizer of torch that the engine makes. SGD has no other."""
+    if case.optimizer.kind == "sgd":
+        return {"type": "SGD", "params": {}}
+    return {"type": "AdamW", "params": {"torch_adam": True}}
 
 
 def _sharding(case: Case, stage: int) -> dict[str, Any]:

@@ -14,14 +14,13 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from torch import nn
 
 from ...case.schema import ReadOutKind
-from ...optimizers import STATES
 from .library import Engine, silent
 
 Whole = dict[tuple[str, str], torch.Tensor]
 
 
-def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool) -> Whole:
-    """Parameters by `kind`, with `functions` moments too, and buffers.
+def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, roles: Iterable[str]) -> Whole:
+    """Parameters by `kind`, with `functions` the states of these roles too, and buffers.
 
     Every rank calls this. {} on a rank to which no parameter is given. Frozen parameters, and
     stage 0, have no `safe_get_*`: they are those of the state dict. A tied parameter is there under
@@ -31,7 +30,7 @@ def whole(engine: Engine, model: nn.Module, kind: ReadOutKind, *, amsgrad: bool)
     buffers = {name for name, _ in model.named_buffers()}
     asked: Whole = {}
     if kind == "functions":
-        asked.update(_functions(named, STATES if amsgrad else STATES[:2]))
+        asked.update(_functions(named, roles))
     if kind == "zero-to-fp32" and engine.zero_optimization():
         given: Mapping[str, Any] = {n: one.float() for n, one in _zero_to_fp32(engine).items()}
     else:

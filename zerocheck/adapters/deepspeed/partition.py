@@ -26,7 +26,7 @@ class PartitionPiece(NamedTuple):
 class GroupPartition(NamedTuple):
     """This rank's part of a flat group of parameters.
 
-    master: what AdamW updates, 1-D; pieces: whose elements it holds, in their order.
+    master: what the optimizer updates, 1-D; pieces: whose elements it holds, in their order.
     """
 
     master: torch.Tensor

@@ -1,6 +1,6 @@
 """Mixed precision of DeepSpeed: the dtypes in which each stage sums, divides and reduces.
 
-    compute   `bf16.enabled`: parameters are cast to bf16, and AdamW updates fp32 masters
+    compute   `bf16.enabled`: parameters are cast to bf16, and the optimizer updates fp32 masters
     reduce    `communication_data_type`, and, with parameters in bf16, `data_types.grad_accum_dtype`
 
 In bf16, stage 0 is `FP16_UnfusedOptimizer`, which keeps masters whole. Stage 1 with fp32

@@ -39,6 +39,8 @@ def refusal(case: Case, stage: int) -> str | None:
             "DeepSpeed loads a checkpoint of ZeRO on as many ranks as wrote it; "
             "a universal one is made for others"
         )
+    if stage and case.resume and case.sharding.universal and case.optimizer.kind == "sgd":
+        return "DeepSpeed converts checkpoints of Adam alone: ds_to_universal reads exp_avg"
     if case.training.clip is not None and case.training.norm == "inf":
         return "DeepSpeed clips by the 2-norm only"
     if stage == 3 and empties(case.model):

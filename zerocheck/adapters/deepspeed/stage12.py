@@ -1,4 +1,4 @@
-"""Stages 1 and 2, and their base with stage 3: AdamW updates a flat partition of each group."""
+"""Stages 1 and 2, and their base with stage 3: a flat partition of each group is updated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PartitionedStage(DeepSpeed):
         self.offloads = self._offloads_states()
 
     def _offloads_states(self) -> bool:
-        """Return True if AdamW runs on the CPU, with gradients offloaded there."""
+        """Return True if the optimizer runs on the CPU, with gradients offloaded there."""
         return self.case.sharding.offload != "none"
 
     def _partitions(self) -> Iterator[GroupPartition]:
@@ -73,7 +73,7 @@ class PartitionedStage(DeepSpeed):
                 yield Shard(name, "master", torch.empty(0), tuple(parameter.shape), slice(0, 0))
         for part in self.partitions:
             yield from part.cut("master", part.master)
-            state = self.adamw.state.get(part.master, {})
+            state = self.inner.state.get(part.master, {})
             for role in STATES:
                 if role in state:
                     yield from part.cut(role, state[role])
@@ -84,12 +84,14 @@ class PartitionedStage(DeepSpeed):
     def _restore_states(self, full: Full) -> None:
         """Take this rank's part of the fp32 copies and moments."""
         steps = {name: value for (name, role), value in full.items() if role == "step"}
+        trained = [name for name, role in full if role in ("step", *STATES)]
         for part in self.partitions:
             part.fill(part.master.detach(), full, "parameter")
-            state = self.adamw.state[part.master]
+            state = self.inner.state[part.master]
             # One count for a group, of which this rank may hold nothing.
-            names = [piece.name for piece in part.pieces] or list(steps)
-            state["step"] = steps[names[0]].clone()
+            names = [piece.name for piece in part.pieces] or trained
+            if steps:
+                state["step"] = steps[names[0]].clone()
             for role in STATES:
                 if (names[0], role) in full:
                     state[role] = torch.zeros_like(part.master)

@@ -1,4 +1,4 @@
-"""torch's FullyShardedDataParallel with AdamW, by its sharding strategy."""
+"""torch's FullyShardedDataParallel, by its sharding strategy."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ...contract import (
     Saving,
     Semantics,
     groups,
+    torch_optimizer,
 )
 from ...contract.checkpoint import other_states, take_over
 from ...contract.implementation import Stage
@@ -92,8 +93,8 @@ class Fsdp1(BuiltImplementation):
     by W / f after it: no more than the one division by W that the judge counts. W are all ranks of
     both axes, so that there is one division for both.
 
-    With `sharding.offload` shards, gradients and states lie in pinned memory of the CPU, and AdamW
-    runs there. It needs an accelerator.
+    With `sharding.offload` shards, gradients and states lie in pinned memory of the CPU, and the
+    optimizer runs there. It needs an accelerator.
 
     Not supported, with a reason: scalar and empty parameters; parameters shared by units (`size`
     with a tied head); mixed dtypes in a unit; an optimizer made first, frozen parameters or several
@@ -148,7 +149,8 @@ class Fsdp1(BuiltImplementation):
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model by the units of the case."""
         sharding = case.sharding
-        first = torch.optim.AdamW(groups(model, case)) if sharding.optimizer_first else None
+        made = torch_optimizer(case)
+        first = made(groups(model, case)) if sharding.optimizer_first else None
         policy: Callable[..., bool] | CustomPolicy | None = None
         if sharding.wrap == "size":
             policy = partial(size_based_auto_wrap_policy, min_num_params=sharding.bucket)
@@ -176,7 +178,7 @@ class Fsdp1(BuiltImplementation):
             cpu_offload=CPUOffload(offload_params=sharding.offload != "none"),
         )
         compile_model([wrapped], case)
-        optimizer = first or torch.optim.AdamW(groups(wrapped, case))
+        optimizer = first or made(groups(wrapped, case))
         return Built(
             wrapped,
             optimizer,

@@ -47,8 +47,9 @@ def fsdp1_layout(
     shards: parameters are sharded, which they are not on one rank; keeps: gathered parameters stay
     after the forward. Otherwise only the root's do.
 
-    With `use_orig_params` parameters begin at multiples of 16 bytes, and AdamW has a state for each
-    parameter of which the rank holds anything; otherwise for the flat parameter, padding included.
+    With `use_orig_params` parameters begin at multiples of 16 bytes, and the optimizer has a state
+    for each parameter of which the rank holds anything; otherwise for the flat parameter, padding
+    included.
 
     The end of a forward is not predicted for several microbatches, with prefetching, or for a model
     that calls a block twice. None where batches use parameters of their own, since the data

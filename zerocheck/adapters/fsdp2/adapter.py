@@ -1,4 +1,4 @@
-"""torch's FSDP2 (`fully_shard`) with AdamW over DTensors: ZeRO-3."""
+"""torch's FSDP2 (`fully_shard`) with an optimizer over DTensors: ZeRO-3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
 from ...case.traits import cuts
-from ...contract import Built, BuiltImplementation, Loader, Saving, Semantics, groups
+from ...contract import (
+    Built,
+    BuiltImplementation,
+    Loader,
+    Saving,
+    Semantics,
+    groups,
+    torch_optimizer,
+)
 from ...contract.checkpoint import other_states, take_over
 from ...contract.layout import Layout
 from ...errors import Unsupported
@@ -58,9 +66,9 @@ class Fsdp2(BuiltImplementation):
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
     the gradient 0, and still decays. Where it is off, it has none and is left alone.
 
-    With `sharding.offload` the shards, their gradients and states lie on the CPU, and AdamW runs
-    there; units are copied to the device of the mesh to be gathered. On a mesh of the CPU nothing
-    is copied, and memory cannot be pinned where there is no accelerator.
+    With `sharding.offload` the shards, their gradients and states lie on the CPU, and the optimizer
+    runs there; units are copied to the device of the mesh to be gathered. On a mesh of the CPU
+    nothing is copied, and memory cannot be pinned where there is no accelerator.
 
     With `sharding.tensor_parallel` layers are cut first, over the second axis of the mesh, and all
     is sharded over the first, within what each rank has then; see tensor_parallel.py. Gradients are
@@ -122,7 +130,9 @@ class Fsdp2(BuiltImplementation):
         Raises Unsupported for a torch without `set_reduce_scatter_unused_params`, if it is needed.
         """
         reshard = case.sharding.reshard
-        first = torch.optim.AdamW(groups(model, case)) if case.sharding.optimizer_first else None
+        first = None
+        if case.sharding.optimizer_first:
+            first = torch_optimizer(case)(groups(model, case))
         if cuts(case):
             self.cut(model, case, mesh)
             mesh = mesh["shard"]
@@ -160,7 +170,8 @@ class Fsdp2(BuiltImplementation):
         own = groups(model, case)
         if cuts(case):
             own = split_groups(own)
-        return torch.optim.AdamW(own)
+        made: torch.optim.Optimizer = torch_optimizer(case)(own)
+        return made
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":

@@ -23,6 +23,7 @@ def refusal(case: Case) -> str | None:
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
     reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
+    reason = reason or fused_dtensors(case)
     return reason or (refuse_uneven(case) if cuts(case) else norm_of_empty_shards(case))
 
 
@@ -36,6 +37,13 @@ def dim0_sharded(case: Case) -> str | None:
     ):
         if names:
             return f"torch {what}: {names[0]}"
+    return None
+
+
+def fused_dtensors(case: Case) -> str | None:
+    """Return the reason why torch's fused kernel cannot update DTensors, or None."""
+    if case.optimizer.kind == "sgd" and case.optimizer.kernel == "fused":
+        return "torch has no sharding strategy for the fused kernel of SGD: aten._fused_sgd_"
     return None
 
 

@@ -14,9 +14,10 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import uncalled, unfrozen
 from ...contract.layout import Category, Layout, Line, Phase
+from ...optimizers import optimizer_of, states_of
 
 STEP_BYTES = 4
-"""AdamW's step count of a parameter: a 0-d fp32 tensor."""
+"""Step count of a parameter, of an optimizer that has one: a 0-d fp32 tensor."""
 
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
@@ -99,8 +100,10 @@ class Account:
         return names
 
     def moments(self, numel: int, itemsize: int) -> int:
-        """Bytes of AdamW's state for `numel` elements of a parameter, including the step count."""
-        return (2 + self.case.optimizer.amsgrad) * numel * itemsize + STEP_BYTES
+        """Bytes of the optimizer's state for `numel` elements, with its step count, if any."""
+        options = self.case.optimizer
+        counted = STEP_BYTES * optimizer_of(options).counts_steps
+        return len(states_of(options)) * numel * itemsize + counted
 
     def scaler(self, step: int, phase: Phase) -> int:
         """Bytes held by torch's GradScaler at the end of a phase.

@@ -100,7 +100,7 @@ class Sharder(Resumable):
     def _reduce(self) -> None:
         """Reduce the gradients of all microbatches; a stage that has reduced each needs no more.
 
-        Then they are averaged over replicas, and in mixed precision widened for AdamW.
+        Then they are averaged over replicas, and in mixed precision widened for the optimizer.
         """
         flats = self.flat_buffers()
         self.replicas.average(f.gradient for f in flats if f.gradient is not None and f.reduces)
@@ -148,7 +148,7 @@ class Sharder(Resumable):
     # The state.
 
     def shards(self) -> Iterator[Shard]:
-        """Iterate over parameters, masters, gradients, moments, buffers, and padding."""
+        """Iterate over parameters, masters, gradients, states, buffers, and padding."""
         for flat in self.flat_buffers():
             yield from flat.shards()
         if self.reduced:

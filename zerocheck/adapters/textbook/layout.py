@@ -89,8 +89,8 @@ def _layout(
 ) -> Layout | None:
     """Return the layout of a rank from the bytes of parameters and gradients that it keeps.
 
-    learning: the flat buffers that AdamW updates; gathered: bytes after the forward. None also if
-    some rank's masters are padding alone, which no rank exposes.
+    learning: the flat buffers that the optimizer updates; gathered: bytes after the forward. None
+    also if some rank's masters are padding alone, which no rank exposes.
     """
     case = account.case
     hidden = any(
@@ -130,7 +130,7 @@ def _layout(
 
 class Sizes(NamedTuple):
     """Bytes of an element: of what is computed with, of its gradient, of a moment; of its master
-    and of its gradient as AdamW takes it, 0 where it has none."""
+    and of its gradient as the optimizer takes it, 0 where it has none."""
 
     kept: int
     gradient: int

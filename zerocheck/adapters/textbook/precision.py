@@ -75,7 +75,7 @@ def cast_call(model: nn.Module, case: Case) -> Callable[..., torch.Tensor]:
 
 
 class WideGradient:
-    """Gradient of a shard in AdamW's dtype: the narrow one widened to fp32, while it is needed."""
+    """Gradient of a shard in the optimizer's dtype: the narrow one in fp32, while it is needed."""
 
     tensor: torch.Tensor
     """1-D, as many elements as the shard; the gradient itself where nothing is widened. Else its

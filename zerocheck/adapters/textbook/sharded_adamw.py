@@ -1,6 +1,6 @@
 """Partitioned optimizer state, shared by all stages (section 5.1 of the paper, `P_os`).
 
-Every rank runs AdamW over the pieces that it owns, and over nothing else.
+Every rank runs the optimizer, AdamW or SGD, over the pieces that it owns, and over nothing else.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 
 from ...case.schema import Case
-from ...contract import Shard, grouped
+from ...contract import Shard, grouped, torch_optimizer
 from ...contract.shard import Role
+from ...optimizers import STATES
 from .partition import Piece
 
-MOMENTS: tuple[Role, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+MOMENTS: tuple[Role, ...] = STATES
+"""Roles of the states that are partitioned, of every optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,10 @@ class OwnedPiece:
 
 
 class ShardedAdamW:
-    """torch.optim.AdamW over the pieces of one rank.
+    """torch's AdamW or SGD over the pieces of one rank, as the case asks.
 
-    AdamW is elementwise, so a slice of a parameter is updated as it would be inside of the whole.
-    Each slice has its own moments, which keeps the options of parameter groups exact where one
+    Both are elementwise, so a slice of a parameter is updated as it would be inside of the whole.
+    Each slice has its own states, which keeps the options of parameter groups exact where one
     shard holds pieces of several groups.
     """
 
@@ -54,10 +56,10 @@ class ShardedAdamW:
         for one in self.owned:
             one.parameter.grad = one.gradient if one.trains else None
         named = [(one.piece.name, one.parameter) for one in self.owned]
-        self.optimizer = torch.optim.AdamW(grouped(case, named))
+        self.optimizer = torch_optimizer(case)(grouped(case, named))
 
     def unfreeze(self, names: Collection[str]) -> None:
-        """Update these parameters from now on. AdamW skips those without a gradient."""
+        """Update these parameters from now on. The optimizer skips those without a gradient."""
         for one in self.owned:
             if one.piece.name in names:
                 one.parameter.grad = one.gradient
@@ -100,7 +102,7 @@ class ShardedAdamW:
         self.optimizer.step()
 
     def shards(self) -> Iterator[Shard]:
-        """Iterate over moments and step counts. There are none before the first step."""
+        """Iterate over states and step counts. There are none before the first step."""
         for one in self.owned:
             piece = one.piece
             state = self.optimizer.state.get(one.parameter, {})
@@ -118,13 +120,14 @@ class ShardedAdamW:
                 yield Shard(piece.name, "gradient", one.gradient, piece.shape, piece.index)
 
     def restore(self, full: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Restore the owned slices of the whole moments, and the step counts."""
+        """Restore the owned slices of the whole states, and the step counts."""
         for one in self.owned:
             piece = one.piece
             if not one.trains:
                 continue
             state = self.optimizer.state[one.parameter]
-            state["step"] = full[piece.name, "step"].clone()
+            if (piece.name, "step") in full:
+                state["step"] = full[piece.name, "step"].clone()
             for role in MOMENTS:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)

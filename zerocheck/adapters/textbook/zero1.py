@@ -2,7 +2,7 @@
 
     forward, backward   as on one device, with all parameters and all gradients
     reduce-scatter      each rank gets the mean gradient of its shard         P elements
-    AdamW               each rank updates its shard, with its share of state
+    optimizer           each rank updates its shard, with its share of state
     all-gather          each rank gets the updated shards of all others       P elements
 
 Plain data parallelism moves the same 2 P: its all-reduce is a reduce-scatter and an all-gather.

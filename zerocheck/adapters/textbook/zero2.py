@@ -2,7 +2,7 @@
 
     backward        when the last gradient of a bucket is ready, it is reduce-scattered while the
                     backward goes on, and its memory is freed                 P elements
-    AdamW           each rank updates its shard
+    optimizer       each rank updates its shard
     all-gather      each rank gets the updated shards of all others           P elements
 
 A rank keeps 1/W of the gradients, and for a moment the buckets that are being filled or reduced.

@@ -3,7 +3,7 @@
     forward     a unit is all-gathered before use and released after it       P elements
     backward    it is gathered again, last unit first                         P elements
                 its gradients are reduce-scattered when it is done            P elements
-    AdamW       each rank updates its shard; there is nothing to publish
+    optimizer   each rank updates its shard; there is nothing to publish
 
 While one unit computes, the next ones are gathered and the gradients of the last one are reduced.
 The root unit (whatever no other unit holds) stays gathered from the forward to the end of the

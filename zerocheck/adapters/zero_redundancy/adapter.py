@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from ...case.schema import Case
 from ...case.shapes import learning, parameter_dtypes
 from ...case.traits import reduced_precision
-from ...contract import Built, Loader, groups
+from ...contract import Built, Loader, groups, torch_optimizer
 from ...contract.checkpoint import other_states, take_over
 from ...contract.layout import Layout
 from ..ddp.adapter import Ddp, ddp
@@ -29,7 +29,7 @@ from .layout import dummies, shared_states
 
 
 class ZeroRedundancy(Ddp):
-    """DDP with ZeroRedundancyOptimizer over AdamW. A parameter is updated by one rank, which alone
+    """DDP with ZeroRedundancyOptimizer. A parameter is updated by one rank, which alone
     has its moments, and is broadcast to the others; it is never cut.
 
     `sharding.bucket_view` sets parameters_as_bucket_view. With `optimizer_first` the optimizer is
@@ -113,7 +113,7 @@ class ZeroRedundancy(Ddp):
 def _shared_out(model: nn.Module, case: Case, mesh: DeviceMesh) -> ZeroRedundancyOptimizer:
     return ZeroRedundancyOptimizer(
         groups(model, case),
-        optimizer_class=torch.optim.AdamW,
+        optimizer_class=torch_optimizer(case),
         process_group=mesh.get_group(),
         parameters_as_bucket_view=case.sharding.bucket_view,
     )

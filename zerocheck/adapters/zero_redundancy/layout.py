@@ -51,7 +51,7 @@ def dummies(account: Account, step: int, phase: Phase) -> int:
 
 
 def shared_states(rank: int) -> Callable[[Account, int, Phase], int]:
-    """Return a function of the bytes of AdamW's state of the parameters assigned to a rank."""
+    """Return a function of the bytes of the states of the parameters assigned to a rank."""
 
     def states(account: Account, step: int, phase: Phase) -> int:
         names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))

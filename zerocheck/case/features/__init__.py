@@ -11,15 +11,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from itertools import chain
 
 from ...errors import unknown
-from ..schema import Case, TrainingSegment
+from ..schema import Case, Optimizer, OptimizerKind, TrainingSegment
 from .model import MODEL, OF_PARAMETERS
 from .resume import DISTURBANCE, RESUME
 from .row import Feature, Present
 from .sharding import SHARDING
-from .training import DATA, OPTIMIZER, START, TRAINING
+from .training import DATA, OF_OPTIMIZERS, OPTIMIZER, START, TRAINING
 from .world import WORLD
 
 FEATURES: dict[str, Feature] = {
@@ -84,8 +85,11 @@ def feature(name: str) -> Feature:
     return FEATURES[name]
 
 
-_PLAIN = frozenset(features(Case()))
-_PLAIN_RESUMED = frozenset(features(Case(resume=(TrainingSegment(),))))
+@cache
+def _plain(kind: OptimizerKind, *, resumed: bool) -> frozenset[str]:
+    """Return the features of the default case with this optimizer."""
+    resume = (TrainingSegment(),) if resumed else ()
+    return frozenset(features(Case(optimizer=Optimizer(kind=kind), resume=resume)))
 
 
 def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
@@ -94,7 +98,7 @@ def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
     ignored: features of options that the implementation does not obey. The default of a resumed
     case saves and loads on 2 ranks.
     """
-    plain = _PLAIN_RESUMED if case.resume else _PLAIN
+    plain = _plain(case.optimizer.kind, resumed=bool(case.resume))
     departs = (name for name in features(case) if name not in plain and name not in ignored)
     return frozenset((BASIC, *(FEATURES[name].dimension for name in departs)))
 
@@ -106,6 +110,7 @@ __all__ = [
     "FEATURES",
     "GROUPS",
     "IN_PAIRS",
+    "OF_OPTIMIZERS",
     "OF_PRECISION",
     "OF_RESUME",
     "OF_STEPS",

@@ -139,7 +139,7 @@ SHARDING = table(
     ),
     (
         "own-optimizer",
-        "AdamW made by DeepSpeed's configuration",
+        "optimizer made by DeepSpeed's configuration",
         lambda c: c.sharding.own_optimizer,
         "own_optimizer",
     ),

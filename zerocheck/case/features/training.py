@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..schema import Case
+from ..schema import Case, OptimizerKind
 from ..shapes import draws_random
 from .row import Present, table
 
@@ -55,14 +55,32 @@ OPTIMIZER = table(
     ("beta2-0.9999", "beta2 0.9999", _any_group("beta2", 0.9999)),
     ("beta2-0.95", "beta2 0.95", _any_group("beta2", 0.95)),
     ("amsgrad", "AMSGrad", lambda c: c.optimizer.amsgrad),
+    ("sgd", "SGD in place of AdamW", lambda c: c.optimizer.kind == "sgd"),
+    ("momentum", "SGD with momentum", lambda c: c.optimizer.momentum > 0),
+    ("nesterov", "SGD in the form of Nesterov", lambda c: c.optimizer.nesterov),
     ("maximize", "maximize", lambda c: c.optimizer.maximize),
     ("schedule-warmup", "warm-up schedule", lambda c: c.optimizer.schedule == "warmup"),
     ("schedule-cosine", "cosine schedule", lambda c: c.optimizer.schedule == "cosine"),
-    ("kernel-foreach", "foreach AdamW", lambda c: c.optimizer.kernel == "foreach"),
-    ("kernel-for-loop", "for-loop AdamW", lambda c: c.optimizer.kernel == "for-loop"),
-    ("kernel-fused", "fused AdamW", lambda c: c.optimizer.kernel == "fused"),
+    (
+        "kernel-foreach",
+        "foreach kernel of the optimizer",
+        lambda c: c.optimizer.kernel == "foreach",
+    ),
+    (
+        "kernel-for-loop",
+        "for-loop kernel of the optimizer",
+        lambda c: c.optimizer.kernel == "for-loop",
+    ),
+    ("kernel-fused", "fused kernel of the optimizer", lambda c: c.optimizer.kernel == "fused"),
     dimension="optimizer",
 )
+
+
+OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
+    "adamw": ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "amsgrad"),
+    "sgd": ("sgd", "momentum", "nesterov"),
+}
+"""Features that only cases with this optimizer have."""
 
 
 START = table(

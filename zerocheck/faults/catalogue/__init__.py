@@ -14,6 +14,7 @@
 - `precision.py`: faults that only mixed precision shows
 - `races.py`: faults that show sometimes: their effect depends on timing
 - `replicas.py`: faults that only a mesh of two axes shows
+- `sgd.py`: faults that only SGD has, or shows
 - `states.py`: faults in the update and in ownership: optimizer, copies, shards, dtypes
 - `tensor_parallel.py`: faults that only tensor parallelism shows
 """
@@ -34,6 +35,7 @@ from .omissions import LEFT_OUT, RESTORING
 from .precision import PRECISION
 from .races import RACES
 from .replicas import REPLICAS
+from .sgd import MOMENTUM_OF_CHECKPOINTS, SGD
 from .states import DTYPES, OWNERSHIP, PUBLISHING, UPDATE
 from .tensor_parallel import TENSOR_PARALLEL
 
@@ -42,9 +44,10 @@ __all__ = ["FAULTS", "NAMED_FAULTS", "OF_EXTRAS", "Fault", "injected_into"]
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *PUBLISHING, *OWNERSHIP,
+        *GRADIENT, *ACCUMULATION, *SCALING, *CLIPPING, *UPDATE, *SGD, *PUBLISHING, *OWNERSHIP,
         *FORWARDS, *BUFFERS, *DTYPES, *BROKEN, *LEFT_OUT, *RESTORING, *RACES,
-        *CHECKPOINTS, *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *REPLICAS,
+        *CHECKPOINTS, *MOMENTUM_OF_CHECKPOINTS,
+        *EXPORTS, *FILES, *MEMORY, *COMMUNICATION, *HOSTS, *REPLICAS,
         *PRECISION, *OFFLOADING, *COMPILING, *TENSOR_PARALLEL, *INJECTED,
     )
 }  # fmt: skip

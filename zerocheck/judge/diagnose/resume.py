@@ -16,7 +16,7 @@ from ...case.schema import Case
 from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.scramble import scramble
-from ...optimizers import STATES
+from ...optimizers import STATES, optimizer_of
 from ..compare import different_bits
 from ..layout import ParameterLayout, ParameterPlace
 from ..state import State
@@ -26,7 +26,7 @@ SENTENCES = {
     "is 0",
     bugs.NOT_LOADED: "it is what the model had before the load",
     bugs.MOMENTS_LOST: "it is 0",
-    bugs.OPTIMIZER_STATE_LOST: "exp_avg, exp_avg_sq and the step count are 0",
+    bugs.OPTIMIZER_STATE_LOST: "the optimizer's states and step count are 0",
     bugs.STATE_OF_AN_EARLIER_STEP: "it is that of an earlier step",
     bugs.STATE_OF_A_LATER_STEP: "it is that of a later step, taken while the checkpoint was "
     "written",
@@ -80,8 +80,9 @@ def causes(wrong: Sequence[Wrong], steps: Steps, known: ResumeEvidence) -> tuple
     by_step = list(of_steps(steps, known))
     lost: list[str] = []
     gone = bugs.STEP_COUNT_LOST in by_step and all(bugs.MOMENTS_LOST in one for one in by_role)
-    shown = {role for role in STATES[:2] if bool((known.state.moment(role) != 0).any())}
-    if gone and shown <= {one.role for one in wrong}:
+    optimizer = optimizer_of(known.case.optimizer)
+    shown = {role for role in optimizer.hidden if bool((known.state.moment(role) != 0).any())}
+    if optimizer.counts_steps and gone and shown <= {one.role for one in wrong}:
         lost = [bugs.OPTIMIZER_STATE_LOST]
     if steps and wrong:
         # A step count says in its own words what the tensors say in theirs.
@@ -180,15 +181,9 @@ def _candidates(
     for number, other in others.items():
         name = bugs.STATE_OF_AN_EARLIER_STEP if number < step else bugs.STATE_OF_A_LATER_STEP
         found.append((name, lambda other=other: of(other)))  # type: ignore[misc]
-    if role == "exp_avg":
-        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg_sq")))
-    if role == "exp_avg_sq":
-        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg")))
-    if role in STATES[:2] and "max_exp_avg_sq" in state.moments:
-        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("max_exp_avg_sq")))
-    if role == "max_exp_avg_sq":
-        found.append((bugs.MOMENTS_SWAPPED, lambda: state.moment("exp_avg")))
-        found.append((bugs.MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ, lambda: state.moment("exp_avg_sq")))
+    for name, taken in optimizer_of(case.optimizer).swaps(role):
+        if taken in state.moments:
+            found.append((name, lambda taken=taken: state.moment(taken)))  # type: ignore[misc]
     found.append((bugs.ROUNDED_TO_BF16, lambda: saved.to(torch.bfloat16).to(saved.dtype)))
     found.append((bugs.REPLICAS_SUMMED, lambda: saved * case.world_size))
     return found

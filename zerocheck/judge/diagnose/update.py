@@ -22,12 +22,25 @@ SENTENCES = {
     bugs.WEIGHT_DECAY_AFTER_THE_UPDATE: "weight decay came after the update and not before it",
     bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS: "weight decay was applied to parameters that the "
     "case excludes from it",
+    bugs.DECOUPLED_INSTEAD_OF_L2: "weight decay shrank the parameter (decoupled), and is not in "
+    "the momentum buffer",
+    bugs.GRADIENT_DAMPENED: "the gradient entered the momentum buffer times 1 - momentum "
+    "(dampening)",
+    bugs.LEARNING_RATE_IN_THE_MOMENTUM: "the gradient entered the momentum buffer times the "
+    "learning rate",
+    bugs.NESTEROV_LEFT_OUT: "Nesterov's form was left out",
+    bugs.NESTEROV_ADDED: "Nesterov's form was used, which the case does not ask for",
+    bugs.MOMENTUM_LEFT_OUT: "the parameter moved along the gradient, and not along the momentum "
+    "buffer",
     bugs.EPS_INSIDE_THE_ROOT: "eps was added inside of the square root",
     bugs.EPS_BEFORE_THE_BIAS_CORRECTION: "eps was added before the bias correction",
     bugs.BETAS_SWAPPED: "beta1 and beta2 were exchanged",
     bugs.OPTIONS_OF_ANOTHER_GROUP: "the options of another parameter group were used",
     bugs.LEARNING_RATE_OF_ANOTHER_STEP: "the learning rate of another step was used",
     bugs.GRADIENT_BEFORE_CLIPPING: "{optimizer} was given the gradient from before clipping",
+    bugs.GRADIENT_TIMES_W: "{optimizer} was given the gradient times the number of ranks",
+    bugs.GRADIENT_OVER_W: "{optimizer} was given the gradient divided by the number of ranks",
+    bugs.LOCAL_GRADIENT_ONLY: "{optimizer} was given the local gradient of one rank",
     bugs.GRADIENT_OF_THE_PREVIOUS_STEP: "{optimizer} was given the gradient of the step before",
     bugs.NO_BIAS_CORRECTION: "the bias corrections were left out",
     bugs.MOMENTS_RESET: "the moments of the step before were lost",

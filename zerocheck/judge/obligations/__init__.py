@@ -15,7 +15,7 @@ checkpoint, all but `export` are in resume.py and load_attempts.py of the judge.
 - `persistent.py`: each rank holds the predicted bytes, and every byte is attributed to an owner
 - `publish.py`: every rank's next forward uses the updated parameters
 - `release.py`: nothing grows from step to step, and nothing remains after close()
-- `update.py`: AdamW's next state lies in its enclosure, and a step is skipped only if it must be
+- `update.py`: the next state lies in its enclosure, and a step is skipped only if it must be
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _exists(step: int, name: str, ranks: tuple[int, ...], text: str, cause: str)
 
 
 def _check_step(step: StepContext) -> Iterator[Checked]:
-    """Judge the reduced gradient; where it was not exposed, what is recovered from exp_avg."""
+    """Judge the reduced gradient; where it was not exposed, what is recovered from states."""
     held = step.reduced
     if not step.forward_holds:
         return  # the forward was another one, so its gradient is too: one bug, one finding

@@ -19,6 +19,7 @@ from ... import causes as bugs
 from ...case.schema import Case
 from ...case.shapes import learning, parameter_bytes
 from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
+from ...optimizers import states_of
 from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from ...protocol.verdicts import Violation, together
 from ..obligation import Checked, Measurements, ObligationCheck
@@ -223,8 +224,8 @@ def _causes(
     if surplus < 0:
         yield bugs.HELD_BY_NOBODY
         return
-    moments = 2 + case.optimizer.amsgrad
-    if category == "optimizer" and expected < moments * learns <= observed:
+    states = len(states_of(case.optimizer))
+    if category == "optimizer" and expected < states * learns <= observed:
         yield bugs.OPTIMIZER_STATE_REPLICATED
     if category == "gradient" and surplus >= learns > 0:
         yield bugs.WHOLE_GRADIENTS_KEPT

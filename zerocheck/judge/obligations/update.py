@@ -1,4 +1,4 @@
-"""Obligation: AdamW's next state lies in its enclosure, and a step is skipped only if it must be.
+"""Obligation: the next state lies in its enclosure, and a step is skipped only if it must be.
 
 See update.py and skip.py of the judge; hidden_states.py judges an optimizer that exposes none.
 """
@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import torch
 
+from ... import causes as bugs
 from ...contract.groups import learning_rates
 from ..assemble import RoleState
 from ..context import StepContext
+from ..hidden_states import wrong_gradients
 from ..obligation import Checked, ObligationCheck
 from ..update import Update
 
@@ -47,8 +49,21 @@ def _judged(
         [place.name in applied.present for place in step.layout.places],
         None if unclipped is None or unclipped is applied else unclipped.whole,
         lambda: step.previous("clipped"),
+        lambda: _others(step, applied),
     )
     return Checked(*step.judged.updates.check(update, step=step.index))
+
+
+def _others(step: StepContext, applied: RoleState) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over (cause, gradient) of an optimizer that is given another than the others see."""
+    ranks = step.case.readers
+    if ranks > 1:
+        yield bugs.GRADIENT_TIMES_W, applied.whole * ranks
+        yield bugs.GRADIENT_OVER_W, applied.whole / ranks
+    if step.forward_holds:
+        for name, gradient in wrong_gradients(step.replay(), step.semantics):
+            if name == bugs.LOCAL_GRADIENT_ONLY:
+                yield name, gradient
 
 
 UPDATE = ObligationCheck("update", _check_step, frozenset({"state"}))

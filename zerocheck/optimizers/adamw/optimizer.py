@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...case.schema import Group, Optimizer
+from zerocheck_reference import AdamWOptions, AdamWState
+
+from ... import causes as bugs
+from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
-from ..specification import Interval, Reading, Segment, StateRole, UpdateElements
+from ..specification import (
+    Interval,
+    OptimizerTrial,
+    OptionFields,
+    Reading,
+    Segment,
+    StateRole,
+    UpdateElements,
+)
 from . import bounds, ranges
 from . import variants as known
 from .bounds import Scalars
@@ -20,14 +31,40 @@ STATES: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 class AdamW:
     """AdamW with decoupled weight decay; amsgrad and maximize are options."""
 
+    kind: OptimizerKind = "adamw"
     name = "AdamW"
+    torch_class = torch.optim.AdamW
+    lookalikes = (torch.optim.Adam,)
+    trial = OptimizerTrial(
+        {
+            "lr": 2.0**-6,
+            "betas": (0.875, 0.9375),
+            "eps": 2.0**-20,
+            "weight_decay": 2.0**-3,
+        },
+        STATES[:2],
+    )
     states = STATES
     hidden = STATES[:2]
+    counts_steps = True
     readings: tuple[Reading, ...] = ("double", "single rate", "single")
+    fields = OptionFields(("lr", "beta1", "beta2", "eps", "weight_decay"), ("amsgrad", "maximize"))
 
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
         """Return the moments, with their maximum where amsgrad asks for it."""
         return STATES if options.amsgrad else STATES[:2]
+
+    def swaps(self, role: str) -> Sequence[tuple[str, str]]:
+        """Return the other moments; the maximum may be exp_avg_sq too."""
+        swapped = bugs.MOMENTS_SWAPPED
+        return {
+            "exp_avg": ((swapped, "exp_avg_sq"), (swapped, "max_exp_avg_sq")),
+            "exp_avg_sq": ((swapped, "exp_avg"), (swapped, "max_exp_avg_sq")),
+            "max_exp_avg_sq": (
+                (swapped, "exp_avg"),
+                (bugs.MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ, "exp_avg_sq"),
+            ),
+        }.get(role, ())
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch.optim.AdamW."""
@@ -41,6 +78,21 @@ class AdamW:
             "foreach": options.kernel == "foreach",
             "fused": options.kernel == "fused",
         }
+
+    def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a case that a parameter group of torch.optim.AdamW has."""
+        names = ("lr", "eps", "weight_decay", "amsgrad", "maximize")
+        given = {name: group[name] for name in names if name in group}
+        if "betas" in group:
+            given["beta1"], given["beta2"] = group["betas"]
+        return given
+
+    def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+        """Say that weight decay is added to the gradient, as Adam does."""
+        decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
+        if not group["weight_decay"] or decoupled:
+            return ""
+        return f"adds its weight decay of {group['weight_decay']:g} to the gradient"
 
     def drawn(
         self,
@@ -127,11 +179,37 @@ class AdamW:
         return ranges.parameter_after(parameter, low, high, scalars)
 
     def hidden_after(
-        self, hidden: Mapping[str, Interval], gradient: Interval, scalars: Scalars
+        self,
+        parameter: torch.Tensor,
+        hidden: Mapping[str, Interval],
+        gradient: Interval,
+        scalars: Scalars,
     ) -> dict[str, Interval]:
         """Enclose the moments after a step."""
         first, second = ranges.moments_after(_box(hidden, gradient), scalars)
         return {"exp_avg": Interval(*first), "exp_avg_sq": Interval(*second)}
+
+    def reference_options(self, group: Group, options: Optimizer) -> AdamWOptions:
+        """Return the options of a group for the trainer of the reference."""
+        return AdamWOptions(
+            lr=group.lr,
+            beta1=group.beta1,
+            beta2=group.beta2,
+            eps=group.eps,
+            weight_decay=group.weight_decay,
+            amsgrad=options.amsgrad,
+            maximize=options.maximize,
+        )
+
+    def reference_state(self, held: Mapping[str, torch.Tensor]) -> AdamWState:
+        """Return the state of the reference for one parameter."""
+        return AdamWState(
+            parameter=held["parameter"],
+            exp_avg=held["exp_avg"],
+            exp_avg_sq=held["exp_avg_sq"],
+            step=int(held["step"]),
+            max_exp_avg_sq=held.get("max_exp_avg_sq"),
+        )
 
 
 def _box(hidden: Mapping[str, Interval], gradient: Interval) -> ranges.Box:

@@ -56,7 +56,7 @@ def need(case: Case) -> Need:
     # Without a launcher all ranks are here, whatever hosts the case names.
     here = counts(case.hosts, case.world_size)[0] if has_launcher() else case.world_size
     built = MODEL + (STATE if case.start.step else 0)
-    states = 3 + case.optimizer.amsgrad
+    states = 3 + case.optimizer.amsgrad  # with the parameter; no optimizer has more
     observed = 4 * (training.steps + 1) * states
     observed += 4 * (training.steps + 1 + training.steps * (training.clip is not None))
     ranks = here * built + SHARDED * here // case.world_size

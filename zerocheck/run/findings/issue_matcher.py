@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ...case.features import features
+from ...case.schema import Optimizer
 from ...case.segments import segments_of
 from ...catalogue import family
 from ...protocol.verdicts import EQUIVALENCE, RESUME, Status, Violation
@@ -59,7 +60,7 @@ class KnownIssueMatcher:
         """Return the plan without cases of known hangs, and with the issues' own cases.
 
         An own case is left away if the run was asked for other world sizes or features, or for
-        another model.
+        another model or optimizer.
         """
         left_out: Counter[tuple[str, KnownIssue]] = Counter()
         kept = []
@@ -74,6 +75,7 @@ class KnownIssueMatcher:
             if (
                 case is not None
                 and (case.model.user.factory if case.model.user else None) == self._options.model
+                and case.optimizer.kind == (self._options.optimizer or Optimizer().kind)
                 and issue.implementation in self._options.implementations
                 and {segment.world_size for segment in segments_of(case)}
                 <= set(self._options.world_sizes)

@@ -43,6 +43,7 @@ _BROKEN = ("crashed", "hung")
 ROLES = frozenset(
     (
         *("parameter", "master", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"),
+        "momentum_buffer",
         *("buffer", "padding", "norm", "loss", "loss_scale", "checkpoint", "data", "rng"),
         *("optimizer", "bucket", "gathered", "activation", "other", "unexplained"),
         *("working", "gathering", "reducing"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...case import engine_options
 from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...case.schema import Mesh
+from ...errors import UsageError
 from ...protocol.replies import Description
 from .draws import mapping, two_axes_asked
 from .options import RunOptions
@@ -20,6 +23,8 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     unknown = engine_options.plain(described.options)
     if unknown:
         fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
+    if options.optimizer is not None:
+        fixed["optimizer"] = _optimizer(options.optimizer, mapping(fixed.get("optimizer")))
     if options.hosts is not None:
         fixed["hosts"] = options.hosts
     if "compile-inductor" in options.features:  # it is not drawn: see COMPILES
@@ -45,6 +50,19 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         if without:
             fixed["training"] = {**without, **mapping(fixed.get("training"))}
     return fixed
+
+
+def _optimizer(asked: str, own: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of `optimizer` that an implementation fixes, with the kind asked for.
+
+    Raises UsageError if it fixes another.
+    """
+    if own.get("kind", asked) != asked:
+        raise UsageError(
+            f"--optimizer {asked}: an implementation has {own['kind']} (fixed optimizer.kind); "
+            "leave one of the two out"
+        )
+    return {**own, "kind": asked}
 
 
 def meshes_of(options: RunOptions, described: Description) -> list[Mesh]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ...case.features import FEATURES
-from ...case.schema import MAX_WORLD_SIZE
+from ...case.schema import MAX_WORLD_SIZE, OptimizerKind
 from ...catalogue import BUILT_IN, check_factory, check_spelling
 from ...devices import CPU, check_device
 from ...errors import UsageError, did_you_mean, unknown
@@ -24,6 +24,8 @@ Ranks = Literal["processes", "torchrun"]
 RANKS: tuple[Ranks, ...] = get_args(Ranks)
 BACKENDS = ("gloo", "nccl")
 SEED_LIMIT = 1 << 62
+
+OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
 
 OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {
     "equivalence": EQUIVALENCE,
@@ -40,11 +42,12 @@ class RunOptions:
     implementations: built-in names, package.module:Name, path/to/file.py:Name or paths of DeepSpeed
     configs; world_sizes: numbers of ranks to draw from; max_cases: cases per implementation at
     most; features: only cases that have all of them; model: the user's own,
-    `path/to/file.py:factory`, in place of drawn ones; known_issues: files of known issues in
-    addition to ours, and "none" for not ours; shrink: look for the smallest case of each finding;
-    timeout: seconds that a collective of a launcher's ranks may take; device: cpu, cuda or cuda:N;
-    backend: of the process group on GPUs, gloo or nccl, None for what fits; hosts: of those ranks,
-    as in a case, None for any. Raises UsageError for values that cannot be used.
+    `path/to/file.py:factory`, in place of drawn ones; optimizer: of every case, None for the one
+    that an implementation fixes, else AdamW; known_issues: files of known issues in addition to
+    ours, and "none" for not ours; shrink: look for the smallest case of each finding; timeout:
+    seconds that a collective of a launcher's ranks may take; device: cpu, cuda or cuda:N; backend:
+    of the process group on GPUs, gloo or nccl, None for what fits; hosts: of those ranks, as in a
+    case, None for any. Raises UsageError for values that cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)
@@ -61,6 +64,7 @@ class RunOptions:
     known_issues: tuple[str, ...] = ()
     shrink: bool = True
     model: str | None = None
+    optimizer: str | None = None
     timeout: float = 60.0
     hosts: Hosts | None = None
     issues: tuple[KnownIssue, ...] = field(init=False, default=())
@@ -79,6 +83,8 @@ class RunOptions:
                     f"unknown feature {name!r}{did_you_mean(name, FEATURES)} "
                     "(`zerocheck list` shows all)"
                 )
+        if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         for obligation in self.obligations:
             if obligation not in OBLIGATIONS:
                 raise unknown("obligation", obligation, OBLIGATIONS)

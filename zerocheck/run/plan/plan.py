@@ -11,9 +11,9 @@ from itertools import zip_longest
 import msgspec
 
 from ...case.covering import Pairs, candidates
-from ...case.features import FEATURES, IN_PAIRS, OF_RESUME, OF_STEPS
+from ...case.features import FEATURES, IN_PAIRS, OF_OPTIMIZERS, OF_RESUME, OF_STEPS
 from ...case.resume import Harm, draw_resumed
-from ...case.schema import Case, Mesh
+from ...case.schema import Case, Mesh, Optimizer
 from ...case.segments import segments_of
 from ...errors import UsageError
 from ...protocol.replies import Description
@@ -187,7 +187,7 @@ class Plan:
         options, profile = self._options, PROFILES[self._options.profile]
         fixed = fixed_fields(options, described)
         meshes = meshes_of(options, described)
-        ignored = _ignored(described)
+        ignored = _ignored(described, fixed)
         found: list[Case] = []
         count = profile.cases
         if profile.covering:
@@ -232,12 +232,14 @@ def _model(described: Description) -> str:
     return str(user.get("factory", ""))
 
 
-def _ignored(described: Description) -> list[str]:
-    """Return the features of options that the implementation does not obey."""
-    if described.options is None:
-        return []
+def _ignored(described: Description, fixed: Mapping[str, object]) -> list[str]:
+    """Return the features of options that the implementation, or its optimizer, does not obey."""
+    kind = mapping(fixed.get("optimizer")).get("kind", Optimizer().kind)
+    others = {name for one, names in OF_OPTIMIZERS.items() if one != kind for name in names}
+    options = described.options
     return [
         name
         for name, feature in FEATURES.items()
-        if feature.field is not None and feature.field not in described.options
+        if name in others
+        or (options is not None and feature.field is not None and feature.field not in options)
     ]

@@ -153,6 +153,12 @@ SETTINGS: dict[str, Setting] = {
             "(checkpoints), memory (bytes and collectives), or single ones.",
         ),
         Setting(
+            name="optimizer",
+            kind="text",
+            default="adamw",
+            help="Optimizer of every case: adamw, or sgd (momentum, nesterov).",
+        ),
+        Setting(
             name="known_issues",
             kind="files",
             metavar="FILE",

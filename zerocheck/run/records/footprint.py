@@ -1,9 +1,10 @@
 """Memory and communication of the measured cases of an implementation, by world size.
 
 The formulas are those of the ZeRO paper, Rajbhandari et al. (arXiv 1910.02054), section 5: of one
-copy of parameters, gradients and optimizer states (16 Psi bytes, in fp32 with AdamW 4 + 4 + 8)
-stage 1 shards the last, stage 2 the last two, stage 3 all over N ranks. Section 7: a step sends
-2 Psi, in stage 3 it sends 3 Psi, which is for large N: a rank of a ring sends N - 1 of N parts.
+copy of parameters, gradients and optimizer states (in fp32 with AdamW 4 + 4 + 8 bytes Psi, with SGD
+4 + 4 + 4, without momentum 4 + 4) stage 1 shards the last, stage 2 the last two, stage 3 all over N
+ranks. Section 7: a step sends 2 Psi, in stage 3 it sends 3 Psi, which is for large N: a rank of a
+ring sends N - 1 of N parts.
 
 The paper ignores padding, step counts and buckets. In models of a few hundred elements they are a
 good part of the memory, and the ratio means little.

@@ -15,8 +15,8 @@ OF_TORCH = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreac
 PARAMS = (*OF_TORCH, *DROPPED, "torch_adam")
 
 OUT_OF_SCOPE = (
-    "zerocheck judges steps of AdamW; without `optimizer` in the config it is made outside of the "
-    "engine"
+    "zerocheck judges AdamW where the engine makes the optimizer; without `optimizer` in the "
+    "config it is made outside of the engine, and --optimizer says which it is"
 )
 
 
@@ -61,6 +61,7 @@ def adam_of(top: Section) -> Adam | None:
     if not params.flag("fp32_optimizer_states", True):
         raise params.refuse("fp32_optimizer_states", "moments are then in bf16", "true")
     fixed: dict[str, Any] = {
+        "kind": "adamw",
         "amsgrad": params.flag("amsgrad", False),
         "maximize": params.flag("maximize", False),
     }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ....case.schema import Case
 from ....compat import all_gather_single
 from ....contract import Implementation
+from ....optimizers import states_of
 from ..flat import ShardedBuffer
 from ..reduction import Replicas
-from ..sharded_adamw import MOMENTS, ShardedAdamW
+from ..sharded_adamw import ShardedAdamW
 
 Whole = dict[tuple[str, str], torch.Tensor]
 
@@ -21,6 +23,7 @@ Whole = dict[tuple[str, str], torch.Tensor]
 class Exporter(Implementation):
     """Base of sharders with `export`."""
 
+    case: Case
     model: nn.Module
     group: dist.ProcessGroup
     """The ranks over which the model is cut."""
@@ -44,7 +47,7 @@ class Exporter(Implementation):
         Buffers are those of rank 0. All tensors are copies, on the device of the shards.
         """
         whole: Whole = {}
-        counts = self.step_counts()
+        counts, stepped = self.step_counts(), self.stepped()
         for flat in self.flat_buffers():
             held = {piece.name: flat.shard[piece.inside] for piece in flat.pieces}
             whole.update(self.cut(flat, "parameter", self.gathered(flat, held)))
@@ -54,7 +57,7 @@ class Exporter(Implementation):
                     for key, tensor in self.cut(
                         flat, role, self.gathered(flat, self.owned_state(role))
                     ).items()
-                    if key[0] in counts
+                    if key[0] in stepped
                 )
         whole.update({(name, "step"): torch.tensor(count) for name, count in counts.items()})
         for name, parameter in self.replicated():
@@ -64,9 +67,8 @@ class Exporter(Implementation):
         return whole
 
     def roles(self) -> tuple[str, ...]:
-        """Return the roles of the moments that AdamW keeps here, the same on every rank."""
-        amsgrad = any(group["amsgrad"] for group in self.optimizer.optimizer.param_groups)
-        return MOMENTS if amsgrad else MOMENTS[:2]
+        """Return the roles of the states that the optimizer keeps, the same on every rank."""
+        return states_of(self.case.optimizer)
 
     def owned_state(self, role: str) -> dict[str, torch.Tensor]:
         """Return the owned ranges of one role, by name."""
@@ -78,11 +80,20 @@ class Exporter(Implementation):
         }
 
     def step_counts(self) -> dict[str, float]:
-        """Return the step count of every parameter that AdamW has stepped, from its owners."""
+        """Return the step count of every parameter that has one, from its owners."""
         mine = {name: float(step) for name, step in self.owned_state("step").items()}
-        counts: list[dict[str, float]] = [{} for _ in range(self.group.size())]
-        dist.all_gather_object(counts, mine, self.group)
-        return {name: count for of_rank in counts for name, count in of_rank.items()}
+        return self.of_all_owners(mine)
+
+    def stepped(self) -> Collection[str]:
+        """Return the names of the parameters that some rank has states of."""
+        mine = {name: 1.0 for role in self.roles() for name in self.owned_state(role)}
+        return self.of_all_owners(mine)
+
+    def of_all_owners(self, mine: Mapping[str, float]) -> dict[str, float]:
+        """Gather numbers by name from all ranks of the group."""
+        numbers: list[dict[str, float]] = [{} for _ in range(self.group.size())]
+        dist.all_gather_object(numbers, dict(mine), self.group)
+        return {name: number for of_rank in numbers for name, number in of_rank.items()}
 
     def gathered(self, flat: ShardedBuffer, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Gather the whole flat buffer, 1-D, from the ranks' parts; 0 where no rank holds any."""

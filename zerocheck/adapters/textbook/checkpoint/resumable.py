@@ -23,8 +23,7 @@ from .chunk import Chunk, whole
 from .directory import FoundCheckpoint, Writer
 from .export import Exporter
 from .training import (
-    OPTIONS,
-    AdamWOptions,
+    SavedOptions,
     SavedTraining,
     check_fits,
     decoded,
@@ -166,15 +165,16 @@ class Resumable(Exporter):
         self._unfreeze([name for name in frozen if training.tensors[name].trains])
 
     def make_room(self, saved: Collection[str]) -> None:
-        """Allocate AdamW's state of the owned pieces for the states in the checkpoint."""
+        """Allocate the optimizer's state of the owned pieces, for that in the checkpoint."""
         for one in self.optimizer.owned:
             roles = [role for role in MOMENTS if self.key(one.piece.name, role) in saved]
             if not roles:
                 continue
             state = self.optimizer.optimizer.state[one.parameter]
-            # As torch's AdamW has it: its fused kernel counts where the parameter is.
-            where = one.parameter.device if self.case.optimizer.kernel == "fused" else "cpu"
-            state["step"] = torch.zeros((), dtype=torch.float32, device=where)
+            if self.key(one.piece.name, "step") in saved:
+                # As torch has it: its fused kernels count where the parameter is.
+                where = one.parameter.device if self.case.optimizer.kernel == "fused" else "cpu"
+                state["step"] = torch.zeros((), dtype=torch.float32, device=where)
             for role in roles:
                 state[role] = torch.empty_like(one.parameter)
 
@@ -209,7 +209,7 @@ class Resumable(Exporter):
         if states:
             set_random_states(states)
 
-    def take_groups(self, saved: Collection[AdamWOptions]) -> None:
+    def take_groups(self, saved: Collection[SavedOptions]) -> None:
         """Restore the options of the groups, as torch's optimizers do. A schedule sets lr again."""
         groups = self.optimizer.optimizer.param_groups
         if len(saved) != len(groups):
@@ -217,7 +217,13 @@ class Resumable(Exporter):
                 f"the checkpoint has {len(saved)} parameter groups, the optimizer {len(groups)}"
             )
         for group, restored in zip(groups, saved, strict=True):
-            group.update({name: getattr(restored, name) for name in OPTIONS})
+            (own,) = options([group])
+            if own.keys() != restored.keys():
+                raise CheckpointError(
+                    "the checkpoint is of another optimizer: its options are "
+                    f"{', '.join(restored)}, and {', '.join(own)} here"
+                )
+            group.update(restored)
 
     # What lies where: written from there, and read into it.
 
@@ -232,7 +238,7 @@ class Resumable(Exporter):
                 yield self.chunk(piece, "parameter", flat.shard[piece.inside])
 
     def moment_chunks(self) -> Iterator[Chunk]:
-        """Return the owned ranges of the moments as chunks, if AdamW has any."""
+        """Return the owned ranges of the moments as chunks, if the optimizer has any."""
         for one in self.optimizer.owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             for role in MOMENTS:

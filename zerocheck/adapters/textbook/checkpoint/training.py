@@ -11,8 +11,8 @@ from torch import nn
 
 from ....errors import CheckpointError
 
-OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
-"""What torch's optimizers restore of a parameter group, and what makes its update."""
+OF_KERNELS = ("params", "foreach", "fused", "capturable", "differentiable")
+"""Entries of a parameter group that do not say what its update is."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,15 +23,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trains: bool
 
 
-class AdamWOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a parameter group of AdamW."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    amsgrad: bool
-    maximize: bool
+SavedOptions = dict[str, bool | float | tuple[float, ...]]
+"""Options of a parameter group, as the optimizer of torch names them."""
 
 
 class SavedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,7 +38,7 @@ class SavedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     format: Literal[1] = 1
     world_size: int
     tensors: dict[str, TensorSpec]
-    groups: list[AdamWOptions]
+    groups: list[SavedOptions]
     loss_scaler: dict[str, float] | None
     loader: dict[str, int]
 
@@ -58,9 +51,9 @@ def described(model: nn.Module) -> dict[str, TensorSpec]:
     }
 
 
-def options(groups: Iterable[dict[str, Any]]) -> list[AdamWOptions]:
+def options(groups: Iterable[dict[str, Any]]) -> list[SavedOptions]:
     """Return the options of a torch optimizer's groups."""
-    return [AdamWOptions(**{name: group[name] for name in OPTIONS}) for group in groups]
+    return [{n: value for n, value in group.items() if n not in OF_KERNELS} for group in groups]
 
 
 def decoded(data: bytes) -> SavedTraining:

@@ -1,0 +1,296 @@
+"""Faults in SGD itself, in its momentum, and in its inputs. AdamW hides some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.distributed as dist
+
+from ..adapters.ddp.adapter import Ddp
+from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.zero1 import Zero1
+from ..case.schema import Case
+from ..case.shapes import sometimes_used
+from ..contract import Loader, Step, StepReport
+from ..contract.implementation import Moment
+from .parts import WithOptimizer
+
+Options = dict[str, Any]
+
+PLAIN = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": False}}
+NESTEROV = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True}}
+
+
+class SGDInParts(ShardedAdamW):
+    """SGD written out, split into parts that a fault can replace."""
+
+    def step(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                with torch.no_grad():
+                    self.update(parameter, group)
+
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        """Take one step of one piece."""
+        assert p.grad is not None
+        d = self.decay(p, -p.grad if group["maximize"] else p.grad, group)
+        p.add_(self.direction(p, d, group), alpha=-group["lr"])
+
+    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
+        """Return the gradient with the decay in it."""
+        return gradient.add(p, alpha=group["weight_decay"])
+
+    def direction(self, p: torch.Tensor, d: torch.Tensor, group: Options) -> torch.Tensor:
+        """Update the buffer, which is made at the first step; return the direction of the step."""
+        state = self.optimizer.state[p]
+        buffer = state.get("momentum_buffer")
+        taken = self.taken_in(d, group)
+        if buffer is None:
+            buffer = state["momentum_buffer"] = taken.clone()
+        else:
+            buffer.mul_(group["momentum"]).add_(taken)
+        return self.along(d, buffer, group)
+
+    def taken_in(self, d: torch.Tensor, group: Options) -> torch.Tensor:
+        """Return what enters the buffer."""
+        return d
+
+    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
+        """Return the direction of the step, from the new buffer."""
+        return d.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+
+
+class _DecaysTwice(SGDInParts):
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        kept = p * (group["lr"] * group["weight_decay"])
+        super().update(p, group)
+        p.sub_(kept)
+
+
+class SgdDecayTwice(WithOptimizer):
+    """Weight decay is added to the gradient, and the trainer shrinks the parameter as well.
+
+    Flagged: weight decay twice.
+    """
+
+    fixed = PLAIN
+    kind = _DecaysTwice
+
+
+class _Decoupled(SGDInParts):
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        kept = p * (group["lr"] * group["weight_decay"])
+        super().update(p, {**group, "weight_decay": 0.0})
+        p.sub_(kept)
+
+
+class DecayDecoupled(WithOptimizer):
+    """Weight decay is that of AdamW: it does not enter the momentum.
+
+    Flagged: decoupled instead of L2.
+    """
+
+    fixed = PLAIN
+    kind = _Decoupled
+
+
+class _WithoutDecay(SGDInParts):
+    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
+        return gradient
+
+
+class SgdDecayMissing(WithOptimizer):
+    """There is no weight decay. Flagged: weight decay missing."""
+
+    fixed = PLAIN
+    kind = _WithoutDecay
+
+
+class _Plain(SGDInParts):
+    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
+        return buffer
+
+
+class NesterovDropped(WithOptimizer):
+    """The step is along the buffer, though the form is to be Nesterov's.
+
+    Flagged: nesterov left out.
+    """
+
+    fixed = NESTEROV
+    kind = _Plain
+
+
+class _Ahead(SGDInParts):
+    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
+        return d.add(buffer, alpha=group["momentum"])
+
+
+class NesterovUnasked(WithOptimizer):
+    """The step has Nesterov's form, which nobody asked for. Flagged: nesterov added."""
+
+    fixed = PLAIN
+    kind = _Ahead
+
+
+class _Dampens(SGDInParts):
+    def taken_in(self, d: torch.Tensor, group: Options) -> torch.Tensor:
+        return d.mul(1 - group["momentum"])
+
+
+class Dampening(WithOptimizer):
+    """The buffer is a moving average, as that of Adam. Flagged: gradient dampened."""
+
+    fixed = PLAIN
+    kind = _Dampens
+
+
+class _TakesRate(SGDInParts):
+    def taken_in(self, d: torch.Tensor, group: Options) -> torch.Tensor:
+        return d.mul(group["lr"])
+
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        assert p.grad is not None
+        d = self.decay(p, -p.grad if group["maximize"] else p.grad, group)
+        p.sub_(self.direction(p, d, group))
+
+
+class RateInTheMomentum(WithOptimizer):
+    """The learning rate is in the buffer, as in the papers: a schedule acts on later steps.
+
+    Flagged: learning rate in the momentum.
+    """
+
+    fixed = PLAIN
+    kind = _TakesRate
+
+
+class _IgnoresBuffer(SGDInParts):
+    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
+        return d
+
+
+class MomentumIgnored(WithOptimizer):
+    """The buffer is kept, and the step is along the gradient. Flagged: momentum left out."""
+
+    fixed = PLAIN
+    kind = _IgnoresBuffer
+
+
+class _Forgets(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        self.optimizer.state.clear()
+        super().step(rates)
+
+
+class MomentumForgotten(WithOptimizer):
+    """The buffer is keyed by a tensor that each step replaces. Flagged: moments reset."""
+
+    fixed = PLAIN
+    kind = _Forgets
+
+
+class _TakesSum(ShardedAdamW):
+    def step(self, rates: Sequence[float]) -> None:
+        for one in self.owned:
+            one.gradient.mul_(self.group.size())
+        super().step(rates)
+
+
+class SumForTheOptimizer(WithOptimizer):
+    """The mean is logged and clipped, and the optimizer is given the sum.
+
+    AdamW would hide it in its square root. Flagged: gradient x W.
+    """
+
+    fixed = PLAIN
+    kind = _TakesSum
+
+
+class MomentumOfLocalGradients(Ddp):
+    """Each rank keeps momentum of its own gradients, and parameters are averaged afterwards.
+
+    Flagged: local gradient only.
+    """
+
+    fixed: ClassVar = {
+        **PLAIN,
+        "training": {"clip": None, "loss_scale": None, "overflow": None, "compile": "none"},
+        "precision": {"compute": "fp32", "reduce": "fp32"},
+    }
+    handles = ()
+
+    @classmethod
+    def supports(cls, case: Case) -> str | None:
+        """Return the reason to reject this case, or None."""
+        if sometimes_used(case.model) or len(case.mesh) > 1:
+            return "gradients are averaged parameter by parameter, over all ranks"
+        return super().supports(case)
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        model: Any = self.built.model
+        return cast(AbstractContextManager[Any], model.no_sync())
+
+    def train_step(self, step: Step) -> StepReport:
+        def reached(moment: Moment) -> None:
+            self.local = [None if p.grad is None else p.grad.clone() for p in self.parameters()]
+            for p in self.parameters():
+                if p.grad is not None:
+                    self.average(p.grad)
+            step.reached(moment)
+            for p, own in zip(self.parameters(), self.local, strict=True):
+                p.grad = own
+
+        report = super().train_step(replace(step, reached=reached))
+        for p in self.parameters():
+            self.average(p.data)
+        return report
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that train."""
+        return [p for p in self.built.model.parameters() if p.requires_grad]
+
+    def average(self, tensor: torch.Tensor) -> None:
+        """Average a tensor over the ranks."""
+        dist.all_reduce(tensor)
+        tensor.div_(dist.get_world_size())
+
+
+class MomentumLost(Zero1):
+    """The optimizer is made again after the load. Flagged: moments lost."""
+
+    fixed = PLAIN
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        self.optimizer.optimizer.state.clear()
+
+
+class MomentumOfAnotherParameter(Zero1):
+    """States are loaded by number, in another order than they were saved in.
+
+    Flagged: tensors exchanged.
+    """
+
+    fixed: ClassVar = {
+        **PLAIN,
+        "model": {"stem": "dense", "inputs": 4, "width": 4, "outputs": 4, "blocks": ()},
+    }
+
+    def key(self, name: str, role: str) -> str:
+        other = {"stem.weight": "head.weight", "head.weight": "stem.weight"}
+        loading = getattr(self, "loading", False)
+        by_number = loading and role == "momentum_buffer"
+        return super().key(other.get(name, name) if by_number else name, role)
+
+    def load(self, directory: str, loader: Loader) -> None:
+        self.loading = True
+        super().load(directory, loader)
+        self.loading = False

@@ -1,0 +1,138 @@
+"""Error bounds of a step of SGD.
+
+    d  = g + weight_decay p
+    b' = mu b + d            (d itself where there is no b yet: 0 in its place gives the same)
+    n  = d, or b' with momentum, or d + mu b' in the form of Nesterov
+    p' = p - lr n
+
+torch has three kernels (torch/optim/sgd.py), which compute these four lines in this order:
+
+- for-loop and foreach: `add(p, alpha=weight_decay)`, `mul_(mu)`, `add_(d, alpha=1)`,
+  `add(b', alpha=mu)`, `add_(n, alpha=-lr)`, one operation each. The first buffer is a copy of d.
+- fused: the same lines within one loop over the elements, where a product and its sum may be one
+  operation (fma), which rounds less often.
+
+Each reads weight_decay, mu and lr as fp32. Since there is no dampening, alpha=1 is exact. So the
+longest path is: scalar (u), product (u), sum (u, or h where the sum is stored). No constant here
+is tuned. Underflow adds eta for each product. A negated gradient is exact.
+
+In bf16 for-loop and foreach round once per operation, and read their scalars in bf16. So a product
+has U twice within the operation, and u for the scalar; a sum that is not stored has u. The fused
+kernel computes all in fp32, with the buffer as it was before it was rounded to be stored, which is
+off by up to h(b'). At most four roundings in u follow on one another before the last, so that the
+sum of them all, times (1 + u)^4, covers their products.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from zerocheck_reference import half_ulp
+
+from ...floating_point import FP32, Enclosure, Format, U, rounded
+
+
+class SGDScalars(NamedTuple):
+    """Hyperparameters of one step."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+
+
+class Direction(NamedTuple):
+    """Vector with the error that has accumulated in it, before it is rounded to be stored."""
+
+    exact: torch.Tensor
+    error: torch.Tensor
+
+
+def decayed(
+    p: torch.Tensor,
+    g: torch.Tensor,
+    s: SGDScalars,
+    g_error: torch.Tensor | float = 0.0,
+    format: Format = FP32,
+) -> Direction:
+    """g + weight_decay p, whose sum is not rounded yet."""
+    if s.weight_decay == 0:
+        return Direction(g, torch.zeros_like(g) + g_error)
+    term = s.weight_decay * p
+    error = product(term, format) + g_error
+    return Direction(g + term, error)
+
+
+def product(term: torch.Tensor, format: Format) -> torch.Tensor:
+    """Error of a scalar times a tensor within an operation, from the exact product."""
+    scalar = format.u if format.narrow else 0.0
+    return (2 * U + scalar) * term.abs() + format.eta
+
+
+def momentum_buffer(
+    p: torch.Tensor,
+    b: torch.Tensor,
+    g: torch.Tensor,
+    s: SGDScalars,
+    g_error: torch.Tensor | float = 0.0,
+    format: Format = FP32,
+) -> Enclosure:
+    """mu b + d. `mul_` rounds its product, which is an operation of its own.
+
+    Where there is no buffer yet, or 0 in it, the last rounding is that of d.
+    """
+    d = decayed(p, g, s, g_error, format)
+    kept = s.momentum * b
+    # In fp32 `product` counts the rounding of mul_; in bf16 that is one more u.
+    error = product(kept, format) + (format.u if format.narrow else 0.0) * kept.abs()
+    if s.weight_decay != 0:
+        error = error + format.u * (d.exact.abs() + d.error)
+    error = torch.where(b == 0, 0.0, error)
+    return rounded(kept + d.exact, grown(d.error + error, format), format)
+
+
+def parameter(
+    p: torch.Tensor,
+    b: torch.Tensor,
+    g: torch.Tensor,
+    s: SGDScalars,
+    g_error: torch.Tensor | float = 0.0,
+    format: Format = FP32,
+) -> Enclosure:
+    """p - lr n, from the *observed* new buffer b, which counts with momentum alone."""
+    n = direction(p, b, g, s, g_error, format)
+    update = s.lr * n.exact
+    error = product(update, format) + abs(s.lr) * n.error
+    return rounded(p - update, grown(error, format), format)
+
+
+def direction(
+    p: torch.Tensor,
+    b: torch.Tensor,
+    g: torch.Tensor,
+    s: SGDScalars,
+    g_error: torch.Tensor | float = 0.0,
+    format: Format = FP32,
+) -> Direction:
+    """n, with the roundings of all sums in it."""
+    # The fused kernel has the buffer from before it was stored.
+    stored = half_ulp(b, format.dtype) if format.narrow else torch.zeros_like(b)
+    if s.momentum != 0 and not s.nesterov:
+        return Direction(b, stored)
+    d = decayed(p, g, s, g_error, format)
+    error = d.error
+    if s.weight_decay != 0:
+        error = error + format.u * (d.exact.abs() + d.error)
+    if s.momentum == 0:
+        return Direction(d.exact, error)
+    ahead = s.momentum * b
+    exact = d.exact + ahead
+    error = error + product(ahead, format) + s.momentum * stored
+    return Direction(exact, error + format.u * (exact.abs() + error))
+
+
+def grown(error: torch.Tensor, format: Format) -> torch.Tensor:
+    """First-order sum of errors, with their products where those count; fp32: see `rounded`."""
+    return error * (1 + format.u) ** 4 if format.narrow else error

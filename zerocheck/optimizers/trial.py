@@ -1,0 +1,171 @@
+"""Test that an optimizer is the one of a case, run alone on one whole tensor before any step."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from msgspec.structs import replace
+
+from ..case.schema import Group, Optimizer, OptimizerKind
+from ..errors import UsageError
+from . import OPTIMIZERS, known_optimizer
+from .specification import OptimizerSpecification
+
+SHAPE = (64, 128)
+"""Shape of the tensor that is tried: large enough for libraries that quantize larger states
+only."""
+STEPS = 3
+CLOSE = 2.0**-10
+"""Largest error of an update, relative to the right one. Round-off gives less than 2^-18: a few
+units of 2^-24 of the update, and half an ulp of a parameter below 1/4 (2^-27) against a step of
+2^-6. Other optimizers, and the same with another term, are off by a tenth or more. It sorts; it is
+no verdict."""
+
+
+def template_of(
+    optimizer: torch.optim.Optimizer, keys: Mapping[str, str], wanted: OptimizerSpecification
+) -> dict[str, Any] | None:
+    """Return the state that the optimizer makes of one parameter.
+
+    None for classes of torch, whose state is known, and for a class that cannot be made from its
+    own defaults.
+
+    keys: as in `States`; wanted: the optimizer of the case. Adam is accepted for AdamW: L2 in place
+    of decoupled decay is a cause that the judge names. Raises UsageError for another optimizer.
+    """
+    kind = type(optimizer)
+    known = known_optimizer(optimizer)
+    if known is wanted:
+        return None
+    name = kind.__name__
+    if known is not None:
+        raise UsageError(
+            f"Built.optimizer is {name}, and the cases of this run have {wanted.name}: check it "
+            f"with --optimizer {known.kind}, or fix optimizer.kind to {known.kind!r}"
+        )
+    if f"{kind.__module__}.".startswith("torch.optim."):
+        raise UsageError(f"Built.optimizer is {name}; {others()}")
+    tried = _tried(cast(Any, kind), frozenset(optimizer.defaults), wanted.kind)
+    if tried is None:
+        return None
+    state, off, compiled = tried
+    check_state(state, name, keys, wanted)
+    if compiled:
+        raise UsageError(
+            f"Built.optimizer is {name}, whose step calls torch.compile: how its kernels round is "
+            "up to Inductor, so that there is no bound to judge it by; needed is one that is not "
+            "compiled"
+        )
+    if off > CLOSE:
+        raise UsageError(
+            f"Built.optimizer is {name}, which is not {wanted.name}: alone, on one tensor, its "
+            f"update after {STEPS} steps is off by {100 * off:.2g}% of {wanted.name}'s; {others()}"
+        )
+    return dict(state)
+
+
+def others() -> str:
+    """Say in words which optimizers are known, and how a run asks for them."""
+    known = " and ".join(f"{one.name} (--optimizer {kind})" for kind, one in OPTIMIZERS.items())
+    return f"zerocheck judges {known}"
+
+
+def check_state(
+    state: Mapping[str, Any], name: str, keys: Mapping[str, str], wanted: OptimizerSpecification
+) -> None:
+    """Raise UsageError for a state of an optimizer `name` that is not the wanted one's, in fp32."""
+    roles = wanted.trial.states
+    needed = [keys.get(role, role) for role in roles]
+    missing = [key for key in needed if not isinstance(state.get(key), torch.Tensor)]
+    if missing:
+        held = ", ".join(map(repr, state)) or "nothing"
+        named = ", ".join(f'"{role}": ...' for role in (*roles, *["step"] * wanted.counts_steps))
+        raise UsageError(
+            f"Built.optimizer is {name}, whose state has {held}, and no {' or '.join(missing)}; "
+            f"{others()}. If it is {wanted.name} by other names, say which: "
+            f"Built(..., roles={{{named}}})"
+        )
+    for key in needed:
+        tensor = state[key]
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or tensor.dtype not in (torch.float32, torch.bfloat16):
+            what = f"of dtype {tensor.dtype}" if plain else f"a {type(tensor).__name__}"
+            raise UsageError(
+                f"Built.optimizer is {name}, whose {key} is {what}: quantized states are not "
+                "supported; needed are states in torch.float32 or torch.bfloat16"
+            )
+
+
+@cache
+def _tried(
+    kind: type[torch.optim.Optimizer], defaults: frozenset[str], wanted: OptimizerKind
+) -> tuple[dict[str, Any], float, bool] | None:
+    """Try a few steps: (state, largest error of an update, True if it called torch.compile).
+
+    The error is relative to the update of the wanted optimizer. None if the class cannot be made or
+    fails alone.
+
+    defaults: names of the options of a group.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start = torch.empty(SHAPE).uniform_(-0.25, 0.25, generator=generator)
+    gradients = [torch.empty(SHAPE).normal_(generator=generator) for _ in range(STEPS)]
+    parameter = torch.nn.Parameter(start.clone())
+    known = inspect.signature(kind).parameters
+    trial = OPTIMIZERS[wanted].trial.options
+    options = {name: trial[name] for name in trial if name in known and name in defaults}
+    compiled: list[object] = []
+    with torch.enable_grad(), mock.patch.object(torch, "compile", partial(_uncompiled, compiled)):
+        try:
+            optimizer = kind([parameter], **options)
+            training = getattr(optimizer, "train", None)
+            if callable(training):  # as schedule-free ones want it
+                training()
+            for gradient in gradients:
+                parameter.grad = gradient.clone()
+                optimizer.step()
+            state = dict(optimizer.state[parameter])
+            group = optimizer.param_groups[0]
+        except Exception:
+            return None
+    return state, _off(start, gradients, parameter.detach(), group, wanted), bool(compiled)
+
+
+def _uncompiled(asked: list[object], function: Any = None, **options: Any) -> Any:
+    """Stand-in for torch.compile that records a call, and compiles nothing."""
+    asked.append(function)
+    return (lambda given: given) if function is None else function
+
+
+def _off(
+    start: torch.Tensor,
+    gradients: list[torch.Tensor],
+    after: torch.Tensor,
+    group: Mapping[str, Any],
+    wanted: OptimizerKind,
+) -> float:
+    """Largest error of the path from `start` to `after`, relative to the longest of the reference.
+
+    Infinite where an option of that name is something else than the wanted optimizer's.
+    """
+    one = OPTIMIZERS[wanted]
+    try:
+        given: dict[str, Any] = {"eps": 0.0, "weight_decay": 0.0, **one.read_group(group)}
+        of_group = replace(Group(), **{n: float(given[n]) for n in one.fields.group if n in given})
+        options = Optimizer(
+            kind=wanted, **{name: given[name] for name in one.fields.optimizer if name in given}
+        )
+        reference = one.reference_options(of_group, options)
+    except (TypeError, ValueError):
+        return math.inf
+    state = reference.initial(start.double())
+    for gradient in gradients:
+        state = reference.after(state, gradient.double())
+    way = (state.parameter - start).abs().max()
+    return float((after.double() - state.parameter).abs().max() / way)
