@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..case import engine_options
 from ..case.features import COMPILED, CUT, OF_PRECISION
+from ..case.options import plain
 from ..case.schema import Mesh
 from ..protocol.replies import Description
 from .draws import mapping, two_axes_asked
@@ -17,9 +17,8 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     They are those that it fixes, and the defaults of those that it cannot handle.
     """
     fixed: dict[str, object] = dict(described.fixed)
-    unknown = engine_options.plain(described.options)
-    if unknown:
-        fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
+    for section, fields in plain(described.options).items():
+        fixed[section] = {**fields, **mapping(fixed.get(section))}
     if options.hosts is not None:
         fixed["hosts"] = options.hosts
     if "compile-inductor" in options.features:  # it is not drawn: see COMPILES

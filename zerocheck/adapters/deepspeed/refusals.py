@@ -13,6 +13,7 @@ from ...case.shapes import (
 )
 from ...contract.groups import group_of
 from ..shared.limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
+from .options import options_of
 
 
 def refusal(case: Case, stage: int) -> str | None:
@@ -34,7 +35,7 @@ def refusal(case: Case, stage: int) -> str | None:
         if names:
             # reports/findings/deepspeed-broadcasts-bytes.md
             return f"DeepSpeed cannot broadcast a parameter that is {what}: {names[0]}"
-    if stage and not case.sharding.universal and _resized(case):
+    if stage and not options_of(case).universal and _resized(case):
         return (
             "DeepSpeed loads a checkpoint of ZeRO on as many ranks as wrote it; "
             "a universal one is made for others"
