@@ -14,7 +14,7 @@ from ..case.schema import Case
 from ..protocol.verdicts import Judgement, Obligation, Status, Violation
 from .timings import Pace
 
-JOURNAL_FORMAT = 1
+JOURNAL_FORMAT = 2
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ...case.option_set import OptionFeature, OptionSet, OptionValue
+
+if TYPE_CHECKING:
+    from ...case.schema import Case
 
 Elements = Annotated[int, Meta(ge=0, le=1 << 40)]
 ReadOutKind = Literal["functions", "state-dict", "zero-to-fp32"]
@@ -136,7 +139,7 @@ FEATURES = (
 OPTIONS = OptionSet(PREFIX, DeepSpeedOptions, DRAWN, FEATURES)
 
 
-def options_of(case: Any) -> DeepSpeedOptions:
+def options_of(case: Case) -> DeepSpeedOptions:
     """Return DeepSpeed's options of a case."""
     own: DeepSpeedOptions = OPTIONS.values(case.options)
     return own
