@@ -9,6 +9,7 @@ Imports no torch: the command line lists them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -60,6 +61,10 @@ _CONFIG_READER = "zerocheck.adapters.deepspeed.user_config"
 
 RANK_KINDS = {"without-elements": "zerocheck.adapters.deepspeed.idle_ranks:ranks_without_elements"}
 """Kinds of ranks in entries of known issues -> the function that finds them in a case."""
+
+
+_OPTIONS = ("zerocheck.adapters.deepspeed.options",)
+"""Modules that declare options of their adapter, as `OPTIONS`. They import no torch."""
 
 
 _INJECTED = {
@@ -140,6 +145,12 @@ def config_notes(names: Iterable[str]) -> Iterator[str]:
 
 def _reader() -> Any:
     return import_module(_CONFIG_READER)
+
+
+@cache
+def option_sets() -> tuple[Any, ...]:
+    """Return the options that adapters declare, an OptionSet each, in the order of their draws."""
+    return tuple(import_module(module).OPTIONS for module in _OPTIONS)
 
 
 def is_built_in(name: str) -> bool:

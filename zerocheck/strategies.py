@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from .case import engine_options
 from .case.capabilities import CAPABILITIES
 from .case.codec import merged_fields
 from .case.features import OF_RESUME
+from .case.options import drawn_values
 from .case.schema import Case
 from .case.space import Asking, CaseSpace
 from .errors import UsageError
@@ -80,7 +80,7 @@ def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseS
     if name:
         described, ask = _asked(name, options)
     else:
-        every = tuple(engine_options.DRAWN)
+        every = tuple(drawn_values())
         described, ask = (
             Description(options=every, restores=True, capabilities=CAPABILITIES),
             _supports_all,

@@ -78,10 +78,10 @@ def test_no_flipped_byte_raises_anything_else(data: st.DataObject) -> None:
         (b'{"mesh":[1e999]}', "c.json: not JSON: Number out of range"),
         (b"[" * 100_000, "c.json is nested too deeply to be a case"),
         (b"[1]", "c.json is not a case: it holds [1], needed is an object"),
-        (b'{"format":2}', "c.json has case format 2; this zerocheck knows format 1"),
-        (b'{"format":"1"}', 'c.json has case format "1"; this zerocheck knows format 1'),
-        (b'{"format":true}', "c.json has case format true; this zerocheck knows format 1"),
-        (b'{"format":2,"no":1}', "c.json has case format 2; this zerocheck knows format 1"),
+        (b'{"format":1}', "c.json has case format 1; this zerocheck knows format 2"),
+        (b'{"format":"1"}', 'c.json has case format "1"; this zerocheck knows format 2'),
+        (b'{"format":true}', "c.json has case format true; this zerocheck knows format 2"),
+        (b'{"format":1,"no":1}', "c.json has case format 1; this zerocheck knows format 2"),
         (
             b'{"data":{"lenght":3}}',
             "c.json: data has no field 'lenght'; did you mean 'length'? "

@@ -13,6 +13,7 @@ from zerocheck.case import covering
 from zerocheck.case.covering import ALONE, Pairs, candidates, cost, cover
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import FEATURES, OF_STEPS, ON_TWO_AXES, features
+from zerocheck.case.options import defaults
 from zerocheck.case.schema import Case, Model
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -149,7 +150,7 @@ def test_of_two_that_bring_the_same_the_cheaper_is_taken() -> None:
 
 def test_every_sharding_feature_names_its_field() -> None:
     """Otherwise it would count as exercised by an implementation that ignores the field."""
-    fields = Case().sharding.__struct_fields__
+    fields = (*Case().sharding.__struct_fields__, *defaults())
     for feature in FEATURES.values():
         if feature.dimension == "sharding":
             assert feature.field in fields, feature.name

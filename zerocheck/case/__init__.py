@@ -5,10 +5,11 @@
 - `codec.py`: conversion of cases to JSON and plain data, and back, with helpful errors
 - `covering.py`: covering arrays: few cases in which every pair of features occurs
 - `drawing.py`: drawing of cases by seed: the same ones everywhere, without Hypothesis
-- `engine_options.py`: options that only the implementations of one library have
 - `fitting.py`: removal of options that a case no longer supports after something was taken from it
 - `measurement.py`: cases whose memory and collectives can be measured, and from which step on
 - `optimizer_options.py`: options of optimizers other than AdamW
+- `option_set.py`: options that one adapter declares: their values, draws and features
+- `options.py`: options that only some implementations have, drawn by the seed of a case
 - `patterns.py`: patterns: fields that give a case the features asked for
 - `picker.py`: mechanism of making a choice, from any source; `choices.py` lists the choices
 - `precision.py`: drawing of a case's precision: by its seed, so that all other choices stay

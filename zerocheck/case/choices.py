@@ -16,8 +16,9 @@ from typing import Any, cast
 import msgspec
 
 from ..hosts import drawn as drawn_hosts
-from .engine_options import drawn as drawn_engine_options
 from .optimizer_options import with_options
+from .options import drawn as drawn_options
+from .options import placed
 from .picker import Picker, section
 from .precision import drawn as drawn_precision
 from .schema import (
@@ -88,6 +89,7 @@ class Choices(Picker):
             start=self.start(model),
             training=self.training(data, model, seed),
             sharding=self.sharding(seed, mesh),
+            options=self.options(seed, "options"),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
         case = with_options(case, self._fixed)
@@ -355,7 +357,7 @@ class Choices(Picker):
             ),
             device_mesh=self.field("sharding.device_mesh", lambda: seed % 5 != 3),
             export_offload=self.field("sharding.export_offload", lambda: seed % 7 == 4),
-            **self.engine_options(seed),
+            **self.options(seed, "sharding"),
         )
 
     def precision(self, case: Case) -> Precision:
@@ -366,10 +368,17 @@ class Choices(Picker):
             reduce=self._fixed.get("precision.reduce", drawn.reduce),
         )
 
-    def engine_options(self, seed: int) -> dict[str, Any]:
-        """Return the engine options, drawn by the seed and not chosen: see engine_options.py."""
-        drawn = drawn_engine_options(seed)
-        return {name: self._fixed.get(f"sharding.{name}", drawn[name]) for name in drawn}
+    def options(self, seed: int, section: str) -> dict[str, Any]:
+        """Return the options in a section of the case, drawn by the seed and not chosen.
+
+        See options.py.
+        """
+        drawn = drawn_options(seed)
+        return {
+            name: self._fixed.get(f"{section}.{name}", value)
+            for name, value in drawn.items()
+            if placed(name)[0] == section
+        }
 
 
 def _divisors(width: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from ..errors import UsageError, did_you_mean
+from .options import accepts, types
 from .schema import FORMAT, Case
 
 Path = tuple[str | int, ...]
@@ -61,9 +62,23 @@ def from_plain(raw: Any, *, source: str) -> Case:
             f"{source} has case format {_shown(version)}; this zerocheck knows format {FORMAT}"
         )
     try:
-        return msgspec.convert(raw, Case)
+        case = msgspec.convert(raw, Case)
     except msgspec.ValidationError as error:
         raise UsageError(f"{source}: {_in_words(str(error), raw)}") from None
+    _check_options(case.options, source)
+    return case
+
+
+def _check_options(given: Mapping[str, Any], source: str) -> None:
+    kinds = dict(types()) if given else {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise UsageError(
+                f"{source}: options has no field {name!r}{did_you_mean(name, kinds)} "
+                f"(fields: {', '.join(kinds)})"
+            )
+        if not accepts(name, value):
+            raise UsageError(f"{source}: {_refused(f'options.{name}', value, kinds[name])}")
 
 
 def to_plain(case: Case) -> dict[str, Any]:
@@ -123,7 +138,11 @@ def _in_words(message: str, raw: Any) -> str:
     if missing := _MISSING_FIELD.match(bare):
         inner = next(f.type for f in kind.fields if f.encode_name == missing["name"])
         return f"{where} lacks the field {missing['name']!r}, {_allowed(inner)}"
-    given = _value_at(raw, path)
+    return _refused(where, _value_at(raw, path), kind)
+
+
+def _refused(where: str, given: Any, kind: Any) -> str:
+    """Return the sentence on a value that its type does not allow."""
     hint = ""
     if isinstance(kind, inspect.LiteralType) and isinstance(given, str):
         hint = did_you_mean(given, [str(value) for value in kind.values])
@@ -190,6 +209,8 @@ def _allowed(kind: Any) -> str:
             return " or ".join(_allowed(part) for part in kind.types)
         case inspect.NoneType():
             return "null"
+        case inspect.DictType():
+            return "an object of integers, texts, true and false"
         case _:
             return "an object"
 

@@ -81,7 +81,9 @@ class CaseMaker:
         self._nested = msgspec.to_builtins(dict(fixed))
         self._fixed: dict[str, Any] = {}
         for section, fields in self._nested.items():
-            if isinstance(fields, dict):
+            if section == "options":
+                self._fixed |= {f"options.{name}": value for name, value in fields.items()}
+            elif isinstance(fields, dict):
                 part = getattr(base, section)
                 self._fixed |= {f"{section}.{name}": getattr(part, name) for name in fields}
             else:

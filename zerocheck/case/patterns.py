@@ -10,6 +10,7 @@ from typing import Any
 from .codec import to_plain
 from .drawing import CaseMaker, attempts
 from .features import features
+from .options import defaults
 from .reductions import differing, simpler
 from .schema import Case
 
@@ -65,7 +66,7 @@ def _fields(case: Case, paths: Collection[str]) -> dict[str, Any]:
     for path in paths:
         section, _, name = path.partition("[")[0].partition(".")
         if name:
-            fields.setdefault(section, {})[name] = plain[section][name]
+            fields.setdefault(section, {})[name] = plain[section].get(name, defaults().get(name))
         else:
             fields[section] = plain[section]
     return fields

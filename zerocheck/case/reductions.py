@@ -18,6 +18,7 @@ import msgspec
 from ..errors import UsageError
 from .codec import to_plain
 from .fitting import fit
+from .options import defaults
 from .schema import Block, BlockKind, Case, Group, Mesh, Model, Optimizer, TrainingSegment
 from .validity import check
 
@@ -46,6 +47,9 @@ COUNTS = {"steps": 1, "microbatches": 1, "step": 0}
 
 TRIED_COUNTS = 3
 """Of a count, the smallest values are tried, so many."""
+
+OPTIONS = "options."
+"""How the path of an adapter's option begins; its name follows."""
 
 _DEFAULT = Case()
 _PLAIN = Block(kind=SIMPLEST_KIND)
@@ -89,6 +93,9 @@ def left(case: Case, *, kept: Collection[str] = ()) -> list[tuple[str, Case]]:
 
 def value_at(case: Case, path: str) -> Any:
     """Return the value of a field, by a path such as `training.clip` or `model.blocks[0].kind`."""
+    if path.startswith(OPTIONS):
+        name = path.removeprefix(OPTIONS)
+        return case.options.get(name, defaults().get(name))
     value: Any = case
     for part in path.replace("]", "").replace("[", ".").split("."):
         value = value[int(part)] if part.isdigit() else getattr(value, part)
@@ -187,6 +194,8 @@ def _fewer_segments(case: Case) -> Iterator[Case]:
 
 def _section(case: Case, name: str) -> Iterator[Case]:
     default = getattr(_DEFAULT, name)
+    if name == "sharding":
+        case = _replace(case, options={})
     if name == "training":
         default = _replace(default, steps=case.training.steps)
     if name == "model":
@@ -269,6 +278,8 @@ def _paths(case: Case) -> Iterator[str]:
                     )
             else:
                 yield f"{section}.{name}"
+        if section == "sharding":
+            yield from (f"{OPTIONS}{name}" for name in defaults())
 
 
 def _field(case: Case, path: str) -> Iterator[Case]:
@@ -342,6 +353,8 @@ def _set(case: Case, path: str, value: Any) -> Case:
         return _replace(case, resume=tuple(segments))
     if path == "hosts":
         return _replace(case, hosts=value)
+    if path.startswith(OPTIONS):
+        return _replace(case, options={**case.options, path.removeprefix(OPTIONS): value})
     section, _, rest = path.partition(".")
     owner = getattr(case, section)
     listed, _, name = rest.rpartition("].")

@@ -6,18 +6,21 @@ case file from elsewhere is data and nothing else. Sizes are in elements, counts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-FORMAT: Final = 1
+from .option_set import OptionValues
+from .options import stored
+
+FORMAT: Final = 2
 """Version of the case format. A file of another version is refused, not guessed at."""
 
 MAX_WORLD_SIZE = 1024
 
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]
-Elements = Annotated[int, Meta(ge=0, le=1 << 40)]
 Small = Annotated[int, Meta(ge=1, le=256)]
 Fraction = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Meta(gt=0.0, le=1e30)]
@@ -47,13 +50,14 @@ UseKind = Literal["always", "sometimes", "never"]
 RngKind = Literal["seeded", "carried"]
 BackwardPrefetchKind = Literal["pre", "post", "none"]
 SyncKind = Literal["last", "each", "shards"]
-ReadOutKind = Literal["functions", "state-dict", "zero-to-fp32"]
 DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
 CompileKind = Literal["none", "eager", "aot_eager", "inductor"]
 OffloadKind = Literal["none", "pageable", "pinned"]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 UserPath = Annotated[str, Meta(min_length=1, max_length=512)]
+OptionText = Annotated[str, Meta(max_length=256)]
+Options = Annotated[Mapping[OptionText, bool | int | OptionText], Meta(max_length=64)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=64)]
 
 
@@ -304,27 +308,6 @@ class Sharding(_Data, frozen=True, kw_only=True):
     samples; it divides the number of ranks, on a mesh of one axis. The sums of a layer come in
     another order than on one device, so what it computes is held against bounds that are
     estimated."""
-    overlap_comm: bool = False
-    """DeepSpeed, as are all fields below: gradients are reduced while the backward goes on."""
-    contiguous_gradients: bool = True
-    """Gradients are copied into the bucket as they come."""
-    reduce_scatter: bool = True
-    """Gradients are reduced to the rank that needs them, where its code does so."""
-    round_robin_gradients: bool = False
-    """Stages 1 and 2: parameters are dealt out to the partitions in turns."""
-    prefetch_bucket: Elements = 1 << 20
-    """Stage 3: elements that are gathered ahead of use, at most."""
-    persistence_threshold: Elements = 0
-    """Stage 3: a parameter of at most so many elements stays gathered."""
-    max_live_parameters: Elements = 1 << 30
-    """Stage 3: elements that may be gathered at a time before any are released."""
-    own_optimizer: bool = False
-    """The optimizer is made by the engine, as its configuration says, and not handed to it."""
-    universal: bool = False
-    """A checkpoint is converted to a universal one before it is loaded."""
-    read_out: ReadOutKind = "functions"
-    """What the parameters that a checkpoint case exports are read by: the functions `safe_get_*`,
-    the state dict of the whole model, or `zero_to_fp32` on a checkpoint."""
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):
@@ -373,7 +356,7 @@ class Case(_Data, frozen=True, kw_only=True):
     every dropout mask.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     mesh: Mesh = (2,)
     hosts: Hosts = ()
     """Ranks on each host, in the order of ranks; the last number stands for all hosts after it, and
@@ -387,9 +370,16 @@ class Case(_Data, frozen=True, kw_only=True):
     training: Training = Training()
     precision: Precision = Precision()
     sharding: Sharding = Sharding()
+    options: Options = {}
+    """Options of single adapters that are not at their default, such as {"ADAPTER.OPTION": true};
+    other implementations ignore them."""
     disturbance: Disturbance = Disturbance()
     resume: Annotated[tuple[TrainingSegment, ...], Meta(max_length=4)] = ()
     """Segments after a checkpoint is saved at the end of `training`; each loads the one before."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, OptionValues):
+            msgspec.structs.force_setattr(self, "options", stored(self.options))
 
     @property
     def world_size(self) -> int:

@@ -184,7 +184,8 @@ class Implementation:
     is clipped, each with the reason. Reports say it, and the run does not fail for want of them."""
 
     options: ClassVar[tuple[str, ...] | None] = None
-    """Fields of `case.sharding` that it obeys, e.g. ("wrap",); None: it does not say. What it does
+    """Fields of `case.sharding` that it obeys, e.g. ("wrap",), and names of options of adapters in
+    `case.options`; None: it does not say. What it does
     not obey counts as ignored in the coverage, not as exercised."""
 
     hides: tuple[Hidden, ...] = ()

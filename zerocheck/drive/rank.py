@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..case.capabilities import CAPABILITIES, required
 from ..case.measurement import unmeasured
+from ..case.options import defaults
 from ..case.schema import Case, Sharding
 from ..case.traits import cuts
 from ..catalogue import INJECTED, PLANTING, apart
@@ -185,10 +186,10 @@ def _without(implementation: type[Implementation]) -> dict[str, str]:
 
 
 def _options(name: str, implementation: type[Implementation]) -> tuple[str, ...] | None:
-    """Return the sharding fields that it obeys. Raises UsageError for an unknown one."""
+    """Return the options that it obeys. Raises UsageError for an unknown one."""
     if implementation.options is None:
         return None
-    known = [field.name for field in msgspec.structs.fields(Sharding)]
+    known = [*(field.name for field in msgspec.structs.fields(Sharding)), *defaults()]
     for option in implementation.options:
         if option not in known:
             raise unknown(f"sharding field in {name}.options", str(option), known)

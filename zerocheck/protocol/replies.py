@@ -19,7 +19,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     without: dict[str, str] = {}
     """Obligations that no case of it can exercise, each with the reason."""
     options: tuple[str, ...] | None = None
-    """Fields of `case.sharding` that it obeys; None if it does not declare them."""
+    """Fields of `case.sharding` and names in `case.options` that it obeys; None if it does not
+    declare them."""
     restores: bool = False
     """True if it can start in mid-training."""
     resumes: bool = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import msgspec
 import pytest
 
+from zerocheck.adapters.deepspeed.options import stored_as
 from zerocheck.case.schema import Case, Sharding, Start, Training
 
 from ..cases import CASES
@@ -15,20 +17,26 @@ needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="the extra `deepspeed` is not installed; tox has it"
 )
 
-SMALL_BUCKETS = Sharding(bucket=16, prefetch_bucket=0, max_live_parameters=1)
-OVERLAPPED = Sharding(
-    bucket=64,
-    overlap_comm=True,
-    round_robin_gradients=True,
-    persistence_threshold=16,
-    own_optimizer=True,
+Options = dict[str, Any]
+SMALL_BUCKETS = Sharding(bucket=16), stored_as({"prefetch_bucket": 0, "max_live_parameters": 1})
+OVERLAPPED = (
+    Sharding(bucket=64),
+    stored_as(
+        {
+            "overlap_comm": True,
+            "round_robin_gradients": True,
+            "persistence_threshold": 16,
+            "own_optimizer": True,
+        }
+    ),
 )
-SCATTERED = Sharding(
-    bucket=40, contiguous_gradients=False, reduce_scatter=False, prefetch_bucket=64
+SCATTERED = (
+    Sharding(bucket=40),
+    stored_as({"contiguous_gradients": False, "reduce_scatter": False, "prefetch_bucket": 64}),
 )
-PLAIN = Sharding()
+PLAIN: tuple[Sharding, Options] = Sharding(), {}
 
-CHOSEN: dict[str, tuple[str, Sharding]] = {
+CHOSEN: dict[str, tuple[str, tuple[Sharding, Options]]] = {
     "groups": ("groups", SMALL_BUCKETS),
     "microbatches": ("microbatches", OVERLAPPED),
     "mixed": ("mixed", SCATTERED),
@@ -41,7 +49,7 @@ CHOSEN: dict[str, tuple[str, Sharding]] = {
     "one_wide": ("one_wide", OVERLAPPED),
     "clip_inactive": ("clip_inactive", SMALL_BUCKETS),
 }
-"""Name -> the case of that name in cases.py, and the sharding that it is run with."""
+"""Name -> the case of that name in cases.py, and the sharding and options that it is run with."""
 
 
 KEY = ("groups", "microbatches", "mixed", "tied", "unused", "restore")
@@ -50,8 +58,9 @@ KEY = ("groups", "microbatches", "mixed", "tied", "unused", "restore")
 
 def chosen(name: str, world_size: int) -> Case:
     """The case on so many ranks."""
-    case, sharding = CHOSEN[name]
-    return msgspec.structs.replace(CASES[case], mesh=(world_size,), sharding=sharding)
+    case, (sharding, options) = CHOSEN[name]
+    mesh = (world_size,)
+    return msgspec.structs.replace(CASES[case], mesh=mesh, sharding=sharding, options=options)
 
 
 EVERYTHING = Case(
@@ -60,6 +69,7 @@ EVERYTHING = Case(
     start=Start(step=255, moments="typical"),
     optimizer=CASES["groups"].optimizer,
     training=Training(steps=2, microbatches=3, clip=0.05),
-    sharding=OVERLAPPED,
+    sharding=OVERLAPPED[0],
+    options=OVERLAPPED[1],
 )
 """Groups, clipping, accumulation and a start in mid-training at once."""

@@ -14,7 +14,8 @@ from borrowing import borrowed
 from slices import WHOLE, sliced
 from torch.distributed.device_mesh import DeviceMesh
 
-from zerocheck.case.schema import Case, Precision, ReadOutKind, Sharding, Training, TrainingSegment
+from zerocheck.adapters.deepspeed.options import ReadOutKind, stored_as
+from zerocheck.case.schema import Case, Precision, Sharding, Training, TrainingSegment
 from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import Implementation, loading
 from zerocheck.drive.checkpoints import Position
@@ -40,9 +41,9 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
 
 def _resumed(name: str, saving: int, *loading_on: int, **options: Any) -> Case:
     case = chosen(name, saving)
-    sharding = msgspec.structs.replace(case.sharding, **options)
     segments = tuple(TrainingSegment(mesh=(size,)) for size in loading_on)
-    return msgspec.structs.replace(case, resume=segments, sharding=sharding)
+    both = {**case.options, **stored_as(options)}
+    return msgspec.structs.replace(case, resume=segments, options=both)
 
 
 def _holds(pool: Pool, name: str, case: Case) -> None:
@@ -119,7 +120,7 @@ def test_a_directory_without_a_checkpoint_is_refused(
     tmp_path: Path, universal: bool, said: str
 ) -> None:
     """On every rank; DeepSpeed alone only warns."""
-    case = Case(mesh=(2,), sharding=Sharding(universal=universal))
+    case = Case(mesh=(2,), options=stored_as({"universal": universal}))
     ranks = in_ranks(2, _refused, loading.load("deepspeed2"), case, str(tmp_path))
     assert all(said in one for one in ranks), ranks
 
@@ -156,7 +157,7 @@ def _gradients(
 @pytest.mark.parametrize("name", sliced(ALL, ("deepspeed1", "deepspeed3")))
 def test_safe_get_full_grad_is_what_the_partitions_hold(name: str) -> None:
     case = msgspec.structs.replace(
-        EVERYTHING, training=Training(microbatches=3), sharding=Sharding(bucket=40)
+        EVERYTHING, training=Training(microbatches=3), sharding=Sharding(bucket=40), options={}
     )
     ranks = in_ranks(3, _gradients, loading.load(name), case)
     assert sum(len(rank) for rank in ranks) >= 10

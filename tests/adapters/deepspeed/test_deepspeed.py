@@ -18,6 +18,7 @@ from slices import WHOLE, sliced
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from zerocheck.adapters.deepspeed.options import stored_as
 from zerocheck.case.schema import (
     Block,
     Case,
@@ -113,9 +114,9 @@ def test_offloaded_to_the_cpu(pool: Pool, name: str) -> None:
 @needs_deepspeed
 def test_a_bucket_of_bf16_that_offloading_puts_on(pool: Pool) -> None:
     """Its gradients are divided by 3 in bf16, although `contiguous_gradients` is off."""
-    sharding = Sharding(contiguous_gradients=False, offload="pageable")
+    sharding, options = Sharding(offload="pageable"), stored_as({"contiguous_gradients": False})
     model = Model(blocks=(Block(kind="mlp", hidden=24), Block(kind="attention")))
-    case = Case(mesh=(3,), model=model, sharding=sharding, precision=MIXED[1])
+    case = Case(mesh=(3,), model=model, sharding=sharding, options=options, precision=MIXED[1])
     outcome = Trial(pool, "deepspeed2", case, obligations=EQUIVALENCE).outcome()
     assert outcome.status == "holds", outcome.reason or outcome.judgement
 
@@ -156,13 +157,14 @@ def test_what_precision_means_to_each_stage() -> None:
         ("bf16", "fp32", "fp32", "fp32")
     }
     for left_out in ("contiguous_gradients", "reduce_scatter"):
-        apart = msgspec.structs.replace(wide, sharding=Sharding(**{left_out: False}))
+        apart = msgspec.structs.replace(wide, options=stored_as({left_out: False}))
         assert semantics_of(Semantics(), apart, 2).divided == "reduce"
-    offloaded = Sharding(contiguous_gradients=False, offload="pageable")
-    assert (
-        semantics_of(Semantics(), msgspec.structs.replace(wide, sharding=offloaded), 2).divided
-        == "own"
+    offloaded = msgspec.structs.replace(
+        wide,
+        sharding=Sharding(offload="pageable"),
+        options=stored_as({"contiguous_gradients": False}),
     )
+    assert semantics_of(Semantics(), offloaded, 2).divided == "own"
     narrow = semantics_of(Semantics(), Case(precision=MIXED[2]), 1)
     assert (narrow.compute, narrow.reduce, narrow.master) == ("own", "bf16", "none")
 
@@ -268,7 +270,7 @@ def _makes_its_own(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list
 @pytest.mark.parametrize("own", [False, True])
 def test_the_engine_makes_its_own_optimizer_where_it_is_asked_to(own: bool) -> None:
     kinds = [loading.load(name) for name in OF_EXTRAS]
-    case = Case(mesh=(1,), sharding=Sharding(own_optimizer=own))
+    case = Case(mesh=(1,), options=stored_as({"own_optimizer": own}))
     assert in_ranks(1, _makes_its_own, kinds, case) == [[own] * len(kinds)]
 
 
@@ -343,7 +345,7 @@ def test_others_take_the_same_step_in_its_ranks(pool: Pool) -> None:
 @pytest.mark.parametrize("name", sliced(SHARDED, SHARDED[-1:]))
 def test_nothing_grows(name: str) -> None:
     """No tensor outlives its engine, case after case in one process."""
-    case = msgspec.structs.replace(chosen("mixed", 1), sharding=PLAIN)
+    case = msgspec.structs.replace(chosen("mixed", 1), sharding=PLAIN[0], options=PLAIN[1])
     (seen,) = in_ranks(1, _tensors_left, loading.load(name), case)
     assert seen[-1] <= seen[0], seen
 
@@ -351,7 +353,7 @@ def test_nothing_grows(name: str) -> None:
 @needs_deepspeed
 def test_an_engine_that_is_only_destroyed_is_seen_to_grow() -> None:
     """The check of the test above: stage 3 keeps the model of an engine that was destroyed."""
-    case = msgspec.structs.replace(chosen("mixed", 1), sharding=PLAIN)
+    case = msgspec.structs.replace(chosen("mixed", 1), sharding=PLAIN[0], options=PLAIN[1])
     (seen,) = in_ranks(1, _only_destroyed, loading.load("deepspeed3"), case)
     assert seen[-1] > seen[0], seen
 

@@ -10,6 +10,7 @@ from borrowing import borrowed
 from msgspec.structs import replace
 from slices import WHOLE, sliced
 
+from zerocheck.adapters.deepspeed.options import stored_as
 from zerocheck.case.schema import Case, Model, Optimizer, Precision, Sharding
 from zerocheck.catalogue import OF_EXTRAS
 from zerocheck.contract import loading
@@ -71,13 +72,13 @@ def test_stage_3_has_a_part_of_each_parameter() -> None:
     narrow = _told(3, replace(CASE, precision=NARROW), -1, "built")
     assert narrow == {"parameter": 2 * 16 + 4 * 16, "gradient": 2 * 16, "other": 1 + 2 * 16}
     # What has at most 5 elements stays gathered: both biases, of 3 and 5, in 2 parts each.
-    stays = replace(CASE, sharding=replace(CASE.sharding, persistence_threshold=5))
+    stays = replace(CASE, options=stored_as({"persistence_threshold": 5}))
     held = _told(3, stays, -1, "built")
     assert held is not None and held["parameter"] == built["parameter"] + 4 * (4 + 6)
     alone = replace(stays, mesh=(1,))
     held = _told(3, alone, -1, "built")
     assert held is not None and held["parameter"] == 2 * WHOLE_BYTES
-    apart = replace(CASE, sharding=replace(CASE.sharding, contiguous_gradients=False))
+    apart = replace(CASE, options=stored_as({"contiguous_gradients": False}))
     assert (_told(3, apart, -1, "built") or {})["other"] == 1
 
 
@@ -120,7 +121,7 @@ def test_one_parameter_that_stays_gathered_on_one_rank(pool: Pool, threshold: in
     case = Case(
         mesh=(1,),
         model=Model(stem="embedding", inputs=11, width=4, outputs=8, blocks=()),
-        sharding=Sharding(persistence_threshold=threshold),
+        options=stored_as({"persistence_threshold": threshold}),
     )
     outcome = Trial(pool, "deepspeed3", case, obligations=("persistent",)).outcome()
     assert outcome.judgement is not None

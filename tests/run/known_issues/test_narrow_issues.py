@@ -119,11 +119,11 @@ def case_of(issue: KnownIssue) -> Case:
     if issue.case is not None:
         return issue.case
     last = TrainingSegment(mesh=(2,), killed=0.5, over="resume-over" in issue.features)
-    universal = {"universal": "universal-checkpoint" in issue.features}
-    made = Case(resume=(replace(last, over=True),))
-    if universal["universal"]:
-        made = replace(made, sharding=replace(made.sharding, **universal))
-    return made
+    universal = "universal-checkpoint" in issue.features
+    return Case(
+        resume=(replace(last, over=True),),
+        options={"deepspeed.universal": True} if universal else {},
+    )
 
 
 def own_violation(issue: KnownIssue) -> tuple[CaseFinished, Violation]:

@@ -8,6 +8,7 @@
 - `idle_ranks.py`: ranks without elements of a parameter group, for the scope of known issues
 - `layout.py`: layouts of DeepSpeed's stages between steps, from shapes alone
 - `library.py`: DeepSpeed in a rank process: imported, made ready, and put back
+- `options.py`: options of DeepSpeed's engine: fields of its configuration that cases vary
 - `partition.py`: one rank's partition of a flat group, as shards of the parameters
 - `precision.py`: dtypes in which each stage sums, divides and reduces
 - `refusals.py`: cases that DeepSpeed cannot run, with the reason, known from the case alone

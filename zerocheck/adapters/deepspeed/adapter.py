@@ -27,6 +27,7 @@ from ...optimizers import STATES, states_of
 from . import checkpoint, full_state, library, precision
 from .config import config_of
 from .layout import stage0_layout
+from .options import named, options_of
 from .refusals import refusal
 
 
@@ -84,7 +85,7 @@ class DeepSpeed(Implementation):
     def _engine(self, given: list[dict[str, Any]]) -> library.Engine:
         """Build the engine with these parameter groups."""
         config = self._config()
-        if self.case.sharding.own_optimizer:
+        if options_of(self.case).own_optimizer:
             return library.make_engine(self.model, config, model_parameters=given)
         return library.make_engine(self.model, config, optimizer=torch_optimizer(self.case)(given))
 
@@ -144,11 +145,11 @@ class DeepSpeed(Implementation):
         checkpoint.load(self.engine, directory, loader)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        """Export by `sharding.read_out`; moments only by functions, which stage 0 lacks."""
+        """Export by the option `read_out`; moments only by functions, which stage 0 lacks."""
         return full_state.whole(
             self.engine,
             self.model,
-            self.case.sharding.read_out,
+            options_of(self.case).read_out,
             states_of(self.case.optimizer),
         )
 
@@ -168,7 +169,7 @@ class DeepSpeed0(DeepSpeed):
 
     zero = 0
     stage = 0
-    options = ("own_optimizer",)
+    options = named("own_optimizer")
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...case.schema import Case
 from . import precision
+from .options import options_of
 
 
 def config_of(case: Case, stage: int) -> dict[str, Any]:
@@ -23,13 +24,13 @@ def config_of(case: Case, stage: int) -> dict[str, Any]:
         "gradient_clipping": training.clip or 0.0,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1 << 30,
-        "checkpoint": {"load_universal": bool(stage) and case.sharding.universal},
+        "checkpoint": {"load_universal": bool(stage) and options_of(case).universal},
         "zero_optimization": {"stage": stage, **_sharding(case, stage)},
         **precision.config_of(case),
     }
     if case.sharding.offload != "none":  # else it wants DeepSpeedCPUAdam, which it compiles
         config["zero_force_ds_cpu_optimizer"] = False
-    if case.sharding.own_optimizer:  # every option stands in the groups
+    if options_of(case).own_optimizer:  # every option stands in the groups
         config["optimizer"] = optimizer_section(case)
     return config
 
@@ -42,14 +43,14 @@ def optimizer_section(case: Case) -> dict[str, Any]:
 
 
 def _sharding(case: Case, stage: int) -> dict[str, Any]:
-    sharding = case.sharding
+    sharding, own = case.sharding, options_of(case)
     if stage == 0:
         return {}
     reducing: dict[str, Any] = {
         "reduce_bucket_size": sharding.bucket,
-        "overlap_comm": sharding.overlap_comm,
-        "contiguous_gradients": sharding.contiguous_gradients,
-        "reduce_scatter": sharding.reduce_scatter,
+        "overlap_comm": own.overlap_comm,
+        "contiguous_gradients": own.contiguous_gradients,
+        "reduce_scatter": own.reduce_scatter,
     }
     to_cpu = {"device": "cpu", "pin_memory": sharding.offload == "pinned"}
     if sharding.offload != "none":
@@ -59,14 +60,14 @@ def _sharding(case: Case, stage: int) -> dict[str, Any]:
             reducing["offload_param"] = to_cpu
         return {
             **reducing,
-            "prefetch_bucket_size": sharding.prefetch_bucket,
-            "param_persistence_threshold": sharding.persistence_threshold,
-            "max_live_parameters": sharding.max_live_parameters,
-            "max_reuse_distance": sharding.max_live_parameters,
+            "prefetch_bucket_size": own.prefetch_bucket,
+            "param_persistence_threshold": own.persistence_threshold,
+            "max_live_parameters": own.max_live_parameters,
+            "max_reuse_distance": own.max_live_parameters,
             "memory_efficient_linear": False,
         }
     return {
         **reducing,
         "allgather_bucket_size": sharding.bucket + sharding.bucket % 2,  # it wants an even number
-        "round_robin_gradients": sharding.round_robin_gradients,
+        "round_robin_gradients": own.round_robin_gradients,
     }

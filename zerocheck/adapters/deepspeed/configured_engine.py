@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from ...case.codec import merged
+from ...case.reductions import value_at
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract import Semantics
@@ -123,11 +124,10 @@ def _contradiction(given: DeepSpeedConfig, case: Case) -> str | None:
     """Return a message naming a field of the case that contradicts the config, or None."""
     fixed = merged(Case(), given.fixed, source=given.name)
     for section, fields in given.fixed.items():
-        here, there = getattr(case, section), getattr(fixed, section)
-        for name in fields:
-            if getattr(here, name) != getattr(there, name):
-                wanted = msgspec.json.encode(getattr(there, name)).decode()
-                return f"{given.name} fixes {section}.{name} as {wanted}, and the case has another"
+        for path in (f"{section}.{name}" for name in fields):
+            if value_at(case, path) != value_at(fixed, path):
+                wanted = msgspec.json.encode(value_at(fixed, path)).decode()
+                return f"{given.name} fixes {path} as {wanted}, and the case has another"
     return None
 
 

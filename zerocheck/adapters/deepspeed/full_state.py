@@ -13,8 +13,8 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
 
-from ...case.schema import ReadOutKind
 from .library import Engine, silent
+from .options import ReadOutKind
 
 Whole = dict[tuple[str, str], torch.Tensor]
 

@@ -24,6 +24,7 @@ from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
 from ..shared.account import Account, AccountedParameter, CategoryBytes, layout_of
 from .idle_ranks import ALIGNMENT
+from .options import options_of
 
 MASTER_BYTES = 4
 NORM_BYTES = 4
@@ -151,7 +152,7 @@ def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
 def part_layout(model: nn.Module, case: Case) -> Layout | None:
     """Return the layout of stage 3; None as in `flat_layout`."""
     one = _Model.of(model, case)
-    sharding = case.sharding
+    sharding, own_options = case.sharding, options_of(case)
 
     def part(tensor: AccountedParameter) -> int:
         return -(-tensor.numel // one.ranks)
@@ -163,7 +164,7 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
     every = one.account.parameters.values()
     # What stays gathered is as long as all parts together. On one rank it is the part, but for a
     # single parameter, which DeepSpeed gathers into a buffer (_all_gather_sequential).
-    stays = [t for t in every if t.numel <= sharding.persistence_threshold]
+    stays = [t for t in every if t.numel <= own_options.persistence_threshold]
     if one.ranks == 1 and len(stays) > 1:
         stays = []
     own = [sum(map(part, group)) for group in one.groups]
@@ -175,6 +176,6 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
         + one.ranks * sum(part(t) * one.kept(t) for t in stays),
         own,
         sum(own) * width,
-        TRACKER_BYTES + sharding.bucket * sent * sharding.contiguous_gradients,
+        TRACKER_BYTES + sharding.bucket * sent * own_options.contiguous_gradients,
         norm=2 * NORM_BYTES,
     )

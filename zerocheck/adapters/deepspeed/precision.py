@@ -23,6 +23,7 @@ from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..shared.casting import computing, with_cast_inputs
 from .library import Engine
+from .options import options_of
 
 
 def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
@@ -40,9 +41,9 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
     if case.precision.compute == "fp32":
         return replace(semantics, reduce=reduce, summed="fp32")
     words: Any = {"summed": reduce, "reduce": reduce, "master": "fp32", "begins": "rounded"}
-    sharding = case.sharding
-    buckets = sharding.contiguous_gradients or sharding.offload != "none"
-    if stage == 2 and reduce == "fp32" and buckets and sharding.reduce_scatter:
+    own = options_of(case)
+    buckets = own.contiguous_gradients or case.sharding.offload != "none"
+    if stage == 2 and reduce == "fp32" and buckets and own.reduce_scatter:
         words["divided"] = "own"
     return replace(computing(semantics, case), **words)
 

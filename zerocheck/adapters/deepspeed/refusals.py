@@ -13,6 +13,7 @@ from ...case.shapes import (
 )
 from ...contract.groups import group_of
 from ..shared.limits import bf16_only, norms_cast, one_axis, one_precision, unpinned
+from .options import options_of
 
 
 def refusal(case: Case, stage: int) -> str | None:
@@ -34,12 +35,12 @@ def refusal(case: Case, stage: int) -> str | None:
         if names:
             # reports/findings/deepspeed-broadcasts-bytes.md
             return f"DeepSpeed cannot broadcast a parameter that is {what}: {names[0]}"
-    if stage and not case.sharding.universal and _resized(case):
+    if stage and not options_of(case).universal and _resized(case):
         return (
             "DeepSpeed loads a checkpoint of ZeRO on as many ranks as wrote it; "
             "a universal one is made for others"
         )
-    if stage and case.resume and case.sharding.universal and case.optimizer.kind == "sgd":
+    if stage and case.resume and options_of(case).universal and case.optimizer.kind == "sgd":
         return "DeepSpeed converts checkpoints of Adam alone: ds_to_universal reads exp_avg"
     if case.training.clip is not None and case.training.norm == "inf":
         return "DeepSpeed clips by the 2-norm only"

@@ -15,19 +15,22 @@ from ...contract.layout import Layout
 from ...optimizers import STATES
 from .adapter import DeepSpeed
 from .layout import flat_layout
+from .options import named
 from .partition import Full, GroupPartition, PartitionPiece, gaps, lying_in
 from .precision import keeps_whole_gradients
 
-OPTIONS = (
+STAGE_OPTIONS = (
     "bucket",
-    "overlap_comm",
-    "contiguous_gradients",
-    "reduce_scatter",
-    "round_robin_gradients",
     "offload",
-    "own_optimizer",
-    "universal",
-    "read_out",
+    *named(
+        "overlap_comm",
+        "contiguous_gradients",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "own_optimizer",
+        "universal",
+        "read_out",
+    ),
 )
 
 
@@ -108,7 +111,7 @@ class DeepSpeed1(PartitionedStage):
 
     zero = 1
     stage: Stage | None = 1
-    options = OPTIONS
+    options = STAGE_OPTIONS
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:

@@ -13,6 +13,7 @@ from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from .layout import part_layout
+from .options import named
 from .partition import Full, GroupPartition, PartitionPiece, lying_in
 from .stage12 import PartitionedStage
 
@@ -30,16 +31,18 @@ class DeepSpeed3(PartitionedStage):
     stage: Stage | None = 3
     options = (
         "bucket",
-        "overlap_comm",
-        "contiguous_gradients",
-        "reduce_scatter",
-        "prefetch_bucket",
-        "persistence_threshold",
-        "max_live_parameters",
         "offload",
-        "own_optimizer",
-        "universal",
-        "read_out",
+        *named(
+            "overlap_comm",
+            "contiguous_gradients",
+            "reduce_scatter",
+            "prefetch_bucket",
+            "persistence_threshold",
+            "max_live_parameters",
+            "own_optimizer",
+            "universal",
+            "read_out",
+        ),
     )
 
     @classmethod

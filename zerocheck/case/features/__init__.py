@@ -1,6 +1,7 @@
 """Every dimension of a case as named features: the rows of the coverage table, and --feature.
 
 - `model.py`: features of the model: zerocheck's own, or the user's
+- `options.py`: features of options that adapters declare
 - `resume.py`: features of checkpoints, and of disturbances of a run
 - `row.py`: one feature, and tables of them
 - `sharding.py`: features of sharding: each is about a field that an implementation may ignore
@@ -17,6 +18,7 @@ from itertools import chain
 from ...errors import unknown
 from ..schema import Case, Optimizer, OptimizerKind, TrainingSegment
 from .model import MODEL, OF_PARAMETERS
+from .options import of_dimension
 from .resume import DISTURBANCE, RESUME
 from .row import Feature, Present
 from .sharding import SHARDING
@@ -33,7 +35,9 @@ FEATURES: dict[str, Feature] = {
         START,
         TRAINING,
         SHARDING,
+        of_dimension("sharding"),
         RESUME,
+        of_dimension("resume"),
         DISTURBANCE,
     )
 }

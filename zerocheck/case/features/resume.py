@@ -65,24 +65,6 @@ RESUME = table(
         ),
         "device_mesh",
     ),
-    (
-        "universal-checkpoint",
-        "the checkpoint is converted to DeepSpeed's universal format",
-        lambda c: bool(c.resume) and c.sharding.universal,
-        "universal",
-    ),
-    (
-        "read-out-state-dict",
-        "DeepSpeed exports the state dict of the whole model",
-        lambda c: bool(c.resume) and c.sharding.read_out == "state-dict",
-        "read_out",
-    ),
-    (
-        "read-out-zero-to-fp32",
-        "DeepSpeed's zero_to_fp32 exports the parameters from a checkpoint",
-        lambda c: bool(c.resume) and c.sharding.read_out == "zero-to-fp32",
-        "read_out",
-    ),
     dimension="resume",
 )
 

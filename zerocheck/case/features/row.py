@@ -14,7 +14,8 @@ Present = Callable[[Case], bool]
 class Feature:
     """Property of cases: `present(case)`. Features of one dimension are grouped.
 
-    field: the field of `case.sharding` that it tells of, which an implementation may ignore.
+    field: the field of `case.sharding`, or the name in `case.options`, that it tells of, which an
+    implementation may ignore.
     """
 
     name: str

@@ -95,53 +95,5 @@ SHARDING = table(
         lambda c: c.sharding.offload == "pinned",
         "offload",
     ),
-    (
-        "overlap-comm",
-        "gradients reduced while the backward goes on",
-        lambda c: c.sharding.overlap_comm,
-        "overlap_comm",
-    ),
-    (
-        "scattered-gradients",
-        "gradients not copied into the bucket as they come",
-        lambda c: not c.sharding.contiguous_gradients,
-        "contiguous_gradients",
-    ),
-    (
-        "no-reduce-scatter",
-        "gradients reduced to all ranks",
-        lambda c: not c.sharding.reduce_scatter,
-        "reduce_scatter",
-    ),
-    (
-        "round-robin",
-        "parameters dealt out to the partitions in turns",
-        lambda c: c.sharding.round_robin_gradients,
-        "round_robin_gradients",
-    ),
-    (
-        "prefetch-bucket-small",
-        "at most 64 elements gathered ahead",
-        lambda c: c.sharding.prefetch_bucket <= 64,
-        "prefetch_bucket",
-    ),
-    (
-        "persistent-parameters",
-        "small parameters stay gathered",
-        lambda c: c.sharding.persistence_threshold > 0,
-        "persistence_threshold",
-    ),
-    (
-        "few-live-parameters",
-        "at most 64 elements gathered at a time",
-        lambda c: c.sharding.max_live_parameters <= 64,
-        "max_live_parameters",
-    ),
-    (
-        "own-optimizer",
-        "optimizer made by DeepSpeed's configuration",
-        lambda c: c.sharding.own_optimizer,
-        "own_optimizer",
-    ),
     dimension="sharding",
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...case import engine_options
 from ...case.features import COMPILED, CUT, OF_PRECISION
+from ...case.options import plain
 from ...case.schema import Mesh
 from ...errors import UsageError
 from ...protocol.replies import Description
@@ -20,9 +20,8 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     They are those that it fixes, and the defaults of those that it cannot handle.
     """
     fixed: dict[str, object] = dict(described.fixed)
-    unknown = engine_options.plain(described.options)
-    if unknown:
-        fixed["sharding"] = {**unknown, **mapping(fixed.get("sharding"))}
+    for section, fields in plain(described.options).items():
+        fixed[section] = {**fields, **mapping(fixed.get(section))}
     if options.optimizer is not None:
         fixed["optimizer"] = _optimizer(options.optimizer, mapping(fixed.get("optimizer")))
     if options.hosts is not None:

@@ -9,7 +9,7 @@ Imports neither torch nor DeepSpeed, so that errors are reported up front.
 - `section.py`: values of one object of the config, checked one by one
 - `text.py`: parsing of a config file into plain data
 - `treatment.py`: keys of one object, sorted by the table of its keys
-- `zero.py`: `zero_optimization` in a DeepSpeed config: fields of `case.sharding`, and the rest
+- `zero.py`: `zero_optimization` in a DeepSpeed config: fields and options of cases, and the rest
 """
 
 from .config import DeepSpeedConfig, read, stage_of

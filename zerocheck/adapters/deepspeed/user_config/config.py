@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ....errors import UsageError, file_of
+from ..options import stored_as
 from .keys import CHECKPOINT, TOP
 from .optimizer import Adam, adam_of
 from .precision import dtypes_of
@@ -98,10 +99,14 @@ def _sorted(top: Section) -> DeepSpeedConfig:
     predivide = _predivide(top, zero)
     _check_norm(top, zero, clip)
     training = {"norm": "2", **clip, **_accumulation(top)}
-    sharding = {**zero.fixed, "own_optimizer": adam is not None}
+    options = {**zero.options, "own_optimizer": adam is not None}
     if zero.stage and not top.part("checkpoint").auto("load_universal"):
-        sharding["universal"] = top.part("checkpoint").flag("load_universal", False)
-    fixed: dict[str, Any] = {"training": training, "sharding": sharding}
+        options["universal"] = top.part("checkpoint").flag("load_universal", False)
+    fixed: dict[str, Any] = {
+        "training": training,
+        "sharding": zero.sharding,
+        "options": stored_as(options),
+    }
     if dtypes.fixed:
         fixed["precision"] = dtypes.fixed
     if adam is not None:
@@ -174,7 +179,7 @@ def _predivide(top: Section, zero: Zero) -> float:
         if top.says(name) and top.values[name] != plain_value
     ]
     top.flag("prescale_gradients", False)
-    if changed and zero.stage and zero.fixed.get("reduce_scatter", True):
+    if changed and zero.stage and zero.options.get("reduce_scatter", True):
         raise top.refuse(
             changed[0],
             "with zero_optimization.reduce_scatter DeepSpeed refuses it",

@@ -7,7 +7,7 @@
     refused   with any other value than those allowed
     removed   DeepSpeed itself refuses a config with it
 
-`tests/ds_config/test_keys.py` has DeepSpeed say which keys it reads.
+`tests/adapters/deepspeed/user_config/test_keys.py` has DeepSpeed say which keys it reads.
 """
 
 from __future__ import annotations

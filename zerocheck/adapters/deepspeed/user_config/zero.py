@@ -1,4 +1,4 @@
-"""`zero_optimization` in a DeepSpeed config: fields of `case.sharding`, and the rest.
+"""`zero_optimization` in a DeepSpeed config: fields and options of cases, and the rest.
 
 Sizes in elements are those of real models: buckets of 5e8 elements would never split the models of
 cases, of about 300, and would keep all of them gathered. So a size is taken as it is up to SMALL,
@@ -21,9 +21,10 @@ SMALL = 4096
 STAGES = (0, 1, 2, 3)
 
 _FLAGS = {"contiguous_gradients": True, "reduce_scatter": True}
-"""Fields of the same name at stages 1 to 3, and DeepSpeed's defaults."""
+"""Options of the same name at stages 1 to 3, and DeepSpeed's defaults."""
+BUCKET = "reduce_bucket_size"
+"""The size that is `sharding.bucket`."""
 _SIZES = {
-    "reduce_bucket_size": "bucket",
     "stage3_prefetch_bucket_size": "prefetch_bucket",
     "stage3_param_persistence_threshold": "persistence_threshold",
     "stage3_max_live_parameters": "max_live_parameters",
@@ -35,12 +36,14 @@ _SIZES_PASSED = ("allgather_bucket_size", "stage3_max_reuse_distance")
 class Zero(NamedTuple):
     """`zero_optimization` of a config, sorted.
 
-    fixed: fields of `case.sharding`; passed: further keys for the engine; optimizer, param: whether
-    these are offloaded; left_out: keys and why; drawn: sizes that are drawn.
+    sharding: fields of `case.sharding`; options: those of DeepSpeed in `case.options`; passed:
+    further keys for the engine; optimizer, param: whether these are offloaded; left_out: keys and
+    why; drawn: sizes that are drawn.
     """
 
     stage: int
-    fixed: dict[str, Any]
+    sharding: dict[str, Any]
+    options: dict[str, Any]
     passed: dict[str, Any]
     optimizer: bool
     param: bool
@@ -61,32 +64,35 @@ def zero_of(top: Section) -> Zero:
     param = _offloads(given, "offload_param", "cpu_offload_param")
     left_out = dict(sorted_keys.left_out)
     if stage == 0:
-        return Zero(0, {}, {}, False, False, left_out, ())
+        return Zero(0, {}, {}, {}, False, False, left_out, ())
     if param and stage < 3:
         left_out[f"{given.prefix}offload_param"] = f"stage {stage} keeps parameters whole"
         param = False
-    fixed: dict[str, Any] = {"offload": "pageable" if optimizer or param else "none"}
+    sharding: dict[str, Any] = {"offload": "pageable" if optimizer or param else "none"}
+    options: dict[str, Any] = {}
     flags = {**_FLAGS, "overlap_comm": stage == 3}
     if stage < 3:
         flags["round_robin_gradients"] = False
     for name, default in flags.items():
         if not given.auto(name):
-            fixed[name] = given.flag(name, default)
+            options[name] = given.flag(name, default)
     passed = {name.removeprefix("stage3_"): value for name, value in sorted_keys.passed.items()}
     drawn = []
-    for name in (*_SIZES, *_SIZES_PASSED):
+    for name in (BUCKET, *_SIZES, *_SIZES_PASSED):
         if not given.says(name):
             continue
-        size = given.whole(name, 0, lowest=int(name == "reduce_bucket_size"))
+        size = given.whole(name, 0, lowest=int(name == BUCKET))
         if stage < 3 and name.startswith("stage3_"):
             continue
         if size > SMALL:
             drawn.append(f"{given.prefix}{name}")
+        elif name == BUCKET:
+            sharding["bucket"] = size
         elif name in _SIZES:
-            fixed[_SIZES[name]] = size
+            options[_SIZES[name]] = size
         else:
             passed[name.removeprefix("stage3_")] = size
-    return Zero(stage, fixed, passed, optimizer, param, left_out, tuple(drawn))
+    return Zero(stage, sharding, options, passed, optimizer, param, left_out, tuple(drawn))
 
 
 def _section(top: Section) -> Section:

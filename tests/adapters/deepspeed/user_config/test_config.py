@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zerocheck.adapters.deepspeed.options import named, options_of
 from zerocheck.adapters.deepspeed.user_config import DeepSpeedConfig, read, stage_of
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Case
@@ -61,9 +62,9 @@ def test_a_config_of_stage_2_as_people_write_it(given: Any) -> None:
     (group,) = case.optimizer.groups
     assert (group.pattern, group.lr, group.beta1, group.beta2) == ("*", 3e-5, 0.8, 0.999)
     assert (group.eps, group.weight_decay) == (1e-8, 3e-7)
-    sharding = case.sharding
-    assert sharding.overlap_comm and sharding.reduce_scatter and sharding.own_optimizer
-    assert not sharding.contiguous_gradients and not sharding.round_robin_gradients
+    options = options_of(case)
+    assert options.overlap_comm and options.reduce_scatter and options.own_optimizer
+    assert not options.contiguous_gradients and not options.round_robin_gradients
     assert "bucket" not in made.fixed["sharding"] and not made.zero and not made.top
     said = "\n".join(made.notes)
     assert "runs as stage 2 of DeepSpeed\n" in said
@@ -78,18 +79,18 @@ def test_what_is_not_said_is_deepspeeds_default(given: Any) -> None:
     assert made.fixed == {
         "training": {"norm": "2", "clip": 1.0, "microbatches": 1},
         "precision": {"compute": "fp32", "reduce": "fp32"},
-        "sharding": {
-            "offload": "none",
-            "contiguous_gradients": True,
-            "reduce_scatter": True,
-            "overlap_comm": True,
-            "own_optimizer": False,
-            "universal": False,
+        "sharding": {"offload": "none"},
+        "options": {
+            "deepspeed.contiguous_gradients": True,
+            "deepspeed.reduce_scatter": True,
+            "deepspeed.overlap_comm": True,
+            "deepspeed.own_optimizer": False,
+            "deepspeed.universal": False,
         },
     }
     assert "stage 3 of DeepSpeed, and clips at 1.0, DeepSpeed's default" in made.notes[0]
     assert given({}).stage == 0 and given({"zero_optimization": True}).stage == 1
-    assert given(zero(2)).fixed["sharding"]["overlap_comm"] is False
+    assert given(zero(2)).fixed["options"]["deepspeed.overlap_comm"] is False
     assert given({**zero(2), "gradient_clipping": 0}).without.keys() == {"clip"}
     # DeepSpeed's kernels decay nothing by default, torch's AdamW does.
     without = {"type": "Adam", "params": {"lr": 0.1}}
@@ -108,7 +109,7 @@ def test_auto_is_open(given: Any) -> None:
     made = given({**open_keys, **enabled, "optimizer": AUTO, **zero(3, **options)})
     assert made.fixed["training"] == {"norm": "2"} and "precision" not in made.fixed
     assert made.fixed["optimizer"] == {"amsgrad": False, "maximize": False}
-    assert "overlap_comm" not in made.fixed["sharding"] and not made.zero
+    assert "deepspeed.overlap_comm" not in made.fixed["options"] and not made.zero
     assert made.adam.config["params"] == {"torch_adam": True} and not made.adam.named
     derived = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}
     assert "microbatches" not in given(derived).fixed["training"]
@@ -126,14 +127,16 @@ def test_small_sizes_are_taken_and_large_ones_drawn(given: Any) -> None:
             stage3_model_persistence_threshold=1e5,
         )
     )
-    sharding = made.fixed["sharding"]
-    assert sharding["bucket"] == 4096 and sharding["prefetch_bucket"] == 0
-    assert not {"persistence_threshold", "max_live_parameters"} & sharding.keys()
+    options = made.fixed["options"]
+    assert made.fixed["sharding"]["bucket"] == 4096 and options["deepspeed.prefetch_bucket"] == 0
+    large = ("persistence_threshold", "max_live_parameters")
+    assert not {*named(*large)} & options.keys()
     assert made.zero == {"max_reuse_distance": 10, "model_persistence_threshold": 1e5}
     assert "drawn: zero_optimization.stage3_param_persistence_threshold, zero" in made.notes[1]
     many = given({"gradient_accumulation_steps": 128})
     assert "microbatches" not in many.fixed["training"] and "drawn: gradient_acc" in many.notes[1]
-    assert "prefetch_bucket" not in given(zero(2, prefetch_bucket_size=0)).fixed["sharding"]
+    stage2 = given(zero(2, prefetch_bucket_size=0))
+    assert not {*named("prefetch_bucket")} & stage2.fixed["options"].keys()
 
 
 def test_offloading(given: Any) -> None:
@@ -145,7 +148,8 @@ def test_offloading(given: Any) -> None:
     assert old.optimizer and old.fixed["sharding"]["offload"] == "pageable"
     useless = given(zero(2, offload_param={"device": "cpu"}))
     assert not useless.param and "stage 2 keeps parameters whole" in "\n".join(useless.notes)
-    assert given(zero(0, **both)).fixed["sharding"] == {"own_optimizer": False}
+    none = given(zero(0, **both)).fixed
+    assert not none["sharding"] and none["options"] == {"deepspeed.own_optimizer": False}
 
 
 def test_dtypes(given: Any) -> None:
@@ -179,7 +183,7 @@ def test_what_the_engine_is_given_as_it_stands(given: Any) -> None:
     assert made.top == {"prescale_gradients": True} and made.average == "sum"
     assert made.predivide == 1.0  # without effect beside prescale_gradients
     assert made.zero == {"sub_group_size": 1e9} and made.checkpoint == {"tag_validation": "Fail"}
-    assert made.fixed["sharding"]["universal"] is True
+    assert made.fixed["options"]["deepspeed.universal"] is True
     assert given({"gradient_predivide_factor": 4}).predivide == 4.0
 
 
