@@ -70,7 +70,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
-        "run", "protocol", "implementations", "contract", "case", "catalogue", "errors", "hosts",
+        "run", "protocol", "implementations", "contract", "optimizers", "case", "catalogue",
+        "errors", "hosts",
     },
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Literal
 
 from torch import nn
@@ -13,6 +14,7 @@ from ..case.schema import Sharding as SharedOptions
 from ..case.shapes import sometimes_used, uncalled
 from ..implementations.fsdp1.refusals import wrapped_units
 from ..implementations.units import in_order_of_calls, members, skeleton, unit_modules
+from ..optimizers import optimizer_of
 from .layout import attribute, options, quoted
 
 Gather = Literal["replicated", "dtensor", "summoned", "flat"]
@@ -37,9 +39,6 @@ TITLES = {
     "fsdp2": "fully_shard (FSDP2)",
 }
 """The implementations that a script can say in torch's words."""
-
-DEFAULT = Group()
-"""torch.optim.AdamW has the same defaults as a group of a case."""
 
 
 @dataclass
@@ -82,21 +81,33 @@ def sharding_of(name: str, case: Case) -> ShardingText:
     return made
 
 
-def adamw(case: Case, of: str, *, fused: bool) -> str:
+def optimizer_call(case: Case, of: str, *, fused: bool) -> str:
     """Return the optimizer of the case over the parameters of the model `of`."""
-    return f"torch.optim.AdamW({', '.join(_arguments(case, of, fused=fused))})"
+    return _call(torch_name(case), _arguments(case, of, fused=fused))
 
 
-def adamw_options(group: Group) -> list[str]:
-    """Return the options of a group that differ from the defaults."""
-    betas, defaults = (group.beta1, group.beta2), (DEFAULT.beta1, DEFAULT.beta2)
+def torch_name(case: Case) -> str:
+    """Return the optimizer's class: `torch.optim.AdamW`."""
+    return f"torch.optim.{optimizer_of(case.optimizer).torch_class.__name__}"
+
+
+def group_options(case: Case, group: Group) -> list[str]:
+    """Return the options of a group that differ from torch's defaults."""
+    return _options(case, group, of_all=False)
+
+
+def common_options(case: Case) -> list[str]:
+    """Return the options of the whole optimizer that differ from torch's defaults."""
+    return _options(case, case.optimizer.groups[0], of_all=True)
+
+
+def _options(case: Case, group: Group, *, of_all: bool) -> list[str]:
+    optimizer = optimizer_of(case.optimizer)
+    defaults = signature(optimizer.torch_class).parameters
     return options(
-        [
-            ("lr", group.lr, DEFAULT.lr),
-            ("betas", betas, defaults),
-            ("eps", group.eps, DEFAULT.eps),
-            ("weight_decay", group.weight_decay, DEFAULT.weight_decay),
-        ]
+        (name, value, defaults[name].default)
+        for name, value in optimizer.torch_group(group, case.optimizer).items()
+        if name not in ("foreach", "fused") and (name in optimizer.fields.optimizer) == of_all
     )
 
 
@@ -107,9 +118,7 @@ def grouped(case: Case) -> bool:
 
 def _arguments(case: Case, of: str, *, fused: bool) -> list[str]:
     optimizer = case.optimizer
-    given = options(
-        [("amsgrad", optimizer.amsgrad, False), ("maximize", optimizer.maximize, False)]
-    )
+    given = common_options(case)
     if fused and optimizer.kernel == "fused":
         given.append("fused=True")
     if grouped(case):
@@ -117,7 +126,7 @@ def _arguments(case: Case, of: str, *, fused: bool) -> list[str]:
     parameters = f"{of}.parameters()"
     if case.model.frozen and case.training.unfreeze is None:
         parameters = f"[p for p in {parameters} if p.requires_grad]"
-    return [parameters, *adamw_options(optimizer.groups[0]), *given]
+    return [parameters, *group_options(case, optimizer.groups[0]), *given]
 
 
 def _in_order(case: Case, optimizer: list[str], wrap: list[str]) -> list[str]:
@@ -141,11 +150,11 @@ def _ddp(name: str, case: Case) -> ShardingText:
     made = "model" if first else "build()"
     wrap = [_call("model = DistributedDataParallel", [made, *given])]
     if name == "ddp":
-        optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
+        optimizer = [f"optimizer = {optimizer_call(case, 'model', fused=True)}"]
     else:
         parameters, *rest = _arguments(case, "model", fused=True)
         view = ["parameters_as_bucket_view=True"] if sharding.bucket_view else []
-        arguments = [parameters, "torch.optim.AdamW", *view, *rest]
+        arguments = [parameters, torch_name(case), *view, *rest]
         optimizer = [_call("optimizer = ZeroRedundancyOptimizer", arguments)]
     rewrap = ""
     if case.training.unfreeze is not None:
@@ -187,7 +196,7 @@ def _fsdp1(name: str, case: Case) -> ShardingText:
     built = bool(units) or first
     arguments = ["model" if built else "build()", *given]
     wrap += [_call("model = FullyShardedDataParallel", arguments)]
-    optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
+    optimizer = [f"optimizer = {optimizer_call(case, 'model', fused=True)}"]
     whole = STRATEGIES[name] == "NO_SHARD" or case.world_size == 1
     gather: Gather = "summoned"
     if not sharding.use_orig_params:
@@ -242,7 +251,7 @@ def _fsdp2(case: Case) -> ShardingText:
         ]
     if sometimes_used(case.model):
         wrap.append("model.set_reduce_scatter_unused_params(True)")
-    optimizer = [_call("optimizer = torch.optim.AdamW", _arguments(case, "model", fused=True))]
+    optimizer = [f"optimizer = {optimizer_call(case, 'model', fused=True)}"]
     return ShardingText(
         title=TITLES["fsdp2"],
         gather="dtensor",

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..case.schema import Case
 from ..errors import UsageError
 from .layout import quoted
-from .sharding import Gather, ShardingText, adamw_options, grouped
+from .sharding import Gather, ShardingText, common_options, group_options, grouped
 
 TAKEN = ("Built", "groups")
 """What a script can stand in for."""
@@ -139,9 +139,7 @@ def _literal(value: object) -> str:
 def _groups(case: Case) -> str:
     if grouped(case):
         return "groups(model)"
-    optimizer = case.optimizer
-    given = adamw_options(optimizer.groups[0])
-    given += ["amsgrad=True"] * optimizer.amsgrad + ["maximize=True"] * optimizer.maximize
+    given = group_options(case, case.optimizer.groups[0]) + common_options(case)
     parameters = "[p for p in model.parameters() if p.requires_grad]"
     if not given:
         return parameters

@@ -16,13 +16,22 @@ from ..case.shapes import sometimes_used, uncalled
 from ..catalogue import BUILT_IN, OF_EXTRAS, apart, extra_of, is_config
 from ..contract.groups import learning_rates
 from ..errors import UsageError
+from ..optimizers import optimizer_of
 from ..run.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
 from .injections import ScriptInjection, injection_of
 from .layout import fitted, imports, prose, quoted, words
 from .model import model_text, samples
 from .refusals import reasons
-from .sharding import STRATEGIES, TITLES, ShardingText, adamw, adamw_options, grouped, sharding_of
+from .sharding import (
+    STRATEGIES,
+    TITLES,
+    ShardingText,
+    group_options,
+    grouped,
+    optimizer_call,
+    sharding_of,
+)
 from .user import user_sharding
 
 LONGEST = 80
@@ -35,7 +44,7 @@ HANG_SECONDS = 20
 """How long the ranks of a script wait for each other where the fault is a hang."""
 
 SCALES = {"zero": 0.0, "typical": 0.1, "tiny": 1e-12, "huge": 1e6}
-"""Size of exp_avg in a start in mid-training; exp_avg_sq has its square."""
+"""Size of gradients that a start in mid-training follows from."""
 
 
 def write_script(path: Path, text: str) -> None:
@@ -169,10 +178,9 @@ def _rendered(
         grouped=grouped(case),
         unfreeze=training.unfreeze,
         start=_start(case),
-        amsgrad=case.optimizer.amsgrad,
         checks=checks,
         init=_init(file),
-        single_optimizer=adamw(case, "single", fused=False),
+        single_optimizer=optimizer_call(case, "single", fused=False),
         injection=injection,
         flat_names=flat_names,
         absent=sharding.gather != "flat" and _absent(case),
@@ -244,8 +252,12 @@ def _absent(case: Case) -> bool:
 def _start(case: Case) -> dict[str, Any] | None:
     if case.start.step == 0:
         return None
-    scale = SCALES[case.start.moments]
-    return {"step": float(case.start.step), "first": scale, "second": scale**2}
+    optimizer, scale = optimizer_of(case.optimizer), SCALES[case.start.moments]
+    roles = optimizer.states_with(case.optimizer)
+    step = float(case.start.step) if optimizer.counts_steps else None
+    if not roles and step is None:
+        return None
+    return {"step": step, "states": {role: optimizer.size_of(role, scale) for role in roles}}
 
 
 def _factors(case: Case, steps: int) -> tuple[float, ...]:
@@ -261,7 +273,7 @@ def _options(case: Case) -> str:
     """Return the groups, as {pattern: options}."""
     parts = []
     for group in case.optimizer.groups:
-        given = [option.split("=", 1) for option in adamw_options(group)]
+        given = [option.split("=", 1) for option in group_options(case, group)]
         inside = ", ".join(f'"{key}": {value}' for key, value in given)
         parts.append(f"{quoted(group.pattern)}: {{{inside}}}")
     return f"OPTIONS = {{{', '.join(parts)}}}"
