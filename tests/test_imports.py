@@ -71,7 +71,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
-        "run", "protocol", "adapters", "contract", "case", "catalogue", "errors", "hosts",
+        "run", "protocol", "adapters", "contract", "optimizers", "case", "catalogue", "errors",
+        "hosts",
     },
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import COMPILED, CUT, OF_PRECISION, features
+from zerocheck.case.features import COMPILED, CUT, OF_OPTIMIZERS, OF_PRECISION, features
 from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
@@ -24,6 +24,8 @@ MOST = 12
 
 DELAY = 2.0
 """Milliseconds, as cases are drawn that have delays."""
+
+OF_SGD = frozenset(OF_OPTIMIZERS["sgd"])
 
 MISSED = 1e-6
 """Chance that the tests miss a fault that shows sometimes, though nothing is wrong with them."""
@@ -50,11 +52,14 @@ def drawn(
     restored: bool = False,
     delays: bool = False,
     two_axes: bool = False,
+    sgd: bool = False,
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
     mid-training, so that every implementation runs them. All have `delays`, or it is left to
-    chance. two_axes: on meshes with several ranks on both axes."""
+    chance. two_axes: on meshes with several ranks on both axes; sgd: in place of AdamW."""
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
+    if sgd:
+        fixed["optimizer"] = {"kind": "sgd"}
     if delays:  # one of 25 has them, which is not enough
         fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
@@ -87,7 +92,10 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
         MOST if tried else 2 * MOST,
         seed=world_size,
         world_sizes=(world_size, world_size + 1, world_size + 2),
-        fixed={"start": {"step": 0, "moments": "zero"}},
+        fixed={
+            "start": {"step": 0, "moments": "zero"},
+            **({"optimizer": {"kind": "sgd"}} if OF_SGD & {*features} else {}),
+        },
         having=(*wanted, *tried),
     )
     cases = [
@@ -148,6 +156,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
                 restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
                 two_axes=two_axes,
+                sgd=bool(OF_SGD & {*fault.features}),
             )
             if set(fault.features) <= has
             and not has & set(fault.without)

@@ -212,6 +212,7 @@ def test_names_are_given_once() -> None:
             "memory",
             "hosts",
             "replicas",
+            "sgd",
             "tensor_parallel",
             "offloading",
             "precision",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -220,18 +220,16 @@ class MomentumOfLocalGradients(Ddp):
     Flagged: local gradient only.
     """
 
-    fixed: ClassVar = {
-        **PLAIN,
-        "training": {"clip": None, "loss_scale": None, "overflow": None, "compile": "none"},
-        "precision": {"compute": "fp32", "reduce": "fp32"},
-    }
-    handles = ()
+    fixed = PLAIN
+    handles = ("unfreeze",)
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
-        if sometimes_used(case.model) or len(case.mesh) > 1:
+        if sometimes_used(case.model):
             return "gradients are averaged parameter by parameter, over all ranks"
+        if case.training.clip is not None:
+            return "clipping would be of each rank's own gradients"
         return super().supports(case)
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
@@ -274,23 +272,22 @@ class MomentumLost(Zero1):
 
 
 class MomentumOfAnotherParameter(Zero1):
-    """States are loaded by number, in another order than they were saved in.
+    """Buffers are loaded by number, and two parameters of one shape have changed places.
 
     Flagged: tensors exchanged.
     """
 
-    fixed: ClassVar = {
-        **PLAIN,
-        "model": {"stem": "dense", "inputs": 4, "width": 4, "outputs": 4, "blocks": ()},
-    }
+    fixed = PLAIN
+    others: Mapping[str, str] = {}
 
     def key(self, name: str, role: str) -> str:
-        other = {"stem.weight": "head.weight", "head.weight": "stem.weight"}
-        loading = getattr(self, "loading", False)
-        by_number = loading and role == "momentum_buffer"
-        return super().key(other.get(name, name) if by_number else name, role)
+        return super().key(self.others.get(name, name) if role == "momentum_buffer" else name, role)
 
     def load(self, directory: str, loader: Loader) -> None:
-        self.loading = True
+        first: dict[tuple[int, ...], str] = {}
+        for name, parameter in self.model.named_parameters():
+            other = first.setdefault(tuple(parameter.shape), name)
+            if other != name and parameter.requires_grad:
+                self.others = {name: other, other: name}
         super().load(directory, loader)
-        self.loading = False
+        self.others = {}

@@ -154,6 +154,9 @@ class OptimizerSpecification(Protocol):
     def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
         """Say in words which option of a group makes it another optimizer; "" if none does."""
 
+    def size_of(self, role: str, scale: float) -> float:
+        """Return the size of a state as of gradients of the size `scale`."""
+
     def drawn(
         self,
         parameter: torch.Tensor,

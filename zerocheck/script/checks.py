@@ -27,8 +27,8 @@ SUMMED = 128
 rounds by 1/2 unit at most per term; scripts sum a few dozen terms per layer, in a few layers."""
 
 UPDATED = 16
-"""The same for parameters: AdamW is elementwise, with less than 10 roundings after the moments,
-whose own errors count by the learning rate."""
+"""The same for parameters: an update is elementwise, with less than 10 roundings after the
+states, whose own errors count by the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -92,5 +92,5 @@ def margin(case: Case, checks: tuple[Check, ...]) -> Margin | None:
     if not checks:
         return None
     if checks == ("update",):
-        return Margin(UPDATED, "AdamW rounds an element less often than that")
+        return Margin(UPDATED, "the optimizer rounds an element less often than that")
     return Margin(SUMMED, "sums in another order differ by less than that")

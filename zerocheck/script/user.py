@@ -13,7 +13,8 @@ from pathlib import Path
 from ..adapters.shared.script_text import (
     Gather,
     ShardingText,
-    adamw_options,
+    common_options,
+    group_options,
     grouped,
     quoted,
 )
@@ -145,9 +146,7 @@ def _literal(value: object) -> str:
 def _groups(case: Case) -> str:
     if grouped(case):
         return "groups(model)"
-    optimizer = case.optimizer
-    given = adamw_options(optimizer.groups[0])
-    given += ["amsgrad=True"] * optimizer.amsgrad + ["maximize=True"] * optimizer.maximize
+    given = group_options(case, case.optimizer.groups[0]) + common_options(case)
     parameters = "[p for p in model.parameters() if p.requires_grad]"
     if not given:
         return parameters

@@ -14,9 +14,9 @@ import jinja2
 from ..adapters.shared.script_text import (
     AdapterScript,
     ShardingText,
-    adamw,
-    adamw_options,
+    group_options,
     grouped,
+    optimizer_call,
     quoted,
 )
 from ..case.schema import Case
@@ -24,6 +24,7 @@ from ..case.shapes import sometimes_used, uncalled
 from ..catalogue import BUILT_IN, apart, extra_of, is_built_in, part_of
 from ..contract.groups import learning_rates
 from ..errors import UsageError
+from ..optimizers import optimizer_of
 from ..run.records.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
 from .injections import ScriptInjection, injection_of
@@ -42,7 +43,7 @@ HANG_SECONDS = 20
 """How long the ranks of a script wait for each other where the fault is a hang."""
 
 SCALES = {"zero": 0.0, "typical": 0.1, "tiny": 1e-12, "huge": 1e6}
-"""Size of exp_avg in a start in mid-training; exp_avg_sq has its square."""
+"""Size of gradients that a start in mid-training follows from."""
 
 
 def write_script(path: Path, text: str) -> None:
@@ -193,10 +194,9 @@ def _rendered(
         grouped=grouped(case),
         unfreeze=training.unfreeze,
         start=_start(case),
-        amsgrad=case.optimizer.amsgrad,
         checks=checks,
         init=_init(file),
-        single_optimizer=adamw(case, "single", fused=False),
+        single_optimizer=optimizer_call(case, "single", fused=False),
         injection=injection,
         flat_names=flat_names,
         absent=sharding.gather != "flat" and _absent(case),
@@ -268,8 +268,12 @@ def _absent(case: Case) -> bool:
 def _start(case: Case) -> dict[str, Any] | None:
     if case.start.step == 0:
         return None
-    scale = SCALES[case.start.moments]
-    return {"step": float(case.start.step), "first": scale, "second": scale**2}
+    optimizer, scale = optimizer_of(case.optimizer), SCALES[case.start.moments]
+    roles = optimizer.states_with(case.optimizer)
+    step = float(case.start.step) if optimizer.counts_steps else None
+    if not roles and step is None:
+        return None
+    return {"step": step, "states": {role: optimizer.size_of(role, scale) for role in roles}}
 
 
 def _factors(case: Case, steps: int) -> tuple[float, ...]:
@@ -285,7 +289,7 @@ def _options(case: Case) -> str:
     """Return the groups, as {pattern: options}."""
     parts = []
     for group in case.optimizer.groups:
-        given = [option.split("=", 1) for option in adamw_options(group)]
+        given = [option.split("=", 1) for option in group_options(case, group)]
         inside = ", ".join(f'"{key}": {value}' for key, value in given)
         parts.append(f"{quoted(group.pattern)}: {{{inside}}}")
     return f"OPTIONS = {{{', '.join(parts)}}}"

@@ -9,7 +9,7 @@ from ..shared.script_text import (
     ShardingText,
     call_text,
     in_order,
-    optimizer_arguments,
+    optimizer_call,
     options,
 )
 
@@ -39,8 +39,7 @@ def wrapped_text(case: Case, *, views: bool) -> tuple[str, str]:
 
 def _text(case: Case) -> ShardingText:
     made, rewrap = wrapped_text(case, views=case.sharding.bucket_view)
-    arguments = optimizer_arguments(case, "model", fused=True)
-    optimizer = call_text("optimizer = torch.optim.AdamW", arguments)
+    optimizer = f"optimizer = {optimizer_call(case, 'model', fused=True)}"
     return ShardingText(
         title=SCRIPTS["ddp"].title,
         gather="replicated",

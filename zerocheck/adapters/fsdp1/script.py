@@ -15,7 +15,7 @@ from ..shared.script_text import (
     each_unit,
     grouped,
     in_order,
-    optimizer_arguments,
+    optimizer_call,
     unit_paths,
 )
 from ..shared.units import members, skeleton
@@ -63,9 +63,7 @@ def _text(case: Case, strategy: str) -> ShardingText:
     built = bool(units) or first
     arguments = ["model" if built else "build()", *given]
     wrap += [call_text("model = FullyShardedDataParallel", arguments)]
-    optimizer = [
-        call_text("optimizer = torch.optim.AdamW", optimizer_arguments(case, "model", fused=True))
-    ]
+    optimizer = [f"optimizer = {optimizer_call(case, 'model', fused=True)}"]
     gather: Gather = "summoned"
     if not sharding.use_orig_params:
         gather = "flat"

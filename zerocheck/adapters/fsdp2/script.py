@@ -10,7 +10,7 @@ from ..shared.script_text import (
     attribute,
     call_text,
     in_order,
-    optimizer_arguments,
+    optimizer_call,
     unit_paths,
 )
 from ..shared.units import unit_modules
@@ -47,9 +47,7 @@ def _text(case: Case) -> ShardingText:
         ]
     if sometimes_used(case.model):
         wrap.append("model.set_reduce_scatter_unused_params(True)")
-    optimizer = [
-        call_text("optimizer = torch.optim.AdamW", optimizer_arguments(case, "model", fused=True))
-    ]
+    optimizer = [f"optimizer = {optimizer_call(case, 'model', fused=True)}"]
     return ShardingText(
         title=SCRIPTS["fsdp2"].title,
         gather="dtensor",

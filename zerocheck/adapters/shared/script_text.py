@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Literal, NamedTuple
 
 from torch import nn
 
 from ...case.schema import Case, Group
 from ...case.schema import Sharding as SharedOptions
+from ...optimizers import optimizer_of
 from .units import in_order_of_calls, skeleton
 
 Gather = Literal["replicated", "dtensor", "summoned", "flat"]
@@ -18,9 +20,6 @@ parameters; from its flat ones."""
 
 Units = Callable[[nn.Module, SharedOptions], list[nn.Module]]
 """Which modules are units below the root."""
-
-DEFAULT = Group()
-"""torch.optim.AdamW has the same defaults as a group of a case."""
 
 
 @dataclass
@@ -89,21 +88,33 @@ def attribute(path: str) -> str:
     return f"model{''.join(parts)}"
 
 
-def adamw(case: Case, of: str, *, fused: bool) -> str:
+def optimizer_call(case: Case, of: str, *, fused: bool) -> str:
     """Return the optimizer of the case over the parameters of the model `of`."""
-    return f"torch.optim.AdamW({', '.join(optimizer_arguments(case, of, fused=fused))})"
+    return f"{torch_name(case)}({', '.join(optimizer_arguments(case, of, fused=fused))})"
 
 
-def adamw_options(group: Group) -> list[str]:
-    """Return the options of a group that differ from the defaults."""
-    betas, defaults = (group.beta1, group.beta2), (DEFAULT.beta1, DEFAULT.beta2)
+def torch_name(case: Case) -> str:
+    """Return the optimizer's class: `torch.optim.AdamW`."""
+    return f"torch.optim.{optimizer_of(case.optimizer).torch_class.__name__}"
+
+
+def group_options(case: Case, group: Group) -> list[str]:
+    """Return the options of a group that differ from torch's defaults."""
+    return _options(case, group, of_all=False)
+
+
+def common_options(case: Case) -> list[str]:
+    """Return the options of the whole optimizer that differ from torch's defaults."""
+    return _options(case, case.optimizer.groups[0], of_all=True)
+
+
+def _options(case: Case, group: Group, *, of_all: bool) -> list[str]:
+    optimizer = optimizer_of(case.optimizer)
+    defaults = signature(optimizer.torch_class).parameters
     return options(
-        [
-            ("lr", group.lr, DEFAULT.lr),
-            ("betas", betas, defaults),
-            ("eps", group.eps, DEFAULT.eps),
-            ("weight_decay", group.weight_decay, DEFAULT.weight_decay),
-        ]
+        (name, value, defaults[name].default)
+        for name, value in optimizer.torch_group(group, case.optimizer).items()
+        if name not in ("foreach", "fused") and (name in optimizer.fields.optimizer) == of_all
     )
 
 
@@ -113,11 +124,9 @@ def grouped(case: Case) -> bool:
 
 
 def optimizer_arguments(case: Case, of: str, *, fused: bool) -> list[str]:
-    """Return the arguments of AdamW over the parameters of the model `of`."""
+    """Return the arguments of the optimizer over the parameters of the model `of`."""
     optimizer = case.optimizer
-    given = options(
-        [("amsgrad", optimizer.amsgrad, False), ("maximize", optimizer.maximize, False)]
-    )
+    given = common_options(case)
     if fused and optimizer.kernel == "fused":
         given.append("fused=True")
     if grouped(case):
@@ -125,7 +134,7 @@ def optimizer_arguments(case: Case, of: str, *, fused: bool) -> list[str]:
     parameters = f"{of}.parameters()"
     if case.model.frozen and case.training.unfreeze is None:
         parameters = f"[p for p in {parameters} if p.requires_grad]"
-    return [parameters, *adamw_options(optimizer.groups[0]), *given]
+    return [parameters, *group_options(case, optimizer.groups[0]), *given]
 
 
 def in_order(case: Case, optimizer: list[str], wrap: list[str]) -> list[str]:

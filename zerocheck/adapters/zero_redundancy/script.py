@@ -10,6 +10,7 @@ from ..shared.script_text import (
     call_text,
     in_order,
     optimizer_arguments,
+    torch_name,
 )
 
 
@@ -18,7 +19,7 @@ def _text(case: Case) -> ShardingText:
     made, rewrap = wrapped_text(case, views=False)
     parameters, *rest = optimizer_arguments(case, "model", fused=True)
     view = ["parameters_as_bucket_view=True"] if sharding.bucket_view else []
-    arguments = [parameters, "torch.optim.AdamW", *view, *rest]
+    arguments = [parameters, torch_name(case), *view, *rest]
     return ShardingText(
         title=SCRIPTS["zero-redundancy"].title,
         gather="replicated",

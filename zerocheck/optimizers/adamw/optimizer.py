@@ -94,6 +94,10 @@ class AdamW:
             return ""
         return f"adds its weight decay of {group['weight_decay']:g} to the gradient"
 
+    def size_of(self, role: str, scale: float) -> float:
+        """Return the size of a moment: exp_avg_sq and its maximum have the square."""
+        return scale if role == "exp_avg" else scale**2
+
     def drawn(
         self,
         parameter: torch.Tensor,

@@ -76,6 +76,10 @@ class SGD:
         dampening = group.get("dampening", 0)
         return f"has a dampening of {dampening:g}" if dampening else ""
 
+    def size_of(self, role: str, scale: float) -> float:
+        """Return the size of the buffer, up to LARGEST."""
+        return min(scale, LARGEST)
+
     def drawn(
         self,
         parameter: torch.Tensor,
@@ -85,7 +89,7 @@ class SGD:
     ) -> dict[StateRole, torch.Tensor]:
         """Draw a buffer as of gradients of the size `scale`, up to LARGEST."""
         buffer = torch.empty_like(parameter).uniform_(-1.0, 1.0, generator=generator)
-        buffer.mul_(min(scale, LARGEST))
+        buffer.mul_(self.size_of("momentum_buffer", scale))
         return {"momentum_buffer": buffer} if options.momentum else {}
 
     def scalars(
