@@ -240,7 +240,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "import zerocheck.testing",
         "import zerocheck.strategies; zerocheck.strategies.cases('fsdp2')",
         "import zerocheck.run.options",
-        "import zerocheck.adapters.deepspeed.user_config",
+        "from zerocheck.adapters.deepspeed import idle_ranks, options, user_config",
         "import zerocheck.report.write",
         "from zerocheck import UsageError, parametrize_with_checks",
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",
