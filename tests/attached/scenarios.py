@@ -102,16 +102,19 @@ def steps(
     clip: bool = True,
     evaluates: bool = False,
     sharded: bool = False,
+    sgd: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Plain steps; `evaluates`: a forward without a backward before each; sharded: states are."""
+    """Plain steps; `evaluates`: a forward without a backward before each; sharded: states are; sgd:
+    in place of AdamW."""
+    kind: Any = torch.optim.SGD if sgd else torch.optim.AdamW
     model = WRAPS[wrap](net().to(getattr(torch, dtype)))
     if sharded:
         optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.AdamW, lr=1e-2
+            model.parameters(), kind, lr=1e-2, **options
         )
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
+        optimizer = kind(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
     check = zerocheck.attach(model, optimizer, steps=range(1, count + 1), directory=directory)
     for number in range(count):
         if evaluates:

@@ -227,6 +227,29 @@ def test_large_tensors_are_judged_in_batches(
     assert set(violation.tensors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
+class DecaysAsAdamWToo(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        with torch.no_grad():
+            shrinks = [p * (group["lr"] * group["weight_decay"]) for p in group["params"]]
+            done = super().step(closure)
+            for parameter, less in zip(group["params"], shrinks, strict=True):
+                parameter.sub_(less)
+        return done
+
+
+def test_a_wrong_step_of_sgd_is_named(tmp_path: Path) -> None:
+    model, optimizer = parts(DecaysAsAdamWToo, momentum=0.9)
+    check = zerocheck.attach(
+        model, optimizer, directory=tmp_path / "kept", quiet=True, on_violation="warn"
+    )
+    with check.step():
+        take(model, optimizer)
+    assert check.last is not None
+    (violation,) = check.last.violations
+    assert (violation.role, violation.causes) == ("parameter", ("weight decay twice",))
+
+
 def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
     model, optimizer = parts(torch.optim.AdamW)
     check = zerocheck.attach(
@@ -285,7 +308,10 @@ def test_what_is_refused() -> None:
     assert "did you mean 'warn'?" in refused(on_violation="warning")
     assert "every is 0 (allowed: an int from 1 on, or None)" in refused(every=0)
     assert "steps holds 0 (allowed: ints from 1 on)" in refused(steps=(0, 1))
-    assert "attach judges AdamW, got SGD" in refused(optimizer=parts(torch.optim.SGD)[1])
+    given = refused(optimizer=parts(torch.optim.RMSprop)[1])
+    assert "attach judges AdamW and SGD, got RMSprop" in given
+    dampened = parts(torch.optim.SGD, momentum=0.9, dampening=0.5)[1]
+    assert "this SGD has a dampening of 0.5 (allowed" in refused(optimizer=dampened)
     assert "needs a torch optimizer, got list" in refused(optimizer=[])
     assert "adds its weight decay of 0.1 to the gradient" in refused(
         optimizer=parts(torch.optim.Adam)[1]

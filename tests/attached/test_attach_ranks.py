@@ -42,6 +42,27 @@ def test_ways_to_train_hold(ask: Ask, given: dict[str, Any]) -> None:
         assert 0 < told["share"]["update"] < 1
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"wrap": "ddp"},
+        {"wrap": "ddp", "momentum": 0.9, "nesterov": True},
+        {"wrap": "ddp", "momentum": 0.9, "fused": True},
+        {"wrap": "ddp", "momentum": 0.9, "sharded": True},
+        {"wrap": "ddp", "sharded": True},
+        {"wrap": "fsdp1", "momentum": 0.9, "maximize": True},
+        {"wrap": "flat_fsdp1", "momentum": 0.9, "foreach": False},
+        {"wrap": "fsdp2", "momentum": 0.9, "nesterov": True},
+        {"wrap": "fsdp2", "ranks": 3, "dtype": "bfloat16", "momentum": 0.5},
+    ],
+    ids=str,
+)
+def test_sgd_holds(ask: Ask, given: dict[str, Any]) -> None:
+    for told in ask("steps", sgd=True, **given):
+        assert {"ownership", "update"} <= held(told)
+        assert 0 < told["share"]["update"] < 1
+
+
 def test_groups_frozen_and_unused(ask: Ask) -> None:
     for told in ask("two_groups"):
         assert held(told) == {"ownership", "update", "publish"}

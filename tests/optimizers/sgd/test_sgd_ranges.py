@@ -11,7 +11,7 @@ from zerocheck.floating_point import Format
 from zerocheck.judge.compare import compare
 from zerocheck.optimizers.specification import Interval
 
-SIZE = 512
+SIZE = 512 + 13
 
 
 def _drawn(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

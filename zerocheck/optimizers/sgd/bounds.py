@@ -16,11 +16,12 @@ Each reads weight_decay, mu and lr as fp32. Since there is no dampening, alpha=1
 longest path is: scalar (u), product (u), sum (u, or h where the sum is stored). No constant here
 is tuned. Underflow adds eta for each product. A negated gradient is exact.
 
-In bf16 for-loop and foreach round once per operation, and read their scalars in bf16. So a product
-has U twice within the operation, and u for the scalar; a sum that is not stored has u. The fused
-kernel computes all in fp32, with the buffer as it was before it was rounded to be stored, which is
-off by up to h(b'). At most four roundings in u follow on one another before the last, so that the
-sum of them all, times (1 + u)^4, covers their products.
+In bf16 for-loop and foreach read their scalars in bf16 (u), and round the product within `add` for
+the elements that are left over from vectors (u; of vectors it is kept in fp32, 2 U). A sum that is
+not stored has u. The fused kernel computes all in fp32, with the buffer as it was before it was
+rounded to be stored, which is off by up to h(b'). At most six roundings in u follow on one another
+before the last (of weight_decay and its product, d, n, lr and its product), so that the sum of them
+all, times (1 + u)^5, covers their products.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def decayed(
 
 
 def product(term: torch.Tensor, format: Format) -> torch.Tensor:
-    """Error of a scalar times a tensor within an operation, from the exact product."""
-    scalar = format.u if format.narrow else 0.0
-    return (2 * U + scalar) * term.abs() + format.eta
+    """Error of a scalar times a tensor, from the exact product: that of both."""
+    narrow = 2 * format.u if format.narrow else 0.0
+    return (2 * U + narrow) * term.abs() + format.eta
 
 
 def momentum_buffer(
@@ -79,14 +80,13 @@ def momentum_buffer(
     g_error: torch.Tensor | float = 0.0,
     format: Format = FP32,
 ) -> Enclosure:
-    """mu b + d. `mul_` rounds its product, which is an operation of its own.
+    """mu b + d.
 
     Where there is no buffer yet, or 0 in it, the last rounding is that of d.
     """
     d = decayed(p, g, s, g_error, format)
     kept = s.momentum * b
-    # In fp32 `product` counts the rounding of mul_; in bf16 that is one more u.
-    error = product(kept, format) + (format.u if format.narrow else 0.0) * kept.abs()
+    error = product(kept, format)
     if s.weight_decay != 0:
         error = error + format.u * (d.exact.abs() + d.error)
     error = torch.where(b == 0, 0.0, error)
@@ -135,4 +135,4 @@ def direction(
 
 def grown(error: torch.Tensor, format: Format) -> torch.Tensor:
     """First-order sum of errors, with their products where those count; fp32: see `rounded`."""
-    return error * (1 + format.u) ** 4 if format.narrow else error
+    return error * (1 + format.u) ** 5 if format.narrow else error
