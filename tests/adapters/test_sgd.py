@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from borrowing import borrowed
-from zerocheck.run.trial import Trial
+from zerocheck.run.execute.trial import Trial
 
 from zerocheck.case.schema import (
     Block,
