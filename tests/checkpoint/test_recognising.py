@@ -126,9 +126,10 @@ def test_momentum_is_a_state(tmp_path: Path) -> None:
     (described,) = report.checkpoints
     assert described.psi == 15
     assert {one.role for one in described.roles} == {"model", "momentum_buffer"}
-    tree["optimizer"]["state"][0]["momentum_buffer"] = torch.zeros(3, 3)
+    tree["optimizer"]["state"][0]["momentum_buffer"][1, 2] = torch.nan
     torch.save(tree, tmp_path / "wrong.pt")
-    assert {one.check for one in examine(tmp_path / "wrong.pt").findings} == {"moments"}
+    (wrong,) = examine(tmp_path / "wrong.pt").findings
+    assert wrong.check == "finite" and wrong.where == "momentum_buffer weight"
 
 
 def test_shapes_that_occur_once_are_enough(tmp_path: Path) -> None:
