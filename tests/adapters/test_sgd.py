@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from borrowing import borrowed
-from zerocheck.run.execute.trial import Trial
 
 from zerocheck.case.schema import (
     Block,
@@ -21,6 +20,7 @@ from zerocheck.case.schema import (
 )
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
+from zerocheck.run.execute.trial import Trial
 
 NAMES = (
     "ddp", "zero-redundancy", "fsdp1", "fsdp1-grad-op", "fsdp1-no-shard", "fsdp2",

@@ -114,6 +114,24 @@ def test_model_and_optimizer_in_two_files(tmp_path: Path) -> None:
     assert any("could not be matched" in note for note in report.notes)
 
 
+def test_momentum_is_a_state(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(tree, tmp_path / "sgd.pt")
+    report = examine(tmp_path / "sgd.pt")
+    assert not report.findings and "moments" not in report.unchecked
+    (described,) = report.checkpoints
+    assert described.psi == 15
+    assert {one.role for one in described.roles} == {"model", "momentum_buffer"}
+    tree["optimizer"]["state"][0]["momentum_buffer"][1, 2] = torch.nan
+    torch.save(tree, tmp_path / "wrong.pt")
+    (wrong,) = examine(tmp_path / "wrong.pt").findings
+    assert wrong.check == "finite" and wrong.where == "momentum_buffer weight"
+
+
 def test_shapes_that_occur_once_are_enough(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)

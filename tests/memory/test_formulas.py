@@ -15,6 +15,7 @@ from zerocheck.memory.formulas import (
     saved_share,
     saving,
     total,
+    words,
 )
 from zerocheck.memory.presets import COUNTED
 
@@ -54,6 +55,17 @@ def test_7b_in_fp32_on_8_ranks() -> None:
     assert [float(saved_share(8, stage, fp32)) for stage in range(4)] == [0, 0.4375, 0.65625, 0.875]
     limits = [float(saved_share(10**12, stage, fp32)) for stage in range(4)]
     assert limits == pytest.approx([0, 0.5, 0.75, 1])
+
+
+def test_the_formulas_in_words() -> None:
+    adamw, momentum, plain = (recipe("fp32", kind) for kind in ("adamw", "momentum", "sgd"))
+    assert [words(stage, adamw) for stage in range(4)] == [
+        "16 Psi", "8 Psi + 8 Psi/N", "4 Psi + 12 Psi/N", "16 Psi/N",
+    ]  # fmt: skip
+    assert [words(stage, momentum) for stage in range(4)] == [
+        "12 Psi", "8 Psi + 4 Psi/N", "4 Psi + 8 Psi/N", "12 Psi/N",
+    ]  # fmt: skip
+    assert [words(stage, plain) for stage in (0, 1, 3)] == ["8 Psi", "8 Psi", "8 Psi/N"]
 
 
 def test_70b_at_16_bytes() -> None:

@@ -40,6 +40,19 @@ def test_fsdp2_between_steps(ranks: int) -> None:
     assert found.counts == 4 * 15
 
 
+@pytest.mark.parametrize("name", ["fsdp2", "zero2", "ddp"])
+def test_sgd_keeps_its_momentum_alone(name: str) -> None:
+    adamw, heavy, plain = (
+        report(name=name, **given).between
+        for given in ({}, {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0})
+    )
+    assert heavy.counts == plain.counts == 0
+    assert adamw.held - adamw.counts - heavy.held == heavy.held - plain.held > 0
+    for found in (heavy, plain):
+        assert found.formula is not None and found.padding is not None
+        assert found.held == pytest.approx(found.formula + found.padding, abs=1e-6)
+
+
 @pytest.mark.long
 def test_llama_70b_on_1024_ranks() -> None:
     """Processor time, since machines have other work too."""

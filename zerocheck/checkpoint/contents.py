@@ -23,6 +23,8 @@ from .source import CheckpointSource, DamagedCheckpoint, Key, Stored, dotted
 
 MODEL, OTHER = "model", "other"
 _MODEL_WORDS = ("model", "model_state_dict", "state_dict", "module", "pytorch_model", "net")
+SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""Kinds of optimizer state that have the shape of their parameter."""
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -76,7 +78,7 @@ class Contents:
         roles: dict[str, list[Stored]] = {}
         for item in self.items.values():
             roles.setdefault(item.role, []).append(item.stored)
-        moments = self.named("exp_avg") or self.named("exp_avg_sq")
+        moments = next(filter(None, map(self.named, SHAPED)), {})
         return CheckpointSummary(
             path=str(self.path),
             format=self.source.format,
@@ -214,7 +216,7 @@ def _names_of_numbers(
     shapes = {
         state.parameter: contents.source.tensors[key].shape
         for key, state in states.items()
-        if isinstance(state.parameter, int) and state.kind in ("exp_avg", "exp_avg_sq")
+        if isinstance(state.parameter, int) and state.kind in SHAPED
     }
     members = {one for group in contents.groups for one in group.members if isinstance(one, int)}
     numbers = sorted({*members, *(one for one in shapes if isinstance(one, int))})

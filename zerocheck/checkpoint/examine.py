@@ -87,7 +87,7 @@ def _moments(contents: Contents) -> Iterator[CheckpointProblem]:
 
     Only of an optimizer that has such moments: one of the family of Adam, known by its setting
     amsgrad, has both, and of another those that occur. max_exp_avg_sq is for all or none
-    of the parameters of a group with amsgrad.
+    of the parameters of a group with amsgrad, and momentum_buffer is SGD's.
     """
     model = contents.named(MODEL)
     adam = any("amsgrad" in settings for settings in contents.settings.values())
@@ -133,7 +133,8 @@ def _unchecked(contents: Contents, bounded: int) -> dict[str, str]:
         unchecked["nonnegative"] = "no exp_avg_sq"
     if not contents.steps and not contents.odd_steps:
         unchecked["steps"] = "no step counts"
-    if not contents.named("exp_avg") and not contents.named("exp_avg_sq"):
+    moments = contents.named("exp_avg") or contents.named("exp_avg_sq")
+    if not moments and not contents.named("momentum_buffer"):
         unchecked["moments"] = unchecked["bounded"] = "no optimizer state with moments"
     elif not bounded:
         unchecked["bounded"] = "it needs both moments, betas and a step of a parameter"

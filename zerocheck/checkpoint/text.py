@@ -11,7 +11,7 @@ from .result import CHECKS, COMPARED, CheckpointProblem, CheckpointReport, Check
 
 _SHOWN = 5
 _UNITS = ("B", "KB", "MB", "GB", "TB")
-_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "nesterov")
 
 
 def render(report: CheckpointReport) -> str:
@@ -61,10 +61,11 @@ def _described(one: CheckpointSummary) -> Iterator[str]:
         table = tabulate(rows, headers, tablefmt="simple", colalign=align, disable_numparse=True)
         yield from (f"  {line}" for line in table.splitlines())
     if one.psi:
-        yield (
-            f"  Psi = {one.psi:,} elements with moments; AdamW in fp32: 4 Psi of parameters and "
-            "8 Psi of moments, 12 Psi"
-        )
+        sgd = any(role.role == "momentum_buffer" for role in one.roles)
+        usual = "SGD in fp32: 4 Psi of parameters and 4 Psi of momentum, 8 Psi"
+        if not sgd:
+            usual = "AdamW in fp32: 4 Psi of parameters and 8 Psi of moments, 12 Psi"
+        yield f"  Psi = {one.psi:,} elements with {'momentum' if sgd else 'moments'}; {usual}"
     if one.steps:
         steps = ", ".join(f"{step} ({count})" for step, count in one.steps.items())
         yield f"  steps (parameters): {steps}"

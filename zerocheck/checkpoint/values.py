@@ -11,7 +11,8 @@ from .places import MarkedElements, at, blocks, wide
 from .result import CheckpointProblem
 from .source import DamagedCheckpoint
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+"""States that have the shape of their parameter: those of AdamW first, then that of SGD."""
 
 
 class ValueChecks:

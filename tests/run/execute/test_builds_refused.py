@@ -17,7 +17,7 @@ SUBJECTS = Path(__file__).parents[2] / "judge" / "built_subjects.py"
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("momentum", "Built.optimizer is SGD; until other optimizers are supported"),
+        ("momentum", "is SGD, and the cases of this run have AdamW: check it with --optimizer sgd"),
         ("unnamed", "whose state has 'count', 'state1', 'state2', and no exp_avg or exp_avg_sq"),
         ("sign", "Built.optimizer is Sign, which is not AdamW: alone, on one tensor"),
         ("own_options", "the optimizer has options of its own and not those of the case"),

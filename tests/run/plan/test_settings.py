@@ -20,6 +20,7 @@ world_sizes = [2, 3]
 seed = 7
 max_cases = 9
 obligations = ["equivalence", "resume"]
+optimizer = "sgd"
 known_issues = ["known.toml", "none"]
 shrink = false
 report_dir = "out"
@@ -59,7 +60,7 @@ def test_a_project_has_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "known.toml").write_text("")
     options = RunOptions(**as_options(found))
     assert options.profile == "ci" and options.world_sizes == (2, 3) and options.seed == 7
-    assert options.max_cases == 9 and not options.shrink
+    assert options.max_cases == 9 and not options.shrink and options.optimizer == "sgd"
     assert options.obligations == (*OBLIGATION_SETS["equivalence"], *OBLIGATION_SETS["resume"])
     monkeypatch.chdir(tmp_path)
     assert project_settings(below)["report_dir"] == Path("out")

@@ -108,7 +108,7 @@ def test_auto_is_open(given: Any) -> None:
     options = {"overlap_comm": "auto", "reduce_bucket_size": "auto", "sub_group_size": "auto"}
     made = given({**open_keys, **enabled, "optimizer": AUTO, **zero(3, **options)})
     assert made.fixed["training"] == {"norm": "2"} and "precision" not in made.fixed
-    assert made.fixed["optimizer"] == {"amsgrad": False, "maximize": False}
+    assert made.fixed["optimizer"] == {"kind": "adamw", "amsgrad": False, "maximize": False}
     assert "deepspeed.overlap_comm" not in made.fixed["options"] and not made.zero
     assert made.adam.config["params"] == {"torch_adam": True} and not made.adam.named
     derived = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}

@@ -1,0 +1,77 @@
+"""Cases with SGD: drawn next to those with AdamW, which stay what they are."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from zerocheck.case.drawing import draw
+from zerocheck.case.optimizer_options import fused_fails
+from zerocheck.case.reductions import simpler
+from zerocheck.case.schema import Block, Case, Model, Optimizer, Training
+from zerocheck.case.validity import check
+from zerocheck.errors import UsageError
+
+SGD = {"optimizer": {"kind": "sgd"}}
+
+
+def test_a_case_with_sgd_is_the_same_but_for_its_optimizer() -> None:
+    first = draw(40, seed=5, world_sizes=(2, 3))
+    other = draw(40, seed=5, world_sizes=(2, 3), fixed=SGD)
+    assert [replace(one, optimizer=Optimizer()) for one in first] == [
+        replace(one, optimizer=Optimizer()) for one in other
+    ]
+    assert all(one.optimizer.kind == "adamw" for one in first)
+    assert all(one.optimizer.momentum == 0 and not one.optimizer.nesterov for one in first)
+
+
+def test_options_of_sgd_are_drawn_and_valid() -> None:
+    cases = draw(200, seed=1, world_sizes=(1, 2), fixed=SGD)
+    options = [one.optimizer for one in cases]
+    assert {one.momentum for one in options} == {0.0, 0.5, 0.9}
+    assert {one.nesterov for one in options} == {False, True}
+    assert {one.kernel for one in options} == {"foreach", "for-loop", "fused"}
+    assert not any(one.amsgrad or (one.nesterov and not one.momentum) for one in options)
+    assert not any(fused_fails(one.optimizer, one) for one in cases)
+
+
+def test_fixed_options_stay() -> None:
+    fixed = {"optimizer": {"kind": "sgd", "momentum": 0.25, "nesterov": True, "kernel": "fused"}}
+    for case in draw(30, seed=2, world_sizes=(2,), fixed=fixed):
+        assert (case.optimizer.momentum, case.optimizer.nesterov) == (0.25, True)
+        assert case.optimizer.kernel == "fused"
+
+
+def test_what_breaks_the_fused_kernel() -> None:
+    fused = Optimizer(kind="sgd", momentum=0.9, kernel="fused")
+    assert not fused_fails(fused, Case())
+    assert fused_fails(fused, Case(model=Model(blocks=(Block(kind="mlp", dtype="bf16"),))))
+    assert fused_fails(fused, Case(model=Model(blocks=(Block(kind="mlp", transposed=True),))))
+    late = Case(model=Model(frozen=("head.*",)), training=Training(unfreeze=1))
+    assert fused_fails(fused, late) and not fused_fails(replace(fused, momentum=0.0), late)
+    assert not fused_fails(Optimizer(kernel="fused"), late)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Optimizer(momentum=0.9), "optimizer.momentum is 0.9, and optimizer.kind is 'adamw'"),
+        (Optimizer(kind="sgd", amsgrad=True), "optimizer.amsgrad is True"),
+        (Optimizer(kind="sgd", nesterov=True), "optimizer.nesterov needs a momentum"),
+    ],
+)
+def test_options_of_another_optimizer_are_refused(options: Optimizer, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check(Case(optimizer=options))
+
+
+def test_a_case_shrinks_to_the_simplest_with_sgd() -> None:
+    case = draw(5, seed=3, world_sizes=(3,), fixed=SGD)[-1]
+    search = simpler(case)
+    candidate = next(search)
+    try:
+        while True:
+            assert candidate.optimizer.kind == "sgd"
+            candidate = search.send(True)
+    except StopIteration as done:
+        assert done.value.optimizer == Optimizer(kind="sgd")
