@@ -16,7 +16,7 @@ from zerocheck.judge.flat import NOBODY, flat_buffers
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import Entry, Lie, RankObservation
-from zerocheck.protocol.verdicts import said
+from zerocheck.protocol.verdicts import alternatives
 
 USED_BY_SOME = msgspec.structs.replace(
     CASE,
@@ -270,6 +270,8 @@ def test_nan_in_a_step_that_overflows_is_not_blamed_on_memory(observe: Callable)
 
 def test_causes_that_are_not_told_apart_stand_with_or() -> None:
     sentences = {"lost": "it is 0", "older": "it is that of an earlier step"}
-    assert said(("lost", "older"), sentences) == "; it is 0; or it is that of an earlier step"
-    assert said(("lost", "of no sentence"), sentences) == "; it is 0"
-    assert said((), sentences) == said(("of no sentence",), sentences) == ""
+    assert (
+        alternatives(("lost", "older"), sentences) == "; it is 0; or it is that of an earlier step"
+    )
+    assert alternatives(("lost", "of no sentence"), sentences) == "; it is 0"
+    assert alternatives((), sentences) == alternatives(("of no sentence",), sentences) == ""

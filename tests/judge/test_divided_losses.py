@@ -31,7 +31,7 @@ class Right(MeanInTheLosses):
 
 
 class NeverDivided(Right):
-    semantics = replace(Right.semantics, divided="loss")
+    semantics = replace(Right.semantics, divide_ranks="loss")
 
     def _objective(self, loss, weight, count):  # type: ignore[no-untyped-def]
         return super()._objective(loss, weight, count) * self.case.readers
@@ -52,7 +52,7 @@ def test_a_declared_mean_in_the_losses_holds(observe: Callable, scale: float | N
     ("kind", "microbatches", "cause", "said"),
     [
         # With five the bound is wider than what the backward rounds otherwise.
-        (MeanInTheLosses, 3, "mean in the losses", "declare Semantics(divided='loss')"),
+        (MeanInTheLosses, 3, "mean in the losses", "declare Semantics(divide_ranks='loss')"),
         (DivisionLeftOn, 5, "gradient / W", "W times too small"),
         (NeverDivided, 5, "gradient x W", ""),
     ],

@@ -41,8 +41,8 @@ def _enclosure(semantics: Semantics, **given: object) -> tuple[float, float]:
         (Semantics(), 3, 2 + 1 + 2),
         (Semantics(average="sum"), 1, 2 + 1),
         (Semantics(divide="gradient"), 6, 2 + 1 + 2),
-        (Semantics(divided="loss"), 3, 2 + 1),
-        (Semantics(divided="loss", average="sum"), 1, 2 + 1),
+        (Semantics(divide_ranks="loss"), 3, 2 + 1),
+        (Semantics(divide_ranks="loss", average="sum"), 1, 2 + 1),
         (Semantics(average="sum", divide="gradient"), 2, 2 + 1),
         (Semantics(accumulate="reduce_each"), 3, 2 * (2 + 2) + 1),
     ],
@@ -82,9 +82,9 @@ def test_what_is_not_finite_must_be_just_that() -> None:
 def test_loss_divisor() -> None:
     assert loss_divisor(CASE, Semantics()) == 2.0
     assert loss_divisor(CASE, Semantics(divide="gradient")) == 1.0
-    assert loss_divisor(CASE, Semantics(divided="loss")) == 2.0 * CASE.readers
-    assert loss_divisor(CASE, Semantics(divided="loss", divide="gradient")) == CASE.readers
-    assert loss_divisor(CASE, Semantics(divided="loss", average="sum")) == 2.0
+    assert loss_divisor(CASE, Semantics(divide_ranks="loss")) == 2.0 * CASE.readers
+    assert loss_divisor(CASE, Semantics(divide_ranks="loss", divide="gradient")) == CASE.readers
+    assert loss_divisor(CASE, Semantics(divide_ranks="loss", average="sum")) == 2.0
 
 
 def _expected(unused: str = "") -> Expected:
@@ -202,7 +202,7 @@ def test_unfreezing() -> None:
     assert causes(without, 2, used=True) == ("not unfrozen",)
 
 
-IN_FP16 = Semantics(compute="fp16", summed="own", reduce="fp16", average="sum")
+IN_FP16 = Semantics(compute="fp16", accumulate_dtype="own", reduce="fp16", average="sum")
 
 
 @pytest.mark.parametrize(

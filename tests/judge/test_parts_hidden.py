@@ -124,7 +124,7 @@ def _clip_check(found: list[float], *, seen: bool) -> tuple[float, tuple[str, ..
     recovered = _recovered()
     part = torch.tensor(found)
     made = recovered._replace(held=type(recovered.held)(part, (part,), recovered.held.plans, ((),)))
-    share, violation = check_clip(made, Clipping(one, two), layout(), step=1, seen=seen)
+    share, violation = check_clip(made, Clipping(one, two), layout(), step=1, exposed=seen)
     return share, None if violation is None else violation.causes
 
 

@@ -27,7 +27,7 @@ CASE = Case(mesh=(3,), training=Training(microbatches=4))
 
 def _semantics(local: str, summed: str, reduce: str, **more: str) -> Semantics:
     compute = {} if local == "fp32" else {"compute": local}
-    return Semantics(summed=summed, reduce=reduce, **compute, **more)  # type: ignore[arg-type]
+    return Semantics(accumulate_dtype=summed, reduce=reduce, **compute, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def _semantics(local: str, summed: str, reduce: str, **more: str) -> Semantics:
         (_semantics("fp32", "fp32", "bf16"), ((3, FP32), (4 + 1, BF16))),
         (_semantics("bf16", "bf16", "bf16", average="sum"), ((3, BF16), (2, BF16))),
         (_semantics("bf16", "bf16", "bf16", divide="gradient"), ((3, BF16), (4, BF16))),
-        (_semantics("bf16", "fp32", "fp32", divided="loss"), ((3, FP32), (2, FP32))),
+        (_semantics("bf16", "fp32", "fp32", divide_ranks="loss"), ((3, FP32), (2, FP32))),
         # Reduced first, then cast and summed.
         (_semantics("bf16", "fp32", "bf16", accumulate="reduce_each"), ((4, BF16), (3, FP32))),
         # Divided in the format of local gradients, and cast, before the reduction.
         (
-            _semantics("bf16", "fp32", "fp32", accumulate="reduce_each", divided="own"),
+            _semantics("bf16", "fp32", "fp32", accumulate="reduce_each", divide_ranks="own"),
             ((2, BF16), (2, FP32), (3, FP32)),
         ),
         (
-            _semantics("bf16", "fp32", "fp32", divided="own", average="sum"),
+            _semantics("bf16", "fp32", "fp32", divide_ranks="own", average="sum"),
             ((3, FP32), (2, FP32)),
         ),
         # All that was reduced is cast and reduced again, with each of 4 microbatches.
@@ -60,7 +60,7 @@ def _semantics(local: str, summed: str, reduce: str, **more: str) -> Semantics:
             ((3, FP32), (4 * (4 + 2), BF16)),
         ),
         # Under autocast local gradients are in the parameters' dtype.
-        (Semantics(compute="bf16", lowered="autocast"), ((3, FP32), (4, FP32))),
+        (Semantics(compute="bf16", precision_mode="autocast"), ((3, FP32), (4, FP32))),
     ],
 )
 def test_roundings(semantics: Semantics, path: Path) -> None:
@@ -169,7 +169,7 @@ def test_what_can_overflow_fp16_has_no_bound() -> None:
 def test_a_narrow_parameter_rounds_once_more() -> None:
     gradients = torch.randn(3, 4, SIZE)
     passes = Passes(gradients, torch.ones(3, 4, 5, dtype=torch.bool), [], [])
-    semantics = Semantics(summed="fp32", reduce="fp32")
+    semantics = Semantics(accumulate_dtype="fp32", reduce="fp32")
     own = layout()
     narrow = type(own)(
         own.places, own.size, own.by_name, own.trainable, {}, Formats(((BF16, None),), own.size)
@@ -184,10 +184,12 @@ def test_computing() -> None:
     assert Computing.of(Semantics()) == Computing()
     cast = Computing.of(Semantics(compute="bf16", inputs="cast"))
     assert cast.cast == torch.bfloat16 and cast.inputs and not cast.autocast
-    assert Computing.of(Semantics(compute="fp16", lowered="autocast")).cast is None
+    assert Computing.of(Semantics(compute="fp16", precision_mode="autocast")).cast is None
 
 
-@pytest.mark.parametrize("field", ["compute", "lowered", "inputs", "summed", "reduce", "master"])
+@pytest.mark.parametrize(
+    "field", ["compute", "precision_mode", "inputs", "accumulate_dtype", "reduce", "master"]
+)
 def test_an_unknown_word_is_refused(field: str) -> None:
     with pytest.raises(UsageError, match=rf"Semantics\.{field}.*'bf15'"):
         Semantics(**{field: "bf15"})  # type: ignore[arg-type]

@@ -121,8 +121,8 @@ def test_a_wide_bound_is_tried_only_where_a_cause_suggests_it() -> None:
         obligation="gradient", step=0, role="gradient", tensors=(), ranks=(), explanation=""
     )
     fields = {field for field, _ in alternatives(CASE, Semantics(), [violation])}
-    assert {"buffers", "average", "divide", "accumulate", "divided"} <= fields
-    assert not {"reduce", "summed", "weight", "clip"} & fields
+    assert {"buffers", "average", "divide", "accumulate", "divide_ranks"} <= fields
+    assert not {"reduce", "accumulate_dtype", "weight", "clip"} & fields
     rounded = msgspec.structs.replace(violation, causes=("reduced in bf16",))
     assert ("reduce", "bf16") in alternatives(CASE, Semantics(), [rounded])
     alone = msgspec.structs.replace(CASE, mesh=(1,))

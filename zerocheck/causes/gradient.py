@@ -91,7 +91,7 @@ MEAN_IN_THE_LOSSES = cause(
     tier=2,
     shows="The mean over ranks is right but for round-off of a division in the losses.",
     usual="Losses are divided by the number of ranks and gradients are summed, which is "
-    "declared by divided='loss'.",
+    "declared by divide_ranks='loss'.",
 )
 MEAN_OF_MEANS = cause(
     "mean of means",

@@ -13,43 +13,46 @@ from ..errors import unknown
 class Semantics:
     """Meaning of a step, declared and not guessed.
 
-    average     "mean": the gradient is the mean over ranks; "sum": their sum.
-    divide      where 1/microbatches is applied: to the "loss" before the backward, or to the
-                "gradient" after it.
-    weight      "microbatch": every microbatch counts alike; "token": every token does, by
-                `Microbatch.weight`.
-    accumulate  "local": microbatches are summed on the rank and reduced once;
-                "reduce_each": every microbatch is reduced, the results are summed;
-                "reduce_shards": every microbatch is reduced over the shard axis of a mesh of two
-                axes, and the sum of the results over its replicate axis;
-                "reduce_again": every microbatch is added to the sum that was reduced with the one
-                before, and all of that is reduced again.
-    unused      a trainable parameter that no rank used: "skip" (no update, as torch does) or
-                "zero" (its gradient counts as 0, so that it still decays).
-    buffers     "local" to the rank; "rank0": those of rank 0 are sent to all ranks at the first
-                forward of each step; "rank0_each": at every forward.
-    clip        how the coefficient comes from the norm: "min(1, c/(norm+eps))" with eps = 1e-6, or
-                "c/norm if norm>c".
-    compute     dtype of forward and backward: "own" (that of each parameter), "bf16" or "fp16".
-    lowered     how they come to be in it: "cast" (all parameters are cast to it before the forward,
-                so local gradients are in it too), or "autocast" (`torch.autocast` around the
-                forward, not the loss; local gradients are in the parameters' dtype). With `compute`
-                "own" it says nothing.
-    inputs      what the model is called with: "kept", or "cast" (floating inputs to the dtype of
-                `compute`).
-    summed      dtype in which microbatches are summed: "own" (that of the local gradients),
-                "fp32", "bf16" or "fp16".
-    reduce      dtype in which gradients are divided and reduced over ranks: "own" (that in which
-                they were summed), "fp32", "bf16" or "fp16". Where it is declared, `reduce_each`
-                reduces each microbatch once: the sum is not reduced again.
-    divided     where the mean over ranks is divided by their number: in the "reduce" (in its
-                dtype), before it in the gradients' "own" (that of local gradients), which
-                `reduce_each` and `local` know, or in the "loss": each is divided once, by ranks
-                times microbatches (by ranks where `divide` is "gradient"), and the reduction sums.
-    master      "none": the optimizer updates the parameters; "fp32": it updates copies of them, of
-                the role `master`, and each parameter is its master cast to the parameter's dtype.
-    begins      what masters are before the first step, if no state was restored: "given" (the
-                model's parameters), or "rounded" (those cast to the dtype of `compute`).
+    average           "mean": the gradient is the mean over ranks; "sum": their sum.
+    divide            where 1/microbatches is applied: to the "loss" before the backward, or to the
+                      "gradient" after it.
+    weight            "microbatch": every microbatch counts alike; "token": every token does, by
+                      `Microbatch.weight`.
+    accumulate        "local": microbatches are summed on the rank and reduced once; "reduce_each":
+                      every microbatch is reduced, the results are summed; "reduce_shards": every
+                      microbatch is reduced over the shard axis of a mesh of two axes, and the sum
+                      of the results over its replicate axis; "reduce_again": every microbatch is
+                      added to the sum that was reduced with the one before, and all of that is
+                      reduced again.
+    unused            a trainable parameter that no rank used: "skip" (no update, as torch does) or
+                      "zero" (its gradient counts as 0, so that it still decays).
+    buffers           "local" to the rank; "rank0": those of rank 0 are sent to all ranks at the
+                      first forward of each step; "rank0_each": at every forward.
+    clip              how the coefficient comes from the norm: "min(1, c/(norm+eps))" with eps =
+                      1e-6, or "c/norm if norm>c".
+    compute           dtype of forward and backward: "own" (that of each parameter), "bf16" or
+                      "fp16".
+    precision_mode    how they come to be in it: "cast" (all parameters are cast to it before the
+                      forward, so local gradients are in it too), or "autocast" (`torch.autocast`
+                      around the forward, not the loss; local gradients are in the parameters'
+                      dtype). With `compute` "own" it says nothing.
+    inputs            what the model is called with: "kept", or "cast" (floating inputs to the dtype
+                      of `compute`).
+    accumulate_dtype  dtype in which microbatches are summed: "own" (that of the local gradients),
+                      "fp32", "bf16" or "fp16".
+    reduce            dtype in which gradients are divided and reduced over ranks: "own" (that in
+                      which they were summed), "fp32", "bf16" or "fp16". Where it is declared,
+                      `reduce_each` reduces each microbatch once: the sum is not reduced again.
+    divide_ranks      where the mean over ranks is divided by their number: in the "reduce" (in its
+                      dtype), before it in the gradients' "own" (that of local gradients), which
+                      `reduce_each` and `local` know, or in the "loss": each is divided once, by
+                      ranks times microbatches (by ranks where `divide` is "gradient"), and the
+                      reduction sums.
+    master            "none": the optimizer updates the parameters; "fp32": it updates copies of
+                      them, of the role `master`, and each parameter is its master cast to the
+                      parameter's dtype.
+    master_init       what masters are before the first step, if no state was restored: "given" (the
+                      model's parameters), or "rounded" (those cast to the dtype of `compute`).
 
     Raises UsageError for a word that is not allowed.
     """
@@ -62,13 +65,13 @@ class Semantics:
     buffers: Literal["local", "rank0", "rank0_each"] = "local"
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
     compute: Literal["own", "bf16", "fp16"] = "own"
-    lowered: Literal["cast", "autocast"] = "cast"
+    precision_mode: Literal["cast", "autocast"] = "cast"
     inputs: Literal["kept", "cast"] = "kept"
-    summed: Literal["own", "fp32", "bf16", "fp16"] = "own"
+    accumulate_dtype: Literal["own", "fp32", "bf16", "fp16"] = "own"
     reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"
-    divided: Literal["reduce", "own", "loss"] = "reduce"
+    divide_ranks: Literal["reduce", "own", "loss"] = "reduce"
     master: Literal["none", "fp32"] = "none"
-    begins: Literal["given", "rounded"] = "given"
+    master_init: Literal["given", "rounded"] = "given"
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # mypy takes a class for one of its instances here
@@ -80,7 +83,7 @@ class Semantics:
     @property
     def in_losses(self) -> bool:
         """True if the mean over ranks is taken by dividing losses."""
-        return self.average == "mean" and self.divided == "loss"
+        return self.average == "mean" and self.divide_ranks == "loss"
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:

@@ -74,7 +74,7 @@ class DivisionLeftOn(Fsdp2):
     torchtitan's `disable_fsdp_gradient_division` is left out. Flagged: gradient / W.
     """
 
-    semantics = replace(Fsdp2.semantics, divided="loss")
+    semantics = replace(Fsdp2.semantics, divide_ranks="loss")
 
 
 class OneParameterUnreduced(Ddp):

@@ -119,7 +119,7 @@ class Observation:
     """All observations of one case."""
 
     layout: ParameterLayout
-    seen: Sequence[RankObservation]
+    ranks: Sequence[RankObservation]
     fetch: Fetch
     first: int = 0
     """Index of the first step."""
@@ -131,21 +131,21 @@ class Observation:
 
     def __post_init__(self) -> None:
         self._found = {}
-        for rank, seen in enumerate(self.seen):
-            for record in seen.records:
+        for rank, one in enumerate(self.ranks):
+            for record in one.records:
                 key = (record.step, record.point, record.role)
                 if key not in self._found:
-                    self._found[key] = [[] for _ in self.seen]
+                    self._found[key] = [[] for _ in self.ranks]
                 self._found[key][rank].append(record)
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self.seen)
+        return len(self.ranks)
 
     def steps(self, index: int) -> list[StepObservation]:
         """Return each rank's observation of step `index`."""
-        return [seen.steps[index - self.first] for seen in self.seen]
+        return [one.steps[index - self.first] for one in self.ranks]
 
     def own_gradients(self, index: int) -> bool:
         """Return True if the gradients of step `index` may be each rank's own.
@@ -155,14 +155,14 @@ class Observation:
         """
         steps = self.steps(index)
         if not any(step.reported for step in steps):
-            steps = [step for seen in self.seen for step in seen.steps]
+            steps = [step for one in self.ranks for step in one.steps]
         return any(step.reported and not step.reduced for step in steps)
 
     def random_states(self, index: int) -> list[list[bytes]]:
         """Return, per rank, the random state at the entry of each loss of step `index`."""
         return [
-            [seen.random_states[number] for number in seen.steps[index - self.first].random]
-            for seen in self.seen
+            [one.random_states[number] for number in one.steps[index - self.first].random]
+            for one in self.ranks
         ]
 
     def left(self, index: int, *, apart: bool) -> list[tuple[str, ...]]:
@@ -170,15 +170,12 @@ class Observation:
 
         Empty where ranks are not apart: those that compute one thing together leave the same.
         """
-        return [seen.left for seen in self.steps(index)] if apart else []
+        return [one.left for one in self.steps(index)] if apart else []
 
     def left_elsewhere(self, index: int) -> set[str]:
         """Return hashes of the random states after the forwards of all other steps."""
         steps = [
-            step
-            for seen in self.seen
-            for n, step in enumerate(seen.steps, self.first)
-            if n != index
+            step for one in self.ranks for n, step in enumerate(one.steps, self.first) if n != index
         ]
         return {one for step in steps for one in step.left}
 
@@ -189,14 +186,14 @@ class Observation:
         if that was skipped. Scales are powers of two, so another one changes no bit unless
         something underflows. One that cannot be (see skip.py) counts as 1.
         """
-        return [_loss_scale(seen.steps, index - self.first) for seen in self.seen]
+        return [_loss_scale(one.steps, index - self.first) for one in self.ranks]
 
     def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
         """Return, per rank, the locations of all shards of a role at a point."""
-        found = self._found.get((step, point, role), [[] for _ in self.seen])
+        found = self._found.get((step, point, role), [[] for _ in self.ranks])
         return [
-            [e for record in records for e in seen.manifests[record.manifest]]
-            for seen, records in zip(self.seen, found, strict=True)
+            [e for record in records for e in one.manifests[record.manifest]]
+            for one, records in zip(self.ranks, found, strict=True)
         ]
 
     def last(self, point: Point, role: str) -> int | None:
@@ -205,7 +202,7 @@ class Observation:
 
     def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
         """Return, per rank, the manifest numbers of a role; equal numbers have equal entries."""
-        found = self._found.get((step, point, role), [()] * len(self.seen))
+        found = self._found.get((step, point, role), [()] * len(self.ranks))
         return tuple([tuple([record.manifest for record in records]) for records in found])
 
     def held(self, step: int, point: Point, role: str) -> RoleState | None:
@@ -257,25 +254,25 @@ class Observation:
 
     def narrow(self, step: int, point: Point, role: str) -> list[frozenset[str]]:
         """Return, per rank, the names whose shards of a role are narrower than fp32."""
-        found = self._found.get((step, point, role), [[] for _ in self.seen])
+        found = self._found.get((step, point, role), [[] for _ in self.ranks])
         return [
             frozenset(
                 entry.name
                 for record in records
                 if record.dtype.removeprefix("torch.") in ("bfloat16", "float16")
-                for entry in self.seen[rank].manifests[record.manifest]
+                for entry in self.ranks[rank].manifests[record.manifest]
             )
             for rank, records in enumerate(found)
         ]
 
     def _pieces(self, step: int, point: Point, role: str) -> list[list[tuple[Entry, torch.Tensor]]]:
         """Iterate, per rank, over every shard of a role at a point, with its data, flat."""
-        found = self._found.get((step, point, role), [[] for _ in self.seen])
+        found = self._found.get((step, point, role), [[] for _ in self.ranks])
         result: list[list[tuple[Entry, torch.Tensor]]] = []
         for rank, records in enumerate(found):
             pieces: list[tuple[Entry, torch.Tensor]] = []
             for record in records:
-                entries = self.seen[rank].manifests[record.manifest]
+                entries = self.ranks[rank].manifests[record.manifest]
                 data = self.fetch(rank, record) if record.numel else torch.empty(0)
                 sizes = [entry.stop - entry.start for entry in entries]
                 pieces += zip(entries, torch.split(data, sizes), strict=True)
@@ -284,7 +281,7 @@ class Observation:
 
     def records(self) -> list[tuple[int, Recorded]]:
         """Return every record with its rank, in order."""
-        return [(rank, record) for rank, seen in enumerate(self.seen) for record in seen.records]
+        return [(rank, record) for rank, one in enumerate(self.ranks) for record in one.records]
 
     def _assemble(self, key: tuple[int, Point, str]) -> RoleState | None:
         found = self._found.get(key)
@@ -297,7 +294,7 @@ class Observation:
             data = [_wide(self.fetch(rank, record)) for record in records if record.numel]
             part = data[0] if len(data) == 1 else vectors.joined(data)
             manifest = tuple(
-                entry for record in records for entry in self.seen[rank].manifests[record.manifest]
+                entry for record in records for entry in self.ranks[rank].manifests[record.manifest]
             )
             manifests.append(manifest)
             plan = self._plans.get(manifest)
@@ -330,9 +327,9 @@ def _wide(data: torch.Tensor) -> torch.Tensor:
 
 
 def _loss_scale(steps: Sequence[StepObservation], index: int) -> float:
-    told = steps[index]
-    scale = told.loss_scale
-    if not told.reported and index:
+    report = steps[index]
+    scale = report.loss_scale
+    if not report.reported and index:
         before = steps[index - 1]
         scale = before.loss_scale / 2 if before.skipped else before.loss_scale
     return scale if scale > 0 and math.isfinite(scale) else 1.0

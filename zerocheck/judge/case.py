@@ -28,7 +28,7 @@ from .state import State
 
 def judge(
     case: Case,
-    seen: Sequence[RankObservation],
+    observations: Sequence[RankObservation],
     fetch: Fetch,
     *,
     digest: bool = False,
@@ -36,12 +36,12 @@ def judge(
 ) -> Judgement:
     """Judge what all ranks observed of a case.
 
-    seen[r]: the reply of rank r; fetch(rank, record): the tensor that a record points to. With
-    `digest`, or if anything is violated, the hash of all that was observed is taken. brief: the
+    observations[r]: the reply of rank r; fetch(rank, record): the tensor that a record points to.
+    With `digest`, or if anything is violated, the hash of all observations is taken. brief: the
     first violation raises Refuted, and no cause is looked for.
     """
-    with as_on_a_rank(ran_on(seen)), torch.no_grad():
-        return CaseJudge(case, seen, fetch, brief=brief).judgement(digest=digest)
+    with as_on_a_rank(ran_on(observations)), torch.no_grad():
+        return CaseJudge(case, observations, fetch, brief=brief).judgement(digest=digest)
 
 
 class CaseJudge(CaseContext):

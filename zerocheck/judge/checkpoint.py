@@ -12,7 +12,7 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
 from ..optimizers import STATES
-from ..protocol.verdicts import Violation, said, together
+from ..protocol.verdicts import Violation, alternatives, together
 from .assemble import Observation
 from .compare import different_bits, same_bits
 from .diagnose.resume import (
@@ -71,7 +71,7 @@ class Checkpoint:
             step,
             states.pop(step),
             observation.buffers(step),
-            [seen.checkpoint.random.get("saved", b"") for seen in observation.seen],
+            [one.checkpoint.random.get("saved", b"") for one in observation.ranks],
             samples,
             _next_scale(observation, step),
             states,
@@ -208,7 +208,7 @@ def _step_violation(
         expected=saved.state.steps[wrong_steps[0]],
         wrong=len(wrong_steps),
         total=sum(place.trainable for place in layout.places),
-        explanation=f"{text}: {place.name}{said(names, SENTENCES)}",
+        explanation=f"{text}: {place.name}{alternatives(names, SENTENCES)}",
         causes=names,
     )
 
@@ -230,7 +230,7 @@ def _role_violation(
         bound=0.0,
         wrong=int(torch.count_nonzero(wrong.different)),
         total=layout.size,
-        explanation=f"{text}{said(names, SENTENCES)}",
+        explanation=f"{text}{alternatives(names, SENTENCES)}",
         causes=names,
     )
 
@@ -265,7 +265,7 @@ def _next_scale(observation: Observation, step: int) -> float:
 
 def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Violation | None:
     """Check that the first step after the load has the loss scale that follows the saved one."""
-    if case.training.loss_scale is None or not observation.seen[0].steps:
+    if case.training.loss_scale is None or not observation.ranks[0].steps:
         return None
     scales = observation.loss_scales(case.training.first)
     bad = tuple(rank for rank, scale in enumerate(scales) if scale != saved.scale)
@@ -291,13 +291,13 @@ def _same_buffers(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
 
 def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Violation]:
     """Check the data position, and the random states if the number of ranks is unchanged."""
-    seen = observation.seen
-    if "data" in seen[0].declaration.keeps:
-        given = [rank.checkpoint.samples[0] for rank in seen]
+    observations = observation.ranks
+    if "data" in observations[0].declaration.keeps:
+        given = [rank.checkpoint.samples[0] for rank in observations]
         bad = tuple(rank for rank, samples in enumerate(given) if samples != saved.samples)
         if bad:
             samples = given[bad[0]]
-            names = data_causes(given, saved.samples, len(saved.buffers), len(seen))
+            names = data_causes(given, saved.samples, len(saved.buffers), len(observations))
             off = samples - saved.samples
             text = f"{off} samples are left out" if off > 0 else f"{-off} samples are read again"
             yield Violation(
@@ -312,8 +312,8 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
                 f"{saved.samples}: {text}",
                 causes=names,
             )
-    if "rng" in seen[0].declaration.keeps and len(seen) == len(saved.random):
-        loaded = [rank.checkpoint.random["loaded"] for rank in seen]
+    if "rng" in observations[0].declaration.keeps and len(observations) == len(saved.random):
+        loaded = [rank.checkpoint.random["loaded"] for rank in observations]
         bad = tuple(r for r, state in enumerate(loaded) if state != saved.random[r])
         if bad:
             yield Violation(

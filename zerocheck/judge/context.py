@@ -42,29 +42,38 @@ class CaseContext:
     """One case, or one training segment of a resumed case, as its ranks observed it."""
 
     def __init__(
-        self, case: Case, seen: Sequence[RankObservation], fetch: Fetch, *, brief: bool = False
+        self,
+        case: Case,
+        observations: Sequence[RankObservation],
+        fetch: Fetch,
+        *,
+        brief: bool = False,
     ) -> None:
         self.case, self.brief = case, brief
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = ParameterLayout.of(model, case)
         replica = case.shards if len(case.mesh) > 1 else 0
-        self.observation = Observation(self.layout, seen, fetch, self.first, replica)
-        self.declaration = seen[0].declaration
+        self.observation = Observation(self.layout, observations, fetch, self.first, replica)
+        self.declaration = observations[0].declaration
         self.semantics = Semantics(**self.declaration.semantics)  # type: ignore[arg-type]
         # Before the runner casts the model to its dtypes.
         self.start: StartState | None = StartState.of(
-            case, model, self.layout, restored=seen[0].restored, rounded=begun_in(self.semantics)
+            case,
+            model,
+            self.layout,
+            restored=observations[0].restored,
+            rounded=begun_in(self.semantics),
         )
         """State that training begins with, until it was compared: it is as large as the model."""
-        self.device = ran_on(seen)
+        self.device = ran_on(observations)
         computing = Computing.of(self.semantics)
         runner = LocalRunner(model, case, self.layout, self.device, computing)
         self.replayed = StepReplay(case, self.observation, self.semantics, runner)
         masters = self.semantics.master != "none"
         self.ownership = Ownership(self.observation, case.hosts, masters=masters)
         self.updates = UpdateJudge(self.layout, UpdateRecipe.of(case))
-        self.verdicts = Verdicts(seen, brief=brief)
+        self.verdicts = Verdicts(observations, brief=brief)
         self.hidden_states: HiddenStates | None = None
         if "states" in self.declaration.hides:
             recipe = self.updates.recipe
@@ -81,7 +90,7 @@ class CaseContext:
 
     def flat_buffers(self) -> Sequence[FlatBuffer]:
         """Return the flat buffers of the implementation."""
-        return flat_buffers(self.observation.seen, self.layout)
+        return flat_buffers(self.observation.ranks, self.layout)
 
 
 class StepContext:
@@ -316,12 +325,12 @@ class StepContext:
         vacuity = self.verdicts.vacuity
         if shown is not None:
             return recovery.clip(
-                lambda _: hidden.as_shown(shown), vacuity, step=self.index, seen=True
+                lambda _: hidden.as_shown(shown), vacuity, step=self.index, exposed=True
             )
         if not self.forward_holds:
             return None
         return recovery.clip(
-            lambda off: self.expected(off).of, vacuity, step=self.index, seen=False
+            lambda off: self.expected(off).of, vacuity, step=self.index, exposed=False
         )
 
     @cached_property

@@ -18,6 +18,6 @@ def digest_of(observation: Observation) -> str:
         if record.numel:
             data = observation.fetch(rank, record).contiguous().view(torch.uint8)
             state.update(data.numpy().data)
-    for seen in observation.seen:
-        state.update(msgspec.msgpack.encode([(s.losses, s.grad_norm) for s in seen.steps]))
+    for one in observation.ranks:
+        state.update(msgspec.msgpack.encode([(s.losses, s.grad_norm) for s in one.steps]))
     return state.hexdigest()

@@ -47,12 +47,14 @@ class FlatBuffer(NamedTuple):
         return sorted(found.items(), key=lambda pair: pair[1])
 
 
-def flat_buffers(seen: Sequence[RankObservation], layout: ParameterLayout) -> list[FlatBuffer]:
+def flat_buffers(
+    observations: Sequence[RankObservation], layout: ParameterLayout
+) -> list[FlatBuffer]:
     """Find the buffers that hold parameters, from the shards exposed before the first step.
 
     A buffer that is not cut in equal shards has no part in it: nothing could change places.
     """
-    ranks = [_by_storage(one.memory) for one in seen]
+    ranks = [_by_storage(one.memory) for one in observations]
     if len({len(rank) for rank in ranks}) != 1:
         return []
     found = []

@@ -134,10 +134,10 @@ class _Free:
         if index == self.case.training.unfreeze:
             for name in unfrozen(self.case):
                 self.model.get_parameter(name).requires_grad_(True)
-        seen: list[float] = []
+        values: list[float] = []
         losses = [
             [
-                self._loss(index, rank, number, seen)
+                self._loss(index, rank, number, values)
                 for number in range(self.case.training.microbatches)
             ]
             for rank in self._ranks()
@@ -149,10 +149,10 @@ class _Free:
                         loss(self.model)
         else:
             self.trainer.step(losses, lr=learning_rates(self.case, index))
-        return math.fsum(seen) / len(seen) if all(map(math.isfinite, seen)) else sum(seen)
+        return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
 
     def _loss(
-        self, index: int, rank: int, number: int, seen: list[float]
+        self, index: int, rank: int, number: int, values: list[float]
     ) -> Callable[[nn.Module], torch.Tensor]:
         where = {"step": index, "rank": rank, "microbatch": number}
         drawn = batch(self.case, **where).on(self._device)
@@ -169,7 +169,7 @@ class _Free:
                 self._random[rank] = random_state(self._device)
             if overflows(self.case, **where):
                 value = value * math.inf
-            seen.append(float(value.detach()))
+            values.append(float(value.detach()))
             return value if factor == 1.0 else value * factor
 
         return loss

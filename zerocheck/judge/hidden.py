@@ -184,11 +184,11 @@ def _narrow_product(
 
 
 def check_clip(
-    recovered: Recovered, wanted: Clipping, layout: ParameterLayout, *, step: int, seen: bool
+    recovered: Recovered, wanted: Clipping, layout: ParameterLayout, *, step: int, exposed: bool
 ) -> tuple[float, Violation | None]:
     """Judge clipping by the gradient that entered the optimizer's states.
 
-    seen: the reduced gradient was shown, so that only clipping can be wrong. Otherwise a misfit
+    exposed: the reduced gradient was shown, so that only clipping can be wrong. Otherwise a misfit
     that plain `not clipped` does not explain is left to the obligation `gradient`.
     """
     part, plan = recovered.held.parts[0], recovered.held.plans[0]
@@ -202,7 +202,7 @@ def check_clip(
     if misfit is None:
         return share, None
     unclipped = inside(wanted.unclipped)[1] is None
-    if not (unclipped or seen):
+    if not (unclipped or exposed):
         return 0.0, None
     return share, describe(
         misfit,

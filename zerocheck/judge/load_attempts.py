@@ -34,10 +34,10 @@ class LoadAttempt(NamedTuple):
 
 def control(segment: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
     """Judge a segment that only loads, without kill or damage: (roundtrip, violation or None)."""
-    seen, _ = loaded
-    ranks = tuple(rank for rank, one in enumerate(seen) if one.checkpoint.refused)
+    observations, _ = loaded
+    ranks = tuple(rank for rank, one in enumerate(observations) if one.checkpoint.refused)
     if ranks:
-        refusal = seen[ranks[0]].checkpoint.refused
+        refusal = observations[ranks[0]].checkpoint.refused
         text = f"the checkpoint is whole, and its load refused it: {refusal}"
         violation = _violation("roundtrip", saved.step, ranks, text, (bugs.REFUSED,))
         error = _error(refusal)
@@ -62,19 +62,19 @@ def tried(
     A load that refuses has done its duty, except where a killed writer was to replace an older
     checkpoint: that one must still load. What is loaded must be one of the checkpoints, whole.
     """
-    seen, _ = loaded
+    observations, _ = loaded
     last = case.resume[-1]
     of: Resume = "durability" if last.killed is not None else "damage"
-    refused = [rank.checkpoint.refused for rank in seen]
+    refused = [rank.checkpoint.refused for rank in observations]
     step = saved.step
     if any(refused):
         if not all(refused):
             ranks = tuple(rank for rank, text in enumerate(refused) if not text)
-            said = next(text for text in refused if text).splitlines()[0][:150]
+            words = next(text for text in refused if text).splitlines()[0][:150]
             then = "loaded it"
-            if any(rank.checkpoint.waited for rank in seen):
+            if any(rank.checkpoint.waited for rank in observations):
                 then += ", or waited for them"
-            text = f"some ranks refused the checkpoint ({said}) and others {then}"
+            text = f"some ranks refused the checkpoint ({words}) and others {then}"
             return LoadAttempt(
                 of, "wrong", _violation(of, step, ranks, text, (bugs.RANKS_DISAGREE,))
             )

@@ -115,7 +115,7 @@ class LocalRunner:
         step: int,
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[Mapping[str, torch.Tensor]],
-        seen: Sequence[StepObservation],
+        observed: Sequence[StepObservation],
         *,
         loss_divisor: float,
         ranks: int = 1,
@@ -128,7 +128,7 @@ class LocalRunner:
         """Run one step of all ranks.
 
         parameters[r]: the flat vector that rank r computes with; buffers[r]: its buffers before;
-        seen[r]: how it ran the model; ranks: what of the divisor of losses is taken back, by an
+        observed[r]: how it ran the model; ranks: what of the divisor of losses is taken back, by an
         exact product of their gradients; weighted: losses are weighted by their tokens; scales[r]:
         loss scale of rank r; states[r][m]: random state in which it enters a loss, if the case
         carries random numbers on; sent_each: the buffers of rank 0 are sent to all ranks before
@@ -146,9 +146,9 @@ class LocalRunner:
         sent: list[dict[str, torch.Tensor]] = []
         loaded: torch.Tensor | None = None
         for rank in range(world):
-            self._place(seen[rank])
-            self._hook(seen[rank])
-            self._track(seen[rank].tracked, learning)
+            self._place(observed[rank])
+            self._hook(observed[rank])
+            self._track(observed[rank].tracked, learning)
             if loaded is not parameters[rank]:
                 self._load(parameters[rank])
                 loaded = parameters[rank]
@@ -294,17 +294,17 @@ class LocalRunner:
             if name in buffers:
                 buffer.copy_(buffers[name])
 
-    def _place(self, seen: StepObservation) -> None:
+    def _place(self, observed: StepObservation) -> None:
         """Move the parameters to the alignment and strides of the ranks: BLAS depends on both."""
-        if (seen.misaligned, seen.strides) == self._as_on:
+        if (observed.misaligned, observed.strides) == self._as_on:
             return
         for name, parameter in self._parameters.items():
-            offset = seen.misaligned.get(name, 0)
-            strides = seen.strides.get(name, self._strides[name])
+            offset = observed.misaligned.get(name, 0)
+            strides = observed.strides.get(name, self._strides[name])
             if offset != lies(parameter) or strides != parameter.stride():
                 # The same nn.Parameter, so that nn.GRU's list of its parameters stays right.
                 parameter.data = place(parameter.data, offset, strides)
-        self._as_on = dict(seen.misaligned), dict(seen.strides)
+        self._as_on = dict(observed.misaligned), dict(observed.strides)
 
     def _track(self, names: Collection[str], unfrozen_: Collection[str]) -> None:
         """Require gradients of the frozen parameters that the implementation tracks, unused here.
@@ -315,9 +315,15 @@ class LocalRunner:
             self._parameters[name].requires_grad_(name in names or name in unfrozen_)
         self._tracked = set(names) - set(unfrozen_)
 
-    def _hook(self, seen: StepObservation) -> None:
+    def _hook(self, observed: StepObservation) -> None:
         """Hook the same modules as the implementation: nodes change the order of additions."""
-        how = seen.passed_through, seen.restrided, seen.viewed, seen.cast, seen.recomputed
+        how = (
+            observed.passed_through,
+            observed.restrided,
+            observed.viewed,
+            observed.cast,
+            observed.recomputed,
+        )
         if how == self._hooked:
             return
         for hook in self._hooks:
@@ -327,22 +333,22 @@ class LocalRunner:
             _put(module, "forward", forward)
         self._recomputed = {
             self._modules[name]: self._modules[name].__dict__.get("forward")
-            for name in seen.recomputed
+            for name in observed.recomputed
         }
         for module in self._recomputed:
             _put(module, "forward", partial(recomputing, module, module.forward))
         if self._computing.cast is not None:
             into = partial(cast_inputs, self._computing.cast)
             self._hooks += [
-                self._modules[name].register_forward_pre_hook(into) for name in seen.cast
+                self._modules[name].register_forward_pre_hook(into) for name in observed.cast
             ]
         self._hooks += [
             self._modules[name].register_forward_pre_hook(
-                pass_through if name in seen.restrided else pass_detached
+                pass_through if name in observed.restrided else pass_detached
             )
-            for name in seen.passed_through
+            for name in observed.passed_through
         ]
-        for name in seen.viewed:
+        for name in observed.viewed:
             module = self._modules[name]
             own = {key: one for key, one in module._parameters.items() if one is not None}
             self._hooks.append(module.register_forward_pre_hook(as_views))

@@ -48,10 +48,10 @@ def judge_measured(
 
 
 def _digest(measured: Sequence[Measured]) -> str:
-    told = [msgspec.to_builtins(one) for one in measured]
-    for one in told:
+    plain = [msgspec.to_builtins(one) for one in measured]
+    for one in plain:
         one.pop("pools")  # what an allocator reserves depends on what ran before
-    return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
+    return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).hexdigest()
 
 
 def merged(parts: Sequence[Judgement]) -> Judgement:

@@ -46,7 +46,7 @@ class Computing(NamedTuple):
         if semantics.compute == "own":
             return cls()
         dtype = DTYPES[semantics.compute]
-        return cls(dtype, semantics.lowered == "autocast", semantics.inputs == "cast")
+        return cls(dtype, semantics.precision_mode == "autocast", semantics.inputs == "cast")
 
     @property
     def cast(self) -> torch.dtype | None:
@@ -62,12 +62,16 @@ Path = tuple[tuple[int, Format], ...]
 
 def declared(semantics: Semantics) -> bool:
     """Return True if some gradient's format is not that of its parameter all the way."""
-    return (semantics.compute, semantics.summed, semantics.reduce) != ("own", "own", "own")
+    return (semantics.compute, semantics.accumulate_dtype, semantics.reduce) != (
+        "own",
+        "own",
+        "own",
+    )
 
 
 def begun_in(semantics: Semantics) -> torch.dtype | None:
     """Return the dtype that parameters are cast to before masters are made, or None."""
-    return Computing.of(semantics).cast if semantics.begins == "rounded" else None
+    return Computing.of(semantics).cast if semantics.master_init == "rounded" else None
 
 
 def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
@@ -77,7 +81,11 @@ def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
     """
     cast = Computing.of(semantics).cast
     local = FP32 if cast is None else Format.of(cast)
-    summed = local if semantics.summed == "own" else Format.of(DTYPES[semantics.summed])
+    summed = (
+        local
+        if semantics.accumulate_dtype == "own"
+        else Format.of(DTYPES[semantics.accumulate_dtype])
+    )
     reduce = summed if semantics.reduce == "own" else Format.of(DTYPES[semantics.reduce])
     return local, summed, reduce
 
@@ -102,7 +110,7 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
         reductions += bounds.roundings_of_division(microbatches)
     sums = microbatches - 1
     division = 0
-    if semantics.divided == "own" and semantics.average == "mean":
+    if semantics.divide_ranks == "own" and semantics.average == "mean":
         division = sum(bounds.roundings_of_division(axis) for axis in case.mesh)
         reductions -= division
     if semantics.accumulate == "reduce_again":

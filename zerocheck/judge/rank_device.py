@@ -16,16 +16,16 @@ AGAIN = 3
 under test. Kernels that add with atomics come to another order soon."""
 
 
-def ran_on(seen: Sequence[RankObservation]) -> torch.device:
+def ran_on(observations: Sequence[RankObservation]) -> torch.device:
     """Return the device for the judge's local passes: that of rank 0, on whose host the judge is.
 
     Raises Unsupported where ranks were on different kinds of GPU, or the judge's own is another:
     kernels are chosen by it, so that bits cannot be compared.
     """
-    device = torch.device(seen[0].device)
+    device = torch.device(observations[0].device)
     if device.type == CPU:
         return device
-    kinds = dict.fromkeys(rank.processor for rank in seen if rank.processor)
+    kinds = dict.fromkeys(rank.processor for rank in observations if rank.processor)
     kinds[processor(device)] = None
     if len(kinds) > 1:
         raise Unsupported(

@@ -45,13 +45,15 @@ class Recovery:
         return wanted
 
     def clip(
-        self, gradient: Callable[[Off], Enclosing], vacuity: Vacuity, *, step: int, seen: bool
+        self, gradient: Callable[[Off], Enclosing], vacuity: Vacuity, *, step: int, exposed: bool
     ) -> tuple[float, Violation | None]:
-        """Judge clipping. gradient: the reduced one; seen: it was exposed."""
+        """Judge clipping. gradient: the reduced one; exposed: it was exposed."""
 
         def check(off: Off) -> tuple[float, Violation | None]:
             wanted = self._clipping(gradient(off))
-            return hidden.check_clip(self.recovered, wanted, self.layout, step=step, seen=seen)
+            return hidden.check_clip(
+                self.recovered, wanted, self.layout, step=step, exposed=exposed
+            )
 
         right = gradient(self.tolerance.off)
         clipped = self._clipping(right).clipped

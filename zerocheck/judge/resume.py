@@ -62,7 +62,7 @@ def judge_segments(
         spoilt = False
         checkpoint: Checkpoint | None = None
         for number, segment in enumerate(segments_of(case)):
-            seen, fetch = segments[number]
+            observations, fetch = segments[number]
             if number and only_loads(case, number):
                 assert checkpoint is not None
                 which, wrong = control(segment, segments[number], checkpoint)
@@ -79,7 +79,7 @@ def judge_segments(
                 if wrong is not None and violations.setdefault(which, wrong) is not wrong:
                     further.append(wrong)
                 break
-            judge = _SegmentJudge(segment, seen, fetch, checkpoint, brief=brief)
+            judge = _SegmentJudge(segment, observations, fetch, checkpoint, brief=brief)
             judgement = judge.judgement(digest=digest)
             judgements.append(judgement)
             wrong_here: set[Obligation] = {"roundtrip"} if spoilt else set()
@@ -157,13 +157,13 @@ class _SegmentJudge(CaseJudge):
     def __init__(
         self,
         case: Case,
-        seen: Sequence[RankObservation],
+        observations: Sequence[RankObservation],
         fetch: Fetch,
         loaded: Checkpoint | None,
         *,
         brief: bool = False,
     ) -> None:
-        super().__init__(case, seen, fetch, brief=brief)
+        super().__init__(case, observations, fetch, brief=brief)
         self.loaded = loaded
         self.found: list[Violation] = []
         self.exercised_here: set[Resume] = set()
@@ -180,7 +180,7 @@ class _SegmentJudge(CaseJudge):
             if self.observation.held(before, "saved", "parameter") is not None:  # the older one
                 self._check_saved(before)
             self._check_saved(self._at)
-            if self.observation.seen[0].declaration.exports:
+            if self.observation.ranks[0].declaration.exports:
                 self._check(
                     "export", check_export(self.observation, self.layout, self._final(), self._at)
                 )

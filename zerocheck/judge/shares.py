@@ -24,8 +24,8 @@ KINDS: dict[Kind, tuple[Point, tuple[str, ...], int]] = {
     "gradients": ("reduced", ("gradient",), 2),
     "optimizer states": ("state", STATES, 1),
 }
-"""Where each kind is seen (point and roles, of which the first that is exposed counts), and the
-first stage that shards it."""
+"""Place of each kind in the observations (point and roles, of which the first that is exposed
+counts), and the first stage that shards it."""
 
 
 def shares(observation: Observation) -> dict[str, float]:

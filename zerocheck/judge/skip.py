@@ -31,9 +31,9 @@ class SkipReport(Protocol):
     def loss_scale(self) -> float: ...
 
 
-def check_reports(seen: Sequence[SkipReport], *, step: int) -> Violation | None:
+def check_reports(reports: Sequence[SkipReport], *, step: int) -> Violation | None:
     """Check that ranks agree on skipping and on the loss scale, a positive number."""
-    scales = [rank.loss_scale for rank in seen]
+    scales = [rank.loss_scale for rank in reports]
     odd = tuple(r for r, scale in enumerate(scales) if not (scale > 0 and math.isfinite(scale)))
     if odd:
         return _violation(
@@ -43,13 +43,13 @@ def check_reports(seen: Sequence[SkipReport], *, step: int) -> Violation | None:
             ranks=odd,
             role="loss_scale",
         )
-    skipped = tuple(r for r, rank in enumerate(seen) if rank.skipped)
-    if 0 < len(skipped) < len(seen):
+    skipped = tuple(r for r, rank in enumerate(reports) if rank.skipped)
+    if 0 < len(skipped) < len(reports):
         words = ", ".join(str(rank) for rank in skipped)
         return _violation(
             step,
-            f"only some ranks skipped the step (ranks {words} of {len(seen)}): they must agree on "
-            "whether there was an overflow",
+            f"only some ranks skipped the step (ranks {words} of {len(reports)}): they must agree "
+            "on whether there was an overflow",
             bugs.RANKS_DISAGREE,
             ranks=skipped,
         )
@@ -69,7 +69,7 @@ def check(
     after: State,
     layout: ParameterLayout,
     case: Case,
-    seen: Sequence[SkipReport],
+    reports: Sequence[SkipReport],
     *,
     finite: bool | None,
     step: int,
@@ -78,7 +78,7 @@ def check(
 
     finite: whether the whole reduced gradient is; None if that is not known.
     """
-    skipped = all(rank.skipped for rank in seen)
+    skipped = all(rank.skipped for rank in reports)
     scaling = case.training.loss_scale is not None
     violation = None
     if finite is not None:

@@ -108,12 +108,12 @@ class StepReplay:
         Not known, so False, where a rank recorded no graph, or has parts of it in checkpoints that
         hide what runs in the backward.
         """
-        seen = self.observation.steps(step)[: len(state.own)]
-        if any(one.recomputed or not one.graphs for one in seen):
+        observed = self.observation.steps(step)[: len(state.own)]
+        if any(one.recomputed or not one.graphs for one in observed):
             return False
         with self.runner.noting_graphs() as notes:
             self.passes(step, state)
-        return notes.taken() == tuple(graph for one in seen for graph in one.graphs)
+        return notes.taken() == tuple(graph for one in observed for graph in one.graphs)
 
     def of_other_parameters(
         self, step: int, state: State, violation: Violation, buffers: Sequence[FlatBuffer]

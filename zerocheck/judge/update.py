@@ -36,10 +36,10 @@ class Update(NamedTuple):
     """One update to judge.
 
     gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
-    known of it, 0 where it was seen; lr: per group; has: per parameter, whether it has a gradient;
-    for the diagnosis only: unclipped, the gradient before clipping; previous, asked for what the
-    optimizer was to be given in the step before; others, asked for (cause, gradient) of known
-    mistakes in a reduction.
+    known of it, 0 where it was observed; lr: per group; has: per parameter, whether it has a
+    gradient; for the diagnosis only: unclipped, the gradient before clipping; previous, asked for
+    what the optimizer was to be given in the step before; others, asked for (cause, gradient) of
+    known mistakes in a reduction.
     """
 
     before: State

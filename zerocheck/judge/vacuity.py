@@ -22,11 +22,11 @@ from .state import State
 class Vacuity:
     """Collector, step by step, of the obligations that could have failed."""
 
-    def __init__(self, seen: Sequence[RankObservation]) -> None:
-        """Start without evidence. seen: the ranks' observations of the case."""
-        self._world_size = len(seen)
+    def __init__(self, observations: Sequence[RankObservation]) -> None:
+        """Start without evidence. observations: the ranks' observations of the case."""
+        self._world_size = len(observations)
         self._could_fail: set[Obligation] = set()
-        if _cut(seen):
+        if _cut(observations):
             self._could_fail.add("ownership")
 
     def losses(self, expected: Iterable[Iterable[float]]) -> None:
@@ -71,11 +71,11 @@ class Vacuity:
         return tuple(obligation for obligation in holding if obligation not in self._could_fail)
 
 
-def _cut(seen: Sequence[RankObservation]) -> bool:
+def _cut(observations: Sequence[RankObservation]) -> bool:
     """Return True if some rank lacks some tensor, or a part of one."""
     held = [
         {entry for manifest in rank.manifests for entry in manifest if entry.present}
-        for rank in seen
+        for rank in observations
     ]
     return any(entries != held[0] for entries in held) or any(
         entry.stop - entry.start < prod(entry.shape) for entry in held[0]

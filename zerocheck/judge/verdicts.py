@@ -22,8 +22,8 @@ class Verdicts:
     tier: "state only" once a gradient was not shown; vacuity: what could have failed.
     """
 
-    def __init__(self, seen: Sequence[RankObservation], *, brief: bool = False) -> None:
-        """Start without findings. seen: the observations; brief: a violation raises Refuted."""
+    def __init__(self, observations: Sequence[RankObservation], *, brief: bool = False) -> None:
+        """Start without findings. brief: a violation raises Refuted."""
         self._brief = brief
         self.exercised: set[Obligation] = set()
         self.shares: dict[Obligation, float] = {}
@@ -31,7 +31,7 @@ class Verdicts:
         self.further: list[Violation] = []
         """Violations after the first of their obligation."""
         self.tier: Tier = "full"
-        self.vacuity = Vacuity(seen)
+        self.vacuity = Vacuity(observations)
         self._taken: tuple[Passes, Callable[[], Passes]] | None = None
 
     def taken(self, passes: Passes, again: Callable[[], Passes]) -> None:
@@ -85,9 +85,9 @@ class Verdicts:
             further=tuple(self.further),
             tier=self.tier,
             digest=digest_of(observation) if digest or self.violations else "",
-            semantics=observation.seen[0].declaration.semantics,
+            semantics=observation.ranks[0].declaration.semantics,
             estimated=tuple(one for one in statuses if one in estimated),
             shares=shares(observation),
-            stage=observation.seen[0].declaration.stage,
+            stage=observation.ranks[0].declaration.stage,
             vacuous=self.vacuity.among(o for o, status in statuses.items() if status == "holds"),
         )

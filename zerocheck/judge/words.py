@@ -20,7 +20,7 @@ from ..protocol.observations import RankObservation
 from ..protocol.verdicts import EQUIVALENCE, RESUME, Judgement, Violation
 
 BY_CAUSE: Mapping[str, CauseFamily] = {
-    "summed": bugs.ACCUMULATED_IN,
+    "accumulate_dtype": bugs.ACCUMULATED_IN,
     "reduce": bugs.REDUCED_IN,
 }
 """Fields whose words widen the bound by much, with the cause that suggests one.
@@ -53,7 +53,9 @@ def with_words(
     return msgspec.structs.replace(judgement, words=tuple(found))
 
 
-def declared(seen: Sequence[RankObservation], field: str, word: str) -> list[RankObservation]:
+def declared(
+    observations: Sequence[RankObservation], field: str, word: str
+) -> list[RankObservation]:
     """Return the ranks' observations, as if they had declared another word."""
     replace = msgspec.structs.replace
     return [
@@ -63,7 +65,7 @@ def declared(seen: Sequence[RankObservation], field: str, word: str) -> list[Ran
                 one.declaration, semantics={**one.declaration.semantics, field: word}
             ),
         )
-        for one in seen
+        for one in observations
     ]
 
 
@@ -96,10 +98,10 @@ def _fields(case: Case, semantics: Semantics) -> Iterator[str]:
         yield "divide"
         if case.world_size > 1:
             yield "accumulate"
-        yield "summed"
+        yield "accumulate_dtype"
     if training.clip is not None:
         yield "clip"
     if case.world_size > 1:
         if semantics.average == "mean":
-            yield "divided"
+            yield "divide_ranks"
         yield "reduce"

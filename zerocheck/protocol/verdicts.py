@@ -166,7 +166,7 @@ class MeasuredBytes(msgspec.Struct, frozen=True, kw_only=True):
     predicted: bool = False
 
 
-def said(names: Sequence[str], sentences: Mapping[str, str]) -> str:
+def alternatives(names: Sequence[str], sentences: Mapping[str, str]) -> str:
     """Format alternative causes: `"; it is 0; or it is that of an earlier step"`."""
     parts = [sentences[name] for name in names if name in sentences]
     return f"; {'; or '.join(parts)}" if parts else ""

@@ -152,19 +152,19 @@ def test_what_precision_means_to_each_stage() -> None:
 
     wide = Case(precision=MIXED[1])
     by_stage = {n: semantics_of(Semantics(), wide, n) for n in (1, 2, 3)}
-    assert [one.divided for one in by_stage.values()] == ["reduce", "own", "reduce"]
-    assert {(s.compute, s.summed, s.reduce, s.master) for s in by_stage.values()} == {
+    assert [one.divide_ranks for one in by_stage.values()] == ["reduce", "own", "reduce"]
+    assert {(s.compute, s.accumulate_dtype, s.reduce, s.master) for s in by_stage.values()} == {
         ("bf16", "fp32", "fp32", "fp32")
     }
     for left_out in ("contiguous_gradients", "reduce_scatter"):
         apart = msgspec.structs.replace(wide, options=stored_as({left_out: False}))
-        assert semantics_of(Semantics(), apart, 2).divided == "reduce"
+        assert semantics_of(Semantics(), apart, 2).divide_ranks == "reduce"
     offloaded = msgspec.structs.replace(
         wide,
         sharding=Sharding(offload="pageable"),
         options=stored_as({"contiguous_gradients": False}),
     )
-    assert semantics_of(Semantics(), offloaded, 2).divided == "own"
+    assert semantics_of(Semantics(), offloaded, 2).divide_ranks == "own"
     narrow = semantics_of(Semantics(), Case(precision=MIXED[2]), 1)
     assert (narrow.compute, narrow.reduce, narrow.master) == ("own", "bf16", "none")
 

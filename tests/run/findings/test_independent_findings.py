@@ -62,9 +62,9 @@ def _finished(*words: str) -> CaseFinished:
 
 def test_a_finding_names_the_words_under_which_all_its_cases_hold() -> None:
     findings = Findings()
-    (bug,) = findings.add(_finished("average='sum'", "divided='loss'"))
+    (bug,) = findings.add(_finished("average='sum'", "divide_ranks='loss'"))
     fingerprint = bug.fingerprint
-    assert bug.finding(0).words == ("average='sum'", "divided='loss'")
+    assert bug.finding(0).words == ("average='sum'", "divide_ranks='loss'")
     findings.add(_finished("average='sum'"))
     finding = bug.finding(0)
     assert finding_title(finding) == (

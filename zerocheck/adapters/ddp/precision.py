@@ -17,7 +17,7 @@ def of_autocast(semantics: Semantics, case: Case) -> Semantics:
     """Return the semantics of a step with its forward under torch.autocast; gradients stay fp32."""
     if case.precision.compute == "fp32":
         return semantics
-    return replace(semantics, compute=case.precision.compute, lowered="autocast")
+    return replace(semantics, compute=case.precision.compute, precision_mode="autocast")
 
 
 def autocast(call: Call, case: Case, device: str) -> Call:

@@ -82,7 +82,7 @@ class ConfiguredEngine(DeepSpeed):
         semantics = replace(super()._means(case), average=self.given.average)
         if self.given.summed is None or case.precision.compute != "bf16":
             return semantics
-        words: Any = {"summed": self.given.summed}
+        words: Any = {"accumulate_dtype": self.given.summed}
         return replace(semantics, **words)
 
     def _config(self) -> dict[str, Any]:

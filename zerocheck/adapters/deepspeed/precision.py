@@ -39,12 +39,17 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
         return semantics
     reduce = case.precision.reduce
     if case.precision.compute == "fp32":
-        return replace(semantics, reduce=reduce, summed="fp32")
-    words: Any = {"summed": reduce, "reduce": reduce, "master": "fp32", "begins": "rounded"}
+        return replace(semantics, reduce=reduce, accumulate_dtype="fp32")
+    words: Any = {
+        "accumulate_dtype": reduce,
+        "reduce": reduce,
+        "master": "fp32",
+        "master_init": "rounded",
+    }
     own = options_of(case)
     buckets = own.contiguous_gradients or case.sharding.offload != "none"
     if stage == 2 and reduce == "fp32" and buckets and own.reduce_scatter:
-        words["divided"] = "own"
+        words["divide_ranks"] = "own"
     return replace(computing(semantics, case), **words)
 
 

@@ -34,7 +34,7 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
     if not reduced_precision(case):
         return semantics
     each = semantics.accumulate == "reduce_each"
-    words: Any = {"summed": "fp32" if each else "own"}
+    words: Any = {"accumulate_dtype": "fp32" if each else "own"}
     if each and case.mesh[-1] == 1:
         words["accumulate"] = "reduce_again"
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)

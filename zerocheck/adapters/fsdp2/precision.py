@@ -33,5 +33,5 @@ def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
     if not reduced_precision(case):
         return semantics
     each = semantics.accumulate == "reduce_each"
-    words: Any = {"summed": "fp32" if each else case.precision.reduce}
+    words: Any = {"accumulate_dtype": "fp32" if each else case.precision.reduce}
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)

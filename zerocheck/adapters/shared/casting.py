@@ -24,4 +24,4 @@ def computing(semantics: Semantics, case: Case) -> Semantics:
     """Return semantics that cast all parameters and the model's inputs to the compute dtype."""
     if case.precision.compute == "fp32":
         return semantics
-    return replace(semantics, compute=case.precision.compute, lowered="cast", inputs="cast")
+    return replace(semantics, compute=case.precision.compute, precision_mode="cast", inputs="cast")

@@ -46,7 +46,7 @@ def semantics_of(semantics: Semantics, case: Case) -> Semantics:
     """Return the semantics of a step of a stage in the precision of the case."""
     if not reduced_precision(case):
         return semantics
-    words: Any = {"summed": case.precision.reduce, "reduce": case.precision.reduce}
+    words: Any = {"accumulate_dtype": case.precision.reduce, "reduce": case.precision.reduce}
     return replace(computing(semantics, case), master="fp32", **words)
 
 

@@ -33,8 +33,8 @@ def causes(
         name
         for name, candidates in _candidates(expected, before, local)
         if all(
-            compare(seen.reshape(-1).double(), one)[1] is None
-            for seen, one in zip(observed, candidates, strict=True)
+            compare(actual.reshape(-1).double(), one)[1] is None
+            for actual, one in zip(observed, candidates, strict=True)
         )
     )
     return found or (bugs.BUFFERS_DIFFER,)

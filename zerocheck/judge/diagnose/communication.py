@@ -40,28 +40,28 @@ def causes(
 
     frozen: what was predicted for the step before parameters were unfrozen.
     """
-    seen, told = _sent(calls), _sent(says)
-    if seen == told:
+    observed, predicted = _sent(calls), _sent(says)
+    if observed == predicted:
         return (bugs.ANOTHER_ORDER,)
-    found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == seen)
-    other = _sent_in(seen, told)
+    found = dict.fromkeys(name for name, sent in _candidates(case, says) if sent == observed)
+    other = _sent_in(observed, predicted)
     if other is not None:
         found[bugs.SENT_IN(dtype=other)] = None
-    if frozen is not None and _some_still_frozen(seen, told, _sent(frozen)):
+    if frozen is not None and _some_still_frozen(observed, predicted, _sent(frozen)):
         found[bugs.NOT_UNFROZEN] = None
     if _per_parameter(case, calls, says):
         found[bugs.ONE_COLLECTIVE_PER_PARAMETER] = None
     if not found:
-        found.update(dict.fromkeys(_surplus(seen, told)))
+        found.update(dict.fromkeys(_surplus(observed, predicted)))
     return tuple(found)
 
 
-def _some_still_frozen(seen: Sent, told: Sent, frozen: Sent) -> bool:
+def _some_still_frozen(observed: Sent, predicted: Sent, frozen: Sent) -> bool:
     """Return True if the missing calls are some of those that came with the unfreezing."""
-    if seen == frozen:
+    if observed == frozen:
         return True
-    missing = told - seen
-    return not seen - told and bool(missing) and missing <= told - frozen
+    missing = predicted - observed
+    return not observed - predicted and bool(missing) and missing <= predicted - frozen
 
 
 def _sent(calls: Iterable[Call]) -> Sent:
@@ -98,9 +98,9 @@ def _repeated(
         yield from [call] * (times if again else 1)
 
 
-def _sent_in(seen: Sent, told: Sent) -> str | None:
+def _sent_in(observed: Sent, predicted: Sent) -> str | None:
     """Return the dtype of the surplus calls, if as many elements were predicted in others."""
-    more, less = seen - told, told - seen
+    more, less = observed - predicted, predicted - observed
     dtypes = {dtype for _, _, dtype in more}
     if len(dtypes) != 1 or dtypes & {dtype for _, _, dtype in less}:
         return None
@@ -122,18 +122,18 @@ def _per_parameter(case: Case, calls: Sequence[Call], says: Sequence[Call]) -> b
     Calls of whole numbers do not count: what they list of parameters or buckets is as long as these
     are many.
     """
-    seen, told = (
+    observed, predicted = (
         Counter({one: count for one, count in _sent(some).items() if one[2] in SIZES})
         for some in (calls, says)
     )
-    more, less = seen - told, told - seen
+    more, less = observed - predicted, predicted - observed
     sorts = {(kind, dtype) for kind, _, dtype in more}
     if not sorts or any((kind, dtype) not in sorts for kind, _, dtype in less):
         return False
     if more.total() <= less.total():
         return False
     return all(
-        any(_multiple(_of(seen, *sort), _of(one, "", sort[1])) for one in _parameters(case))
+        any(_multiple(_of(observed, *sort), _of(one, "", sort[1])) for one in _parameters(case))
         for sort in sorts
     )
 
@@ -178,13 +178,13 @@ def _parameters(case: Case) -> Iterator[Sent]:
         yield counted
 
 
-def _surplus(seen: Sent, told: Sent) -> Iterator[str]:
-    more, less = seen - told, told - seen
+def _surplus(observed: Sent, predicted: Sent) -> Iterator[str]:
+    more, less = observed - predicted, predicted - observed
     if more and not less:
         yield bugs.CALLED_ONCE_MORE if more.total() == 1 else bugs.FURTHER_COLLECTIVES
     elif less and not more:
         yield bugs.ONE_LEFT_OUT if less.total() == 1 else bugs.COLLECTIVES_LEFT_OUT
-    elif _bytes(seen) == _bytes(told):
+    elif _bytes(observed) == _bytes(predicted):
         yield bugs.IN_OTHER_PIECES
 
 

@@ -291,7 +291,7 @@ def _in_losses(evidence: Evidence) -> Iterator[Candidate]:
             bugs.MEAN_IN_THE_LOSSES,
             "each loss was divided by the number of ranks, and the gradients were summed: the same "
             "mean with other round-off than the declared semantics have; declare "
-            "Semantics(divided='loss')",
+            "Semantics(divide_ranks='loss')",
             [summed(evidence, everything, divide, given=terms)],
         )
 
@@ -326,18 +326,18 @@ def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:
     enclosure is widened by what it can move it. Of one element there always is one, which says
     nothing.
     """
-    seen, clearest = 0, 0.0
+    count, clearest = 0, 0.0
     ratio = uncertain = 0.0
     for here in split(evidence.layout.size):
         exact, bound = evidence.right.at(here)
-        seen += int((wrong[here] & (exact.abs() > bound)).sum())
+        count += int((wrong[here] & (exact.abs() > bound)).sum())
         clarity = torch.where(wrong[here], exact.abs() / bound.clamp(min=ETA), 0.0)
         best = int(clarity.argmax())
         if float(clarity[best]) > clearest:
             clearest = float(clarity[best])
             ratio = float(evidence.held.whole[here][best].double() / exact[best])
             uncertain = 2 * float(bound[best] / exact[best].abs())
-    if seen < 2 or clearest < 1e4 or ratio == 0:
+    if count < 2 or clearest < 1e4 or ratio == 0:
         return None
 
     def at(positions: Positions | None) -> Enclosure:

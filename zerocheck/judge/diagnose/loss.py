@@ -28,9 +28,9 @@ def same(observed: Losses, expected: Losses, off: float = 0.0) -> bool:
     off: tolerance, where kernels are not the reference's.
     """
     return all(
-        len(seen) == len(wanted)
-        and all(equal(a, b, off) for a, b in zip(seen, wanted, strict=True))
-        for seen, wanted in zip(observed, expected, strict=True)
+        len(actual) == len(wanted)
+        and all(equal(a, b, off) for a, b in zip(actual, wanted, strict=True))
+        for actual, wanted in zip(observed, expected, strict=True)
     )
 
 
@@ -53,8 +53,8 @@ def causes(
     """
     wrong = [
         (rank, number)
-        for rank, (seen, wanted) in enumerate(zip(observed, expected, strict=True))
-        for number, (a, b) in enumerate(zip(seen, wanted, strict=False))
+        for rank, (actual, wanted) in enumerate(zip(observed, expected, strict=True))
+        for number, (a, b) in enumerate(zip(actual, wanted, strict=False))
         if not equal(a, b)
     ]
     if not wrong:

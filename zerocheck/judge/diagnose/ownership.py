@@ -102,8 +102,8 @@ def of_shapes(tiling: Tiling) -> tuple[str, ...]:
 
 def words(causes: Sequence[str]) -> str:
     """Return the causes' explanations, to append to a sentence."""
-    said = [SENTENCES[cause] for cause in causes if cause in SENTENCES]
-    return f"; {'; or '.join(said)}" if said else ""
+    sentences = [SENTENCES[cause] for cause in causes if cause in SENTENCES]
+    return f"; {'; or '.join(sentences)}" if sentences else ""
 
 
 def _masks(tiling: Tiling, name: str) -> torch.Tensor:

@@ -117,8 +117,8 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
     if not lacking:
         return None
     ranks = sorted({rank for rank, _ in lacking})
-    said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return (bugs.RANKS_LEFT_OUT,), f"the gradient that {said} computed is missing from the sum"
+    words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return (bugs.RANKS_LEFT_OUT,), f"the gradient that {words} computed is missing from the sum"
 
 
 def _subset(
@@ -179,11 +179,11 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
         }
         for here, there in pieces(plan.index, evidence.layout.size):
             asked = wrong[there]
-            seen = part[here][asked].to(torch.float64)
-            left = torch.ones(len(seen), dtype=torch.bool)
+            values = part[here][asked].to(torch.float64)
+            left = torch.ones(len(values), dtype=torch.bool)
             for kind, made in states.items():
                 exact, bound = made.at(there)
-                fits = left & ((seen - exact[asked]).abs() <= bound[asked])
+                fits = left & ((values - exact[asked]).abs() <= bound[asked])
                 if bool(fits.any()):
                     kinds.add(kind)
                 left &= ~fits
@@ -191,14 +191,14 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
                 return None
     if len(kinds) < 2 and EARLY not in kinds:
         return None
-    said = f"elements are {', others are '.join(sorted(kinds))}"
+    words = f"elements are {', others are '.join(sorted(kinds))}"
     late = "the reduction was not over when its result was used"
     if not kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
-        return (bugs.REDUCTION_NOT_WAITED_FOR,), f"{said}: {late}"
+        return (bugs.REDUCTION_NOT_WAITED_FOR,), f"{words}: {late}"
     return (
         bugs.PART_NOT_REDUCED,
         bugs.REDUCTION_NOT_WAITED_FOR,
-    ), f"{said}: part of a tensor is never reduced; or {late}"
+    ), f"{words}: part of a tensor is never reduced; or {late}"
 
 
 def _own_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:

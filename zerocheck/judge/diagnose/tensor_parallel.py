@@ -53,14 +53,14 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 def order_of_pieces(
     violation: Violation | None,
-    seen: torch.Tensor,
+    actual: torch.Tensor,
     wanted: torch.Tensor,
     layout: ParameterLayout,
     case: Case,
 ) -> Violation | None:
     """Add the cause to an initial state's violation if its pieces have the order of a plain shard.
 
-    seen, wanted: flat vectors of all parameters.
+    actual, wanted: flat vectors of all parameters.
     """
     if violation is None or violation.role != "parameter":
         return violation
@@ -68,7 +68,7 @@ def order_of_pieces(
     for forth in (True, False):
         if all(
             same_bits(
-                seen[place.start : place.stop],
+                actual[place.start : place.stop],
                 _reordered(wanted[place.start : place.stop], place.shape, case, forth=forth),
             )
             for place in places

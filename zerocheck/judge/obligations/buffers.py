@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from ...contract.semantics import Semantics
-from ...protocol.verdicts import Violation, said
+from ...protocol.verdicts import Violation, alternatives
 from ..context import StepContext
 from ..diagnose.buffers import SENTENCES, causes
 from ..estimate import Off
@@ -34,13 +34,13 @@ def check(
     for name in expected[0]:
         bad = [
             rank
-            for rank, (seen, wanted) in enumerate(zip(observed, expected, strict=True))
-            if name in seen and not _same(seen[name], wanted[name], (off or {}).get(name, 0.0))
+            for rank, (actual, wanted) in enumerate(zip(observed, expected, strict=True))
+            if name in actual and not _same(actual[name], wanted[name], (off or {}).get(name, 0.0))
         ]
         if not bad:
             continue
-        seen, wanted = observed[bad[0]][name], expected[bad[0]][name]
-        different = (seen != wanted).reshape(-1).nonzero().reshape(-1)
+        actual, wanted = observed[bad[0]][name], expected[bad[0]][name]
+        different = (actual != wanted).reshape(-1).nonzero().reshape(-1)
         first = int(different[0]) if len(different) else 0
         names = causes(
             [rank[name] for rank in observed],
@@ -48,18 +48,18 @@ def check(
             [rank[name] for rank in before],
             None if local is None else [rank[name] for rank in local()],
         )
-        words = said(names, SENTENCES)
+        words = alternatives(names, SENTENCES)
         return Violation(
             obligation="buffers",
             step=step,
             role="buffer",
             tensors=(name,),
             ranks=tuple(bad),
-            observed=float(seen.reshape(-1)[first]),
+            observed=float(actual.reshape(-1)[first]),
             expected=float(wanted.reshape(-1)[first]),
             bound=0.0,
             wrong=len(different),
-            total=seen.numel(),
+            total=actual.numel(),
             explanation=f"buffer {name!r} is not what the declared semantics "
             f"(buffers={semantics.buffers!r}) give{words}",
             causes=names,
@@ -67,12 +67,12 @@ def check(
     return None
 
 
-def _same(seen: torch.Tensor, wanted: torch.Tensor, off: float) -> bool:
-    if off and bool(((seen.double() - wanted.double()).abs() <= off).all()):
+def _same(actual: torch.Tensor, wanted: torch.Tensor, off: float) -> bool:
+    if off and bool(((actual.double() - wanted.double()).abs() <= off).all()):
         return True
-    return torch.equal(seen, wanted) or (
-        torch.equal(seen.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
-        and torch.equal(seen.isnan(), wanted.isnan())
+    return torch.equal(actual, wanted) or (
+        torch.equal(actual.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
+        and torch.equal(actual.isnan(), wanted.isnan())
     )
 
 

@@ -26,8 +26,8 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
     found: dict[tuple[object, ...], Violation] = {}
     for number in range(max((len(one.calls) for one in measured), default=0)):
         step = case.training.first + number
-        seen = [one.calls[number] if number < len(one.calls) else () for one in measured]
-        violation = _apart(seen, step) or _unlike_layout(case, measured, seen, step)
+        observed = [one.calls[number] if number < len(one.calls) else () for one in measured]
+        violation = _apart(observed, step) or _unlike_layout(case, measured, observed, step)
         if violation is not None:
             found.setdefault((violation.role, violation.causes, violation.ranks), violation)
     steps = any(one.steps for one in measured)
@@ -52,13 +52,13 @@ def volume(calls: Sequence[Call]) -> float:
 
 def predicted(layout: Layout, step: int) -> tuple[Call, ...]:
     """Return the predicted calls of one step; steps after the last predicted one repeat it."""
-    told = min(step, layout.last)
-    return tuple(call for call in layout.calls or () if call.step in (told, -1))
+    at = min(step, layout.last)
+    return tuple(call for call in layout.calls or () if call.step in (at, -1))
 
 
-def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
+def _apart(observed: Sequence[Sequence[Call]], step: int) -> Violation | None:
     """Find the first call in which a rank differs from rank 0."""
-    moved = [[call for call in calls if call.kind not in ("send", "recv")] for calls in seen]
+    moved = [[call for call in calls if call.kind not in ("send", "recv")] for calls in observed]
     first = moved[0]
     for rank, calls in enumerate(moved):
         place = _first_difference([_key(one) for one in first], [_key(one) for one in calls])
@@ -88,19 +88,19 @@ def _apart(seen: Sequence[Sequence[Call]], step: int) -> Violation | None:
 
 
 def _unlike_layout(
-    case: Case, measured: Sequence[Measured], seen: Sequence[Sequence[Call]], step: int
+    case: Case, measured: Sequence[Measured], observed: Sequence[Sequence[Call]], step: int
 ) -> Violation | None:
     """Find the first call that is not the predicted one, on all ranks where this is so."""
-    told = [_told(one, step) for one in measured]
+    predicted = [_predicted(one, step) for one in measured]
     wrong = [
         rank
-        for rank, (calls, says) in enumerate(zip(seen, told, strict=True))
+        for rank, (calls, says) in enumerate(zip(observed, predicted, strict=True))
         if says is not None and [_place(one) for one in calls] != [_place(one) for one in says]
     ]
     if not wrong:
         return None
     rank = wrong[0]
-    calls, says = seen[rank], told[rank]
+    calls, says = observed[rank], predicted[rank]
     assert says is not None
     place = _first_difference([_place(one) for one in says], [_place(one) for one in calls])
     assert place is not None
@@ -132,10 +132,10 @@ def _before_unfreezing(case: Case, measured: Measured, step: int) -> tuple[Call,
     unfreeze = case.training.unfreeze
     if unfreeze is None or step < unfreeze:
         return None
-    return _told(measured, unfreeze - 1)
+    return _predicted(measured, unfreeze - 1)
 
 
-def _told(measured: Measured, step: int) -> tuple[Call, ...] | None:
+def _predicted(measured: Measured, step: int) -> tuple[Call, ...] | None:
     if measured.layout is None or measured.layout.calls is None:
         return None
     return predicted(measured.layout, step)

@@ -34,17 +34,17 @@ def check(
         return None
     bad: list[int] = []
     first: tuple[int, float, float] | None = None
-    for rank, (seen, wanted) in enumerate(zip(observed, expected, strict=True)):
-        if len(seen) != len(wanted):
+    for rank, (actual, wanted) in enumerate(zip(observed, expected, strict=True)):
+        if len(actual) != len(wanted):
             return _violation(
                 step,
                 (rank,),
-                f"rank {rank} computed {len(seen)} losses for {len(wanted)} microbatches",
+                f"rank {rank} computed {len(actual)} losses for {len(wanted)} microbatches",
                 (bugs.MICROBATCH_DROPPED,)
-                if len(seen) < len(wanted)
+                if len(actual) < len(wanted)
                 else (bugs.MICROBATCH_DOUBLED,),
             )
-        for number, (a, b) in enumerate(zip(seen, wanted, strict=True)):
+        for number, (a, b) in enumerate(zip(actual, wanted, strict=True)):
             if not equal(a, b, off):
                 bad.append(rank)
                 first = first or (number, a, b)

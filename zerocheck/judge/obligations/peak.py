@@ -7,7 +7,7 @@ not show there where activations are the most. It follows from the rules of the 
 order in which one device comes to the units: what is gathered ahead, when it is let go of, when
 gradients are reduced. What the model itself needs, activations and operators' own memory, is taken
 from a pass of one device with the same allocator, since it does not depend on the sharder. So each
-figure is exact where it is told, and holding less is no violation.
+figure is exact where it is predicted, and holding less is no violation.
 
 A thread of a backend may let go of a tensor late, which is no fault of the sharder and shows
 sometimes. So the steps that are alike are judged together: what is exceeded is exceeded in each.
@@ -50,8 +50,8 @@ class _Excess(NamedTuple):
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """Find the first term that exceeds its prediction, and all ranks on which it does."""
-    told = [_told(one) for one in measured]
-    found = [_first(case, one, says) for one, says in zip(measured, told, strict=True)]
+    predicted = [_predicted(one) for one in measured]
+    found = [_first(case, one, says) for one, says in zip(measured, predicted, strict=True)]
     exceeded = [one for one in found if one is not None]
     violation = None
     if exceeded:
@@ -65,15 +65,15 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
     return Checked(
         violation=violation,
         exercised=any(one.peaks for one in measured),
-        vacuous=_vacuous(case, told),
+        vacuous=_vacuous(case, predicted),
     )
 
 
-def _vacuous(case: Case, told: Sequence[dict[tuple[int, Phase], list[Highest]]]) -> bool:
-    return case.world_size == 1 or not any(told)
+def _vacuous(case: Case, predicted: Sequence[dict[tuple[int, Phase], list[Highest]]]) -> bool:
+    return case.world_size == 1 or not any(predicted)
 
 
-def _told(measured: Measured) -> dict[tuple[int, Phase], list[Highest]]:
+def _predicted(measured: Measured) -> dict[tuple[int, Phase], list[Highest]]:
     """Return the predicted maxima of each phase; steps after the last predicted one repeat it."""
     layout = measured.layout
     found: dict[tuple[int, Phase], list[Highest]] = {}
@@ -87,21 +87,21 @@ def _told(measured: Measured) -> dict[tuple[int, Phase], list[Highest]]:
 
 
 def _first(
-    case: Case, measured: Measured, told: dict[tuple[int, Phase], list[Highest]]
+    case: Case, measured: Measured, predicted: dict[tuple[int, Phase], list[Highest]]
 ) -> _Excess | None:
     alike = [peak for peak in measured.peaks if peak.step > settled(case)]
     for term in ORDER:
         for phase in dict.fromkeys(peak.phase for peak in alike):
             peaks = [peak for peak in alike if peak.phase == phase]
-            found = [_excess(peak, term, told.get((peak.step, phase), [])) for peak in peaks]
+            found = [_excess(peak, term, predicted.get((peak.step, phase), [])) for peak in peaks]
             least = [one for one in found if one is not None]
             if least and len(least) == len(peaks):
                 return min(least, key=lambda one: one.observed - one.expected)
     return None
 
 
-def _excess(peak: Peak, term: Term, told: Sequence[Highest]) -> _Excess | None:
-    for one in told:
+def _excess(peak: Peak, term: Term, predicted: Sequence[Highest]) -> _Excess | None:
+    for one in predicted:
         observed = peak.highest.get(term, 0)
         if one.term == term and observed > one.bytes:
             return _Excess(peak.step, peak.phase, term, observed, one.bytes)

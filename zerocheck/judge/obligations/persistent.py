@@ -25,7 +25,7 @@ from ...protocol.verdicts import Violation, together
 from ..obligation import Checked, Measurements, ObligationCheck
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
-"""The categories that a layout tells of."""
+"""Categories that a layout predicts."""
 ON_GPU: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "buffer")
 """Those that are compared on a GPU."""
 
@@ -55,9 +55,9 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
         or _not_closed(measured)
         or _first(case, held, [_Expected(one) for one in measured])
     )
-    told = any(one.layout is not None and one.layout.lines for one in measured)
+    predicted = any(one.layout is not None and one.layout.lines for one in measured)
     return Checked(
-        violation=violation, exercised=any(held), vacuous=case.world_size == 1 or not told
+        violation=violation, exercised=any(held), vacuous=case.world_size == 1 or not predicted
     )
 
 
@@ -124,33 +124,33 @@ class _Expected:
 
     def __init__(self, measured: Measured) -> None:
         self.compared = ON_GPU if measured.on_gpu else COMPARED
-        self._told: dict[Phase, dict[int, Counter[Category]]] = {phase: {} for phase in PHASES}
+        self._predicted: dict[Phase, dict[int, Counter[Category]]] = {phase: {} for phase in PHASES}
         for line in measured.layout.lines if measured.layout is not None else ():
-            steps = self._told[line.phase].setdefault(line.step, Counter())
+            steps = self._predicted[line.phase].setdefault(line.step, Counter())
             steps[line.category] += line.bytes
 
     def at(self, at: At) -> Counter[Category] | None:
         """Return bytes by category, or None where they are not predicted."""
         step, phase = at
-        told = [one for one in self._told[phase] if one <= step]
-        return self._told[phase][max(told)] if told else None
+        predicted = [one for one in self._predicted[phase] if one <= step]
+        return self._predicted[phase][max(predicted)] if predicted else None
 
 
 def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> Violation | None:
     """Return the first place of each category and cause."""
     found: dict[tuple[object, ...], Violation] = {}
     for at in held[0]:
-        told = [one.at(at) for one in expected]
+        predicted = [one.at(at) for one in expected]
         for category in expected[0].compared:
             wrong = [
                 rank
-                for rank, says in enumerate(told)
+                for rank, says in enumerate(predicted)
                 if says is not None
                 and at in held[rank]
                 and held[rank][at].get(category, Counter()).total() != says[category]
             ]
             if wrong:
-                one = _violation(case, held, told, at, category, wrong, expected[wrong[0]])
+                one = _violation(case, held, predicted, at, category, wrong, expected[wrong[0]])
                 found.setdefault((category, one.causes), one)
     return together(list(found.values()))
 
@@ -158,7 +158,7 @@ def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> V
 def _violation(
     case: Case,
     held: Sequence[Held],
-    told: Sequence[Counter[Category] | None],
+    predicted: Sequence[Counter[Category] | None],
     at: At,
     category: Category,
     wrong: Sequence[int],
@@ -166,7 +166,7 @@ def _violation(
 ) -> Violation:
     rank = wrong[0]
     holders = held[rank][at].get(category, Counter())
-    says = told[rank]
+    says = predicted[rank]
     assert says is not None
     observed, expected = holders.total(), says[category]
     names = tuple(name for name, _ in holders.most_common() if name)

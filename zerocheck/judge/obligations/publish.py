@@ -13,7 +13,7 @@ import torch
 from ... import causes as bugs
 from ...contract.shard import Role
 from ...optimizers import STATES
-from ...protocol.verdicts import Violation, said
+from ...protocol.verdicts import Violation, alternatives
 from ..assemble import Observation, RoleState
 from ..compare import different_bits, same_bits
 from ..context import StepContext
@@ -82,7 +82,7 @@ def _copies(
     place, index = layout.at(position)
     tensors = layout.names_of(changed, changed.to(torch.float64))
     names = names or (bugs.COPIES_DIFFER,)
-    words = said(names, SENTENCES)
+    words = alternatives(names, SENTENCES)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
     else:
