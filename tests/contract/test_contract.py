@@ -133,7 +133,7 @@ def test_a_module_that_is_a_file_here_is_named(
             RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo"),
             "set_force_sum_reduction_for_comms(True)",
         ),
-        (RuntimeError("fullgraph=True found no compiled frames"), '"compile")'),
+        (RuntimeError("fullgraph=True found no compiled frames"), '"compile"}'),
     ],
 )
 def test_an_error_that_is_known_says_what_to_do(error: Exception, advice: str) -> None:
