@@ -14,7 +14,14 @@ import pytest
 
 from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import FEATURES, OF_STEPS, ON_TWO_AXES, feature, features
+from zerocheck.case.features import (
+    FEATURES,
+    OF_OPTIMIZERS,
+    OF_STEPS,
+    ON_TWO_AXES,
+    feature,
+    features,
+)
 from zerocheck.case.schema import Block, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable
 from zerocheck.case.validity import check
@@ -33,7 +40,7 @@ def test_exactly_that_many_distinct_and_valid() -> None:
     assert draw(0, seed=0, world_sizes=(2,)) == []
 
 
-ASKED_FOR = {"compile-inductor", "compute-fp16"}
+ASKED_FOR = {"compile-inductor", "compute-fp16", *OF_OPTIMIZERS["sgd"]}
 """Features that only those get who ask for them."""
 
 
