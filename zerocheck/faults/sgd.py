@@ -221,7 +221,7 @@ class MomentumOfLocalGradients(Ddp):
     """
 
     fixed = PLAIN
-    handles = ("unfreeze",)
+    capabilities = frozenset({"unfreeze"})
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
