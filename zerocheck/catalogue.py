@@ -37,7 +37,7 @@ OF_EXTRAS: dict[str, str] = {
     "deepspeed2": "zerocheck.adapters.deepspeed.stage12:DeepSpeed2",
     "deepspeed3": "zerocheck.adapters.deepspeed.stage3:DeepSpeed3",
 }
-"""Those that need an extra of zerocheck. They run where they are named."""
+"""Implementations that need an extra of zerocheck. They run where they are named."""
 
 _EXTRA_OF = {"zerocheck.adapters.deepspeed": "deepspeed", "zerocheck.faults.deepspeed": "deepspeed"}
 """Packages and modules that need an extra, which has the name of its library."""

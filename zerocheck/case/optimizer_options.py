@@ -16,7 +16,7 @@ from .schema import Case, Group, Optimizer
 from .shapes import parameter_dtypes, sometimes_used, transposed
 
 MOMENTA = (0.9, 0.9, 0.5, 0.0)
-"""Of SGD; the first is the simplest one that has a state."""
+"""Values for SGD; the first is the simplest one that has a state."""
 
 STREAM = 1 << 40
 """Added to the seed of a case, which gives the stream of these options."""

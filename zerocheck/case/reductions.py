@@ -49,7 +49,7 @@ TRIED_COUNTS = 3
 """Of a count, the smallest values are tried, so many."""
 
 OPTIONS = "options."
-"""How the path of an adapter's option begins; its name follows."""
+"""Beginning of the path of an adapter's option; its name follows."""
 
 _DEFAULT = Case()
 _PLAIN = Block(kind=SIMPLEST_KIND)

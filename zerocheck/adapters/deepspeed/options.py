@@ -39,7 +39,7 @@ class DeepSpeedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     universal: bool = False
     """A checkpoint is converted to a universal one before it is loaded."""
     read_out: ReadOutKind = "functions"
-    """What the parameters that a checkpoint case exports are read by: the functions `safe_get_*`,
+    """Way in which exported parameters are read in a checkpoint case: the functions `safe_get_*`,
     the state dict of the whole model, or `zero_to_fp32` on a checkpoint."""
 
 

@@ -15,7 +15,7 @@ from ...optimizers import optimizer_of
 from .units import in_order_of_calls, skeleton
 
 Gather = Literal["replicated", "dtensor", "summoned", "flat"]
-"""How a whole tensor is had: it is whole on every rank; from a DTensor; from FSDP1's original
+"""Way to get a whole tensor: it is whole on every rank; from a DTensor; from FSDP1's original
 parameters; from its flat ones."""
 
 Units = Callable[[nn.Module, SharedOptions], list[nn.Module]]
@@ -43,7 +43,7 @@ class ShardingText:
     scaler_class: str = "torch.amp.GradScaler"
     first: list[str] = field(default_factory=list)
     built: bool = True
-    """Whether `model` is to be there before `setup`."""
+    """True if `model` is to be there before `setup`."""
     flat: list[str] = field(default_factory=list)
     """Names of parameters in the order of flat ones, where it is not that of the model."""
     sharded: bool = False

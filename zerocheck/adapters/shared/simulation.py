@@ -10,10 +10,10 @@ class SimulationTraits:
     """Class attribute `simulated` of an adapter; a class without one has the defaults."""
 
     own_precision: bool = False
-    """It casts by its own mixed-precision policy; all others run under torch.autocast."""
+    """True if it casts by its own mixed-precision policy; all others run under torch.autocast."""
     on_meta: bool = False
-    """It shards on the meta device and gets memory afterwards, then the optimizer is made, as torch
-    recommends for models larger than a device. Others get the whole model."""
+    """True if it shards on the meta device, gets memory afterwards, and makes the optimizer then,
+    as torch recommends for models larger than a device. Others get the whole model."""
     prefetch: int = 0
     """`sharding.prefetch` of the simulated case; 0 leaves it to torch."""
 
