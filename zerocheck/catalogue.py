@@ -49,7 +49,7 @@ RECOMMENDED = {1: "zero1", 2: "zero2", 3: "fsdp2"}
 """Implementation that advice on memory names for a stage of the ZeRO paper."""
 
 COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-"""Those that published tables of memory compare: nothing sharded, then by stage."""
+"""Implementations that published tables of memory compare: nothing sharded, then by stage."""
 
 CONFIG = ".json"
 """How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""

@@ -21,7 +21,7 @@ from .ownership import Ownership
 from .state import State
 
 Seen = tuple[Sequence[RankObservation], Fetch]
-"""What all ranks of one segment observed: see `judge.case.judge`."""
+"""Observations of all ranks in one segment, and their tensors: see `judge.case.judge`."""
 
 
 class LoadAttempt(NamedTuple):

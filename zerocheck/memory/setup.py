@@ -27,7 +27,7 @@ DDP_BUCKET = 25 * 2**20 // 4
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerKind)
 
 MOMENTUM = 0.9
-"""Of SGD, where none is given."""
+"""Momentum of SGD, where none is given."""
 
 MAX_RANKS = 1 << 16
 Wrap = Literal["block", "layer", "whole"]

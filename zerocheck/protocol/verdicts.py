@@ -16,7 +16,7 @@ EQUIVALENCE: tuple[Equivalence, ...] = get_args(Equivalence)
 RESUME: tuple[Resume, ...] = get_args(Resume)
 """What a checkpoint must do, in cases that have one."""
 MEMORY: tuple[Memory, ...] = get_args(Memory)
-"""What a rank may hold and send; measured in a run of its own, in addition to that of the steps."""
+"""Bytes that a rank may hold and send; measured in a run of its own, after that of the steps."""
 OBLIGATIONS: tuple[Obligation, ...] = (*EQUIVALENCE, *RESUME, *MEMORY)
 
 TITLES: dict[Obligation, str] = {
