@@ -97,6 +97,21 @@ def test_ranks_that_are_left_out(observe: Callable) -> None:
     assert "ranks 1, 2" in first.explanation
 
 
+def test_ranks_that_hold_other_sums_are_not_left_out(observe: Callable) -> None:
+    """Each rank has another sum: no rank's gradient is missing from a sum of all."""
+    case = msgspec.structs.replace(CASE, training=msgspec.structs.replace(CASE.training, clip=None))
+    local = observe("zerocheck.faults.gradient:SyncFirstStepOnly", case)
+    observed = observe("ddp", case)
+    for name in ("head.weight", "stem.weight"):
+        alone = [data.clone() / 3 for _, data in local.places("gradient", "reduced", 1, name)]
+        # Ranks 0 and 1 have a local gradient each: no cause with a reason explains this.
+        for rank, (_, data) in enumerate(observed.places("gradient", "reduced", 1, name)):
+            data.copy_(alone[min(rank, 1)])
+    first = observed.judge().violations[0]
+    assert first.obligation == "gradient"
+    assert "ranks left out" not in first.causes, first.explanation
+
+
 def test_losses_of_other_parameters(observe: Callable) -> None:
     observed = observe("zerocheck.faults.forward:ShardsMisordered", CASE)
     first = observed.judge().violations[0]

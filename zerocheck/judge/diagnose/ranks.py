@@ -10,9 +10,9 @@ from operator import itemgetter
 import torch
 
 from ... import causes as bugs
-from ..compare import compare
+from ..layout import ParameterPlace
 from ..pieces import Enclosing, pieces
-from .evidence import Candidate, Evidence, everything, summed, times
+from .evidence import Candidate, Evidence, everything, explains, summed, times
 
 MOST_TERMS = 12
 """Local gradients of one step, over ranks and microbatches, whose subsets are all tried."""
@@ -106,10 +106,9 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
     lacking: set[tuple[int, int]] = set()
     first = ""
     for place in evidence.layout.places:
-        part = slice(place.start, place.stop)
         if place.start == place.stop or not bool(wrong[place.start]):
             continue
-        found = _subset(evidence, terms, subsets, part)
+        found = _subset(evidence, terms, subsets, place)
         if found is None:
             return None
         lacking |= {divmod(n, count) for n, weight in enumerate(found.tolist()) if not weight}
@@ -122,23 +121,26 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
 
 
 def _subset(
-    evidence: Evidence, terms: torch.Tensor, subsets: torch.Tensor, part: slice
+    evidence: Evidence, terms: torch.Tensor, subsets: torch.Tensor, place: ParameterPlace
 ) -> torch.Tensor | None:
-    """Return the weights, 0 or 1, of the partial sum that this parameter is, or None."""
-    whole = evidence.held.whole[part].to(torch.float64)
+    """Return the weights, 0 or 1, of the partial sum that every rank has here, or None."""
+    part = slice(place.start, place.stop)
     here = terms[:, part].to(torch.float64)
+    whole = evidence.held.whole[part].to(torch.float64)
     # None is farther off than the sum of all may be. One element rules most subsets out.
     most = summed(evidence, everything, evidence.divisor).at(part).bound
     clearest = int(here.abs().sum(0).argmax())
     off = (subsets @ here[:, clearest] / evidence.divisor - whole[clearest]).abs()
     left = subsets[off <= most[clearest]]
+    this = evidence.layout.spread([place is one for one in evidence.layout.places])
     rows = max(1, AT_ONCE // len(whole))
     for first in range(0, len(left), rows):
         some = left[first : first + rows]
         near = ((some @ here / evidence.divisor - whole).abs() <= most).all(1)
         for weights in some[near].unbind():
-            weighed = partial(torch.mul, weights.view(*evidence.passes.gradients.shape[:2], 1))
-            if compare(whole, summed(evidence, weighed, evidence.divisor).at(part))[1] is None:
+            weighted = partial(torch.mul, weights.view(*evidence.passes.gradients.shape[:2], 1))
+            made = Candidate("", "", [summed(evidence, weighted, evidence.divisor)])
+            if explains(made, evidence, this):
                 return weights
     return None
 
