@@ -75,7 +75,7 @@ def _step(case: Case, drawn: object) -> object:
         target=drawn.target,  # type: ignore[attr-defined]
         seed=drawn.seed,  # type: ignore[attr-defined]
         loss_of=loss_of(case),
-        seen=None,
+        on_loss=None,
     )
     return Step(
         index=0, microbatches=[microbatch], lr=learning_rates(case, 0), reached=lambda _: None

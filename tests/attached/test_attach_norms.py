@@ -28,7 +28,7 @@ def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -
     return RankVerdict(summary=summary, hashes=({},), squares=(square,), peaks=(square**0.5,))
 
 
-def cut(*norms: float) -> list[RankVerdict]:
+def sharded(*norms: float) -> list[RankVerdict]:
     """Halves of (3, 0, 4, 0): the norm is 5."""
     return [
         told(0, [norms[0]], low=0, high=2, square=9.0),
@@ -41,24 +41,24 @@ def copied(*norms: float) -> list[RankVerdict]:
     return [told(r, [norm], low=0, high=4, square=25.0) for r, norm in enumerate(norms)]
 
 
-@pytest.mark.parametrize("ranks", [cut(5.0, 5.0), copied(5.0, 5.0)])
+@pytest.mark.parametrize("ranks", [sharded(5.0, 5.0), copied(5.0, 5.0)])
 def test_the_right_norm(ranks: list[RankVerdict]) -> None:
     assert Norms(ranks).check() == (0.0, None)
-    share, violation = Norms(cut(5.000001, 5.0)).check()
+    share, violation = Norms(sharded(5.000001, 5.0)).check()
     assert 0.5 < share < 1 and violation is None
 
 
 @pytest.mark.parametrize(
     ("ranks", "wrong", "cause"),
     [
-        (cut(3.0, 4.0), (0, 1), "local norm"),
-        (cut(5.0, 4.0), (1,), "local norm"),
-        (cut(7.0, 7.0), (0, 1), "sum of local norms"),
-        (cut(3.5, 3.5), (0, 1), "mean of local norms"),
-        (cut(4.0, 4.0), (0, 1), "largest local norm"),
+        (sharded(3.0, 4.0), (0, 1), "local norm"),
+        (sharded(5.0, 4.0), (1,), "local norm"),
+        (sharded(7.0, 7.0), (0, 1), "sum of local norms"),
+        (sharded(3.5, 3.5), (0, 1), "mean of local norms"),
+        (sharded(4.0, 4.0), (0, 1), "largest local norm"),
         (copied(50**0.5, 50**0.5), (0, 1), "norm x sqrt(W)"),
         (copied(25.0, 25.0), (0, 1), "norm without root"),
-        (cut(0.0, 0.0), (0, 1), "norm of nothing"),
+        (sharded(0.0, 0.0), (0, 1), "norm of nothing"),
     ],
 )
 def test_a_wrong_norm(ranks: list[RankVerdict], wrong: tuple[int, ...], cause: str) -> None:
@@ -85,7 +85,7 @@ def test_a_norm_without_one_parameter() -> None:
 
 
 def test_ranks_that_clip_differently() -> None:
-    ranks = cut(5.0, 5.0)
+    ranks = sharded(5.0, 5.0)
     ranks[1] = told(1, [5.0, 5.0], low=2, high=4, square=16.0)
     violation = Norms(ranks).check()[1]
     assert violation is not None and violation.causes == ("ranks disagree",)

@@ -66,7 +66,7 @@ def test_model_state_and_samples_are_on_the_device(kernel: Any) -> None:
     # torch's AdamW has them there for its fused kernel, and on the CPU for the others.
     assert counts == {META if kernel == "fused" else torch.device("cpu")}
     assert {t.device for (_, role), t in subject.full.items() if role != "step"} == {META}
-    step = one._step(0, seen=None, reached=lambda _: None)
+    step = one._step(0, on_loss=None, reached=lambda _: None)
     samples = [t for m in step.microbatches for t in (*m.inputs, m.target)]
     assert len(samples) > 2 * 3 and all(t.device == META for t in samples)
 

@@ -66,7 +66,7 @@ def state(
     flat = torch.tensor(parameter)
     return State(
         parameter=flat,
-        own=[flat, flat],
+        per_rank=[flat, flat],
         moments={role: torch.tensor(values) for role, values in moments.items()},
         present=dict.fromkeys(moments, NAMES),
         steps=list(steps),

@@ -11,7 +11,7 @@ import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
-from zerocheck.judge.estimate import MARGIN, REPLICAS, Off, off
+from zerocheck.judge.estimate import MARGIN, REPLICAS, Tolerances, estimate_by_tensor
 from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
@@ -43,7 +43,7 @@ class Ran:
         for replica in range(REPLICAS):
             with self.runner.rounding_otherwise(replica):
                 replicas.append(self.run(moved(self.flat, self.layout, replica)))
-        self.off: Off = off(self.passes, replicas, self.layout)
+        self.tolerances: Tolerances = estimate_by_tensor(self.passes, replicas, self.layout)
 
     def run(self, flat: torch.Tensor) -> Passes:
         seen = [StepObservation(())] * 2
@@ -109,12 +109,14 @@ def test_the_bound_is_some_roundings_and_no_more(ran: Ran) -> None:
     for place in ran.layout.places:
         here = slice(place.start, place.stop)
         largest = float(ran.passes.gradients[..., here].abs().amax(-1).sum())
-        bound = float(ran.off.gradient[here].max())
+        bound = float(ran.tolerances.gradient[here].max())
         assert MARGIN * 2 * U * largest <= bound, place.name
         if float(sums[here].abs().max()) > 1e-5:  # not one that is 0 but for rounding
             assert bound < 1e-3 * largest, place.name
-    assert 0 < ran.off.loss < 1e-4
-    assert ran.off.buffers and all(0 <= one < 1e-4 for one in ran.off.buffers.values())
+    assert 0 < ran.tolerances.loss < 1e-4
+    assert ran.tolerances.buffers and all(
+        0 <= one < 1e-4 for one in ran.tolerances.buffers.values()
+    )
 
 
 @pytest.mark.parametrize(("factor", "violated"), [(1.0 + 4 * U, False), (1.01, True)])
@@ -123,17 +125,23 @@ def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
 ) -> None:
     passes = ran.passes
     seen = [[value * factor for value in rank] for rank in passes.losses]
-    assert (loss.check(seen, passes.losses, step=0, off=ran.off.loss) is not None) is violated
+    assert (
+        loss.check(seen, passes.losses, step=0, tolerance=ran.tolerances.loss) is not None
+    ) is violated
     assert loss.check(seen, passes.losses, step=0) is not None
     floating = [
         {n: b * factor for n, b in rank.items() if b.is_floating_point()} for rank in passes.buffers
     ]
     given = {"step": 0, "before": passes.buffers}
-    told = buffers.check(floating, passes.buffers, Semantics(), off=ran.off.buffers, **given)  # type: ignore[arg-type]
+    told = buffers.check(
+        floating, passes.buffers, Semantics(), tolerances=ran.tolerances.buffers, **given
+    )  # type: ignore[arg-type]
     assert (told is not None) is violated
     assert buffers.check(floating, passes.buffers, Semantics(), **given) is not None  # type: ignore[arg-type]
     derived = expected(passes, ran.layout, CASE, Semantics()).enclosure
-    estimated = expected(passes, ran.layout, CASE, Semantics(), noise=ran.off.gradient).enclosure
+    estimated = expected(
+        passes, ran.layout, CASE, Semantics(), noise=ran.tolerances.gradient
+    ).enclosure
     assert torch.equal(derived.exact, estimated.exact)
     outside = (derived.exact * (factor - 1)).abs() > estimated.bound
     assert bool(outside.any()) is violated
@@ -142,10 +150,10 @@ def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
 def test_numbers_that_are_counted_are_not_off() -> None:
     counts = {"count": torch.tensor(3)}
     one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[1.0]], [counts])
-    found = off(one, [replace(one, losses=[[1.5]])], ParameterLayout.of_places([]))
+    found = estimate_by_tensor(one, [replace(one, losses=[[1.5]])], ParameterLayout.of_places([]))
     assert found.buffers == {} and found.loss == MARGIN * 0.5
 
 
 def test_what_is_not_finite_gives_no_room() -> None:
     one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[float("inf")]], [{}])
-    assert off(one, [one], ParameterLayout.of_places([])).loss == 0.0
+    assert estimate_by_tensor(one, [one], ParameterLayout.of_places([])).loss == 0.0

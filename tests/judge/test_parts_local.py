@@ -9,7 +9,7 @@ from small import held
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, as_on_a_rank
-from zerocheck.judge.state import _by_owner, _own
+from zerocheck.judge.state import _by_owner, _per_rank
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import StepObservation
 
@@ -127,7 +127,7 @@ def test_each_element_is_its_owners() -> None:
 
 def test_what_each_rank_computes_with() -> None:
     copies = held(A, B, B)
-    own = _own(copies, copies.whole)
+    own = _per_rank(copies, copies.whole)
     assert own[0] is copies.whole and own[1] is copies.parts[1] and own[2] is copies.parts[2]
     shards = held(A[:5], B[4:], ranges=(range(0, 5), range(4, 8)))
-    assert all(one is shards.whole for one in _own(shards, shards.whole))
+    assert all(one is shards.whole for one in _per_rank(shards, shards.whole))

@@ -153,7 +153,7 @@ def test_the_maximum_is_exact() -> None:
 def test_the_count_of_steps(counts: Sequence[float | None], said: str | None) -> None:
     before = _before()
     right = _after(_case(), before)
-    after = State(right.parameter, right.own, right.moments, right.present, list(counts))
+    after = State(right.parameter, right.per_rank, right.moments, right.present, list(counts))
     _, violation = _judge(before, after)
     assert (violation and violation.tensors[0]) == said
     if violation is not None:

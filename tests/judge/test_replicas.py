@@ -88,7 +88,7 @@ def test_a_replica_is_put_together_from_its_own_ranks() -> None:
     for rank in (2, 3):
         assert other.as_of(rank).tolist() == [*first, 5.0, 6.0, 7.0, 9.0]
         assert elements_of(other, rank).tolist() == [*first, 5.0, 6.0, 7.0, 9.0]
-    assert state(first * 2).own[0].tolist() == first * 2
+    assert state(first * 2).per_rank[0].tolist() == first * 2
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (3, 2), (3, 3), (1, 5), (5, 1)])

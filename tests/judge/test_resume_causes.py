@@ -27,7 +27,7 @@ def test_a_frozen_parameter_that_was_left_out(compute: str, rounded: bool) -> No
         fresh = fresh.bfloat16().float()
     left_out = ~layout.trainable
     loaded = torch.where(left_out, fresh, saved)
-    state = State(parameter=saved, own=[saved], moments={}, present={}, steps=[])
+    state = State(parameter=saved, per_rank=[saved], moments={}, present={}, steps=[])
     known = ResumeEvidence(state, {}, 1, layout, case)
     named = causes([Wrong("parameter", loaded, saved, left_out)], [], known)
     assert named == (("frozen parameter not loaded",) if compute == "bf16" or not rounded else ())

@@ -136,7 +136,8 @@ def _known(
     found = causes(theirs[where], ours[where], None if earlier is None else earlier[where])
     if found != (bugs.COPIES_DIFFER,):
         return found, text + "".join(f"; {SENTENCES[o]}" for o in found if o in SENTENCES)
-    own = [one for one in context.verdicts[wrong[0]].violations if one.obligation == "update"]
-    if own and own[0].causes:
-        return own[0].causes, f"{text}; in this step, on rank {wrong[0]}: {own[0].explanation}"
+    updates = [one for one in context.verdicts[wrong[0]].violations if one.obligation == "update"]
+    if updates and updates[0].causes:
+        text += f"; in this step, on rank {wrong[0]}: {updates[0].explanation}"
+        return updates[0].causes, text
     return found, text

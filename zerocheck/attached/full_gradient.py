@@ -119,14 +119,14 @@ def _of_reference() -> Iterator[None]:
 
 def _whole(observed: Observed, tensor: RunParameter, ranks: AllRanks) -> torch.Tensor:
     """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
-    own = [
+    parts = [
         (piece.entry, observed.values["before.parameter", number])
         for number, piece in enumerate(observed.summary.pieces)
         if piece.name == tensor.name
     ]
     if tensor.whole:
-        return own[0][1]
-    data = [(entry, part.float().numpy().tobytes()) for entry, part in own]
+        return parts[0][1]
+    data = [(entry, part.float().numpy().tobytes()) for entry, part in parts]
     gathered = ranks.gather(msgspec.msgpack.encode(data))
     numel = torch.Size(tensor.shape).numel()
     whole = torch.zeros(numel)

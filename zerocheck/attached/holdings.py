@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compat import flat_parameters, local_index
-from ..contract.flat import cut, optimized
+from ..contract.flat import optimized, piece_shards
 from ..contract.names import unwrapped
 from ..contract.shard import Role, Shard
 from ..devices import CPU, placed
@@ -27,20 +27,20 @@ DTYPES = (torch.float32, torch.bfloat16)
 UNWRAPPED = "one process"
 """Word for a model that no sharder of torch wraps."""
 
-Cut = Callable[[Role, torch.Tensor], Iterator[Shard]]
+ShardsOf = Callable[[Role, torch.Tensor], Iterator[Shard]]
 
 
 @dataclass(frozen=True)
 class Holding:
     """A parameter, or this rank's shard of one.
 
-    held: what the optimizer sees of it (a flat parameter of FSDP1 has many); cut(role, tensor): the
-    shards of it in a tensor laid out as `held`.
+    held: what the optimizer sees of it (a flat parameter of FSDP1 has many); shards(role, tensor):
+    the shards of it in a tensor laid out as `held`.
     """
 
     name: str
     held: torch.Tensor
-    cut: Cut
+    shards: ShardsOf
 
 
 def holdings(model: nn.Module) -> list[Holding]:
@@ -58,7 +58,11 @@ def holdings(model: nn.Module) -> list[Holding]:
         known |= {id(flat.tensor), *map(id, (flat.originals or {}).values())}
         for piece in flat.pieces:
             found.append(
-                Holding(unwrapped(piece.name), optimized(flat, piece), partial(cut, flat, piece))
+                Holding(
+                    unwrapped(piece.name),
+                    optimized(flat, piece),
+                    partial(piece_shards, flat, piece),
+                )
             )
     for wrapped, parameter in model.named_parameters():
         if id(parameter) not in known:
@@ -107,12 +111,12 @@ def shards_of(
     holding: Holding, states: Mapping[Any, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Shard]]:
     """Yield (role, shard) of the parameter and its moments."""
-    for shard in holding.cut("parameter", holding.held):
+    for shard in holding.shards("parameter", holding.held):
         yield "parameter", shard
     state = states.get(holding.held) or {}
     for role in STATES:
         if role in state:
-            for shard in holding.cut(role, state[role]):
+            for shard in holding.shards(role, state[role]):
                 yield role, shard
 
 

@@ -120,7 +120,7 @@ class Norms:
         """
         mine, clip = self.verdicts[rank], clips[rank]
         held = [[(r, number) for number in one.pieces] for r, one in enumerate(clips)]
-        own = [self._true(clip.kind, pieces)[0] for pieces in held]
+        norms = [self._true(clip.kind, pieces)[0] for pieces in held]
         other, *_ = self._true("2" if clip.kind == "inf" else "inf", [*once.values()])
         holders: dict[str, list[Holder]] = {}
         for r, number in once.values():
@@ -130,7 +130,7 @@ class Norms:
             reported=clip.norm,
             exact=exact,
             whole=torch.tensor([other], dtype=torch.float64),
-            own=[torch.tensor([norm], dtype=torch.float64) for norm in own],
+            own=[torch.tensor([norm], dtype=torch.float64) for norm in norms],
             rank=rank,
             complete=len(held[rank]) == pieces,
             previous=None,

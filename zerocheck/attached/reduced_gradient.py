@@ -85,7 +85,7 @@ def share_of(local: Local, tensor: RunParameter) -> Total:
     return Total(exact, absolute, local.noise[tensor.name], len(there))
 
 
-def summed(shares: Sequence[Total]) -> Total:
+def total_of(shares: Sequence[Total]) -> Total:
     """Return the total of the shares of all ranks."""
     return Total(
         torch.stack([one.exact for one in shares]).sum(0),
@@ -153,7 +153,7 @@ def compare_own(
             missing |= total.arrived > 0
             continue
         needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
-        part = Enclosure(*(cut(one, piece.entry) for one in whole))
+        part = Enclosure(*(local_slice(one, piece.entry) for one in whole))
         used, misfit = compare(gradient.double(), part)
         share = max(share, used if misfit is None else 0.0)
         if misfit is not None:
@@ -166,7 +166,7 @@ def compare_own(
     )
 
 
-def cut(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
+def local_slice(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
     """Return the elements of a shard, flat, from a whole flat tensor."""
     if entry.box is None:
         return whole[entry.start : entry.stop]
@@ -292,8 +292,8 @@ def _diagnosed(
     held = _held(layout, exhibits)
     bad, first = [], None
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
-        own = Enclosure(plan.gather(wanted.exact), plan.gather(wanted.bound))
-        misfit = compare(part.double(), own)[1]
+        local = Enclosure(plan.gather(wanted.exact), plan.gather(wanted.bound))
+        misfit = compare(part.double(), local)[1]
         if misfit is not None:
             bad.append(rank)
             first = first or (misfit, plan.index)

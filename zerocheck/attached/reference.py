@@ -66,10 +66,10 @@ class Reference:
             if name not in self._parameters:
                 near = did_you_mean(name, self._parameters)
                 raise UsageError(f"the model of reference= has no parameter {name!r}{near}")
-            own = tuple(self._parameters[name].shape)
-            if own != shape:
+            given = tuple(self._parameters[name].shape)
+            if given != shape:
                 raise UsageError(
-                    f"{name} of the model of reference= has the shape {list(own)}, that of the "
+                    f"{name} of the model of reference= has the shape {list(given)}, that of the "
                     f"run has {list(shape)}"
                 )
         for name in self._parameters:
@@ -79,10 +79,10 @@ class Reference:
 
     def _take_names(self, names: Iterable[str]) -> None:
         """Know the parameters by the names of the run, if those differ by wrappers alone."""
-        own = {self._bare(name): one for name, one in self._parameters.items()}
+        by_bare_name = {self._bare(name): one for name, one in self._parameters.items()}
         theirs = {self._bare(name): name for name in names}
-        if own.keys() == theirs.keys():
-            self._parameters = {theirs[bare]: one for bare, one in own.items()}
+        if by_bare_name.keys() == theirs.keys():
+            self._parameters = {theirs[bare]: one for bare, one in by_bare_name.items()}
 
     def _within_wrappers(self, forward: Forward) -> Forward:
         """Return the call of the wrapped module, with names of the reference."""
@@ -121,8 +121,8 @@ class Reference:
                 for name, gradients in self._run(forwards, buffers).items():
                     moved, was = _summed(gradients), _summed(first[name])
                     if moved is not None and was is not None and was.numel():
-                        off = float((moved - was).abs().nan_to_num(nan=0.0).max())
-                        noise[name] = max(noise[name], MARGIN * off)
+                        distance = float((moved - was).abs().nan_to_num(nan=0.0).max())
+                        noise[name] = max(noise[name], MARGIN * distance)
         return Local(first, noise)
 
     def _run(

@@ -26,8 +26,8 @@ from .reduced_gradient import (
     exhibit,
     put,
     share_of,
-    summed,
     tensors_of,
+    total_of,
     violation,
     worst,
 )
@@ -167,7 +167,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
     found = [Judged(0.0, {}, (), ()) for _ in ranks]
     for tensor in tensors:
         if tensor.trains:
-            total = summed([share_of(local, tensor) for local in locals_])
+            total = total_of([share_of(local, tensor) for local in locals_])
             for rank, one in enumerate(ranks):
                 found[rank] = joined(found[rank], compare_own(one, tensor, total, semantics))
     asked = worst(found, tensors)

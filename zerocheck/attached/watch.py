@@ -94,7 +94,7 @@ class Watch:
         found = holdings(self._model)
         groups = groups_of(self._optimizer)
         for holding in found:
-            for shard in holding.cut("parameter", holding.held):
+            for shard in holding.shards("parameter", holding.held):
                 self._add(shard, holding, groups)
         self._state(BEFORE, found)
         self._early = [float(group["lr"]) for group in self._optimizer.param_groups]
@@ -228,7 +228,7 @@ class Watch:
             grad = holding.held.grad
             if grad is None or (only is not None and id(holding.held) not in only):
                 continue
-            for shard in holding.cut("gradient", grad):
+            for shard in holding.shards("gradient", grad):
                 number = self._numbers[entry_of(shard)]
                 self._put(what, number, shard.tensor)
                 numbers.append(number)

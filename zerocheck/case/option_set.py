@@ -62,8 +62,8 @@ class OptionSet:
 @lru_cache(maxsize=4096)
 def _values(given: OptionSet, options: Mapping[str, OptionValue]) -> Any:
     start = f"{given.prefix}."
-    own = {name.removeprefix(start): v for name, v in options.items() if name.startswith(start)}
-    return msgspec.convert(own, given.kind)
+    values = {name.removeprefix(start): v for name, v in options.items() if name.startswith(start)}
+    return msgspec.convert(values, given.kind)
 
 
 class OptionValues(dict[str, OptionValue]):

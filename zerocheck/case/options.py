@@ -33,8 +33,8 @@ def drawn_values() -> Mapping[str, tuple[OptionValue, ...]]:
 
     A name without a dot is a field of `case.sharding`.
     """
-    own = {one.named(name): values for one in _sets() for name, values in one.drawn.items()}
-    return {**own, "offload": OFFLOAD}
+    drawn = {one.named(name): values for one in _sets() for name, values in one.drawn.items()}
+    return {**drawn, "offload": OFFLOAD}
 
 
 def drawn(seed: int) -> dict[str, OptionValue]:

@@ -59,9 +59,9 @@ def take_over(
     loader.load_state_dict(states["loader"])
     if scaler is not None:
         scaler.load_state_dict(states["scaler"])
-    own = states.get("rng", {}).get(str(dist.get_rank()))
-    if own is not None:
-        set_random_state(own.cpu().numpy().tobytes(), _device())
+    state = states.get("rng", {}).get(str(dist.get_rank()))
+    if state is not None:
+        set_random_state(state.cpu().numpy().tobytes(), _device())
 
 
 def _random_state() -> torch.Tensor:

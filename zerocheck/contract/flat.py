@@ -22,15 +22,15 @@ def shards_of(flat: FlatHandle, states: States) -> Iterator[Shard]:
     """
     for piece in flat.pieces:
         held = optimized(flat, piece)
-        yield from cut(flat, piece, "parameter", held)
+        yield from piece_shards(flat, piece, "parameter", held)
         if not held.requires_grad:
             continue
         if held.grad is None:
             yield Shard(unwrapped(piece.name), "gradient", None, piece.shape)
         else:
-            yield from cut(flat, piece, "gradient", held.grad)
+            yield from piece_shards(flat, piece, "gradient", held.grad)
         for role, tensor in states.moments(held):
-            yield from cut(flat, piece, role, tensor)
+            yield from piece_shards(flat, piece, role, tensor)
         count = states.count(held)
         if count is not None:
             yield Shard(unwrapped(piece.name), "step", count.detach(), ())
@@ -68,7 +68,9 @@ def _local(flat: FlatHandle, piece: FlatPiece, tensor: torch.Tensor) -> torch.Te
     return tensor
 
 
-def cut(flat: FlatHandle, piece: FlatPiece, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+def piece_shards(
+    flat: FlatHandle, piece: FlatPiece, role: Role, tensor: torch.Tensor
+) -> Iterator[Shard]:
     name = unwrapped(piece.name)
     local = _local(flat, piece, tensor)
     if not flat.sharded and flat.originals is not None:

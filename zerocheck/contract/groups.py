@@ -105,17 +105,17 @@ def check_options(
 
     Where one has, whatever else is wrong of the options is for the judge to say.
     """
-    own: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
     for group in groups:
         for number in sorted({group_of[id(p)] for p in group["params"] if id(p) in group_of}):
             wanted, given = _options(case, number), _given(group, case)
             if math.isclose(given.get("lr", wanted["lr"]), wanted["lr"], rel_tol=1e-6):
                 return
-            own = own or {**wanted, **given}
-    if own is not None:
+            options = options or {**wanted, **given}
+    if options is not None:
         fields = optimizer_of(case.optimizer).fields
-        of_group = {name: own[name] for name in fields.group}
-        every = {name: type(wanted[name])(own[name]) for name in fields.optimizer}
+        of_group = {name: options[name] for name in fields.group}
+        every = {name: type(wanted[name])(options[name]) for name in fields.optimizer}
         kind = {"kind": case.optimizer.kind} if case.optimizer.kind != "adamw" else {}
         fixed = {"optimizer": {**kind, "groups": [{"pattern": "*", **of_group}], **every}}
         raise UsageError(

@@ -49,8 +49,8 @@ class Microbatch:
     inputs: arguments of the model, of which the last ones are keyword arguments, by the names in
     `keywords`; target: what the loss compares with; seed: set
     before the forward, so that dropout is replayable, or None where each rank carries its random
-    numbers on; loss_of(outputs, target): 0-d fp32 tensor; entered(), seen(loss): the harness notes
-    the random state and the loss there.
+    numbers on; loss_of(outputs, target): 0-d fp32 tensor; entered(), on_loss(loss): the harness
+    records the random state and the loss there.
 
     weight: tokens of this microbatch over the mean number of tokens of all microbatches and ranks
     in this step; 1.0 where all have the same. An implementation that declares
@@ -62,7 +62,7 @@ class Microbatch:
     target: torch.Tensor
     seed: int | None
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    seen: Callable[[torch.Tensor], None] | None = None
+    on_loss: Callable[[torch.Tensor], None] | None = None
     entered: Callable[[], None] | None = None
     weight: float = 1.0
     keywords: tuple[str, ...] = ()
@@ -78,8 +78,8 @@ class Microbatch:
         if self.entered is not None:
             self.entered()
         loss = self.loss_of(call_with(call, self.inputs, self.keywords), self.target)
-        if self.seen is not None:
-            self.seen(loss.detach())
+        if self.on_loss is not None:
+            self.on_loss(loss.detach())
         return loss
 
 

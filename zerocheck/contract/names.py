@@ -35,17 +35,17 @@ def register(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
     for path, module in model.named_modules():
-        own = {name: first[id(p)] for name, p in module._parameters.items() if p is not None}
-        own.update((name, f"{path}.{name}".lstrip(".")) for name in module._buffers)
-        _names[module] = own
+        names = {name: first[id(p)] for name, p in module._parameters.items() if p is not None}
+        names.update((name, f"{path}.{name}".lstrip(".")) for name in module._buffers)
+        _names[module] = names
 
 
-def name_of(module: nn.Module, own: str, path: str) -> str:
+def name_of(module: nn.Module, attribute: str, path: str) -> str:
     """Return the registered name of the parameter or buffer that `module` calls `own`.
 
     path: its name in the wrapped model, from which prefixes are stripped if the module is unknown.
     """
-    return _names.get(module, {}).get(own) or unwrapped(path)
+    return _names.get(module, {}).get(attribute) or unwrapped(path)
 
 
 def named_parameters(
@@ -70,12 +70,12 @@ def _named(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     visited: set[int] = set()
     for path, module in model.named_modules():
-        for own, tensor in getattr(module, kind).items():
+        for attribute, tensor in getattr(module, kind).items():
             if tensor is None or id(tensor) in visited:
                 continue
             visited.add(id(tensor))
-            whole = f"{path}.{own}".lstrip(".")
-            yield rename(whole) if rename else name_of(module, own, whole), tensor
+            whole = f"{path}.{attribute}".lstrip(".")
+            yield rename(whole) if rename else name_of(module, attribute, whole), tensor
 
 
 def unwrapped(name: str) -> str:

@@ -99,7 +99,7 @@ class Driver:
         """Take the steps like a user's loop: nothing observed, nothing poisoned."""
         subject, _ = self._built()
         for index in range(self.case.training.first, end_of(self.case)):
-            subject.train_step(self._step(index, seen=None, reached=lambda _: None))
+            subject.train_step(self._step(index, on_loss=None, reached=lambda _: None))
         subject.close()
         return StepsTaken()
 
@@ -248,7 +248,7 @@ class Driver:
 
         report: StepReport | None = None
         with suppress(EndOfCase):
-            report = subject.train_step(self._step(index, seen=losses.append, reached=reached))
+            report = subject.train_step(self._step(index, on_loss=losses.append, reached=reached))
             if not isinstance(report, StepReport):
                 raise UsageError(
                     f"train_step must return zerocheck.StepReport, got {type(report).__name__}"
@@ -292,7 +292,7 @@ class Driver:
             for index in range(measuring.first, measuring.end):
                 step = self._step(
                     index,
-                    seen=measuring.seen,
+                    on_loss=measuring.on_loss,
                     reached=measuring.reached,
                     entered=measuring.entered,
                 )
@@ -316,7 +316,7 @@ class Driver:
         with timing.watching():
             for index in range(timing.first, timing.end):
                 step = self._step(
-                    index, seen=timing.seen, reached=timing.reached, entered=timing.entered
+                    index, on_loss=timing.on_loss, reached=timing.reached, entered=timing.entered
                 )
                 timing.begun(index)
                 subject.train_step(step)
@@ -329,14 +329,14 @@ class Driver:
         self,
         index: int,
         *,
-        seen: Callable[[torch.Tensor], None] | None,
+        on_loss: Callable[[torch.Tensor], None] | None,
         reached: Callable[[Moment], None],
         entered: Callable[[], None] = lambda: None,
     ) -> Step:
         return Step(
             index=index,
             microbatches=[
-                self._microbatch(index, number, seen, entered)
+                self._microbatch(index, number, on_loss, entered)
                 for number in range(self.case.training.microbatches)
             ],
             lr=learning_rates(self.case, index),
@@ -348,7 +348,7 @@ class Driver:
         self,
         index: int,
         number: int,
-        seen: Callable[[torch.Tensor], None] | None,
+        on_loss: Callable[[torch.Tensor], None] | None,
         begins: Callable[[], None],
     ) -> Microbatch:
         where = {"step": index, "rank": self.rank, "microbatch": number}
@@ -377,7 +377,7 @@ class Driver:
             target=drawn.target,
             seed=None if self._random.on else drawn.seed,
             loss_of=loss_of,
-            seen=seen,
+            on_loss=on_loss,
             entered=entered,
             weight=weight(self.case, **where),
         )

@@ -92,7 +92,7 @@ class Timing:
         """Note that a forward begins."""
         self._entered = time.monotonic_ns()
 
-    def seen(self, loss: torch.Tensor) -> None:
+    def on_loss(self, loss: torch.Tensor) -> None:
         """Note that a forward is over."""
         self._forward += time.monotonic_ns() - self._entered
 

@@ -26,10 +26,12 @@ class ExportMutates(Zero1):
 class PaddingStrippedWrong(Zero3):
     """The padding at the end is removed from the front (DS #1380)."""
 
-    def cut(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
+    def split(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         gap = flat.partition.padding(0, flat.partition.numel)
         ends = bool(gap) and gap[-1].stop == flat.partition.numel
-        return super().cut(flat, role, whole.roll(gap[-1].start - gap[-1].stop) if ends else whole)
+        return super().split(
+            flat, role, whole.roll(gap[-1].start - gap[-1].stop) if ends else whole
+        )
 
 
 class ExportOfOneRank(Zero1):
@@ -42,10 +44,10 @@ class ExportOfOneRank(Zero1):
 class ExportRounded(Zero2):
     """Parameters are exported in the compute dtype (PT #104770). Flagged: rounded to bf16."""
 
-    def cut(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
+    def split(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         if role == "parameter":
             whole = whole.bfloat16().to(whole.dtype)
-        return super().cut(flat, role, whole)
+        return super().split(flat, role, whole)
 
 
 class ExportWithoutFrozen(Zero1):

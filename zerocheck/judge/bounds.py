@@ -130,8 +130,8 @@ def narrow_norm_relative(elements: int, narrow: float, world_size: int, format: 
     of the squares, sqrt(1 + s ((1 + k u)^2 - 1)) - 1 of the whole. A tensor whose squares are
     summed one by one in its own dtype is outside: that sum stops growing at 2 / u terms.
     """
-    off = math.expm1(-(world_size / 2 + 3) * math.log1p(-format.u))
-    whole = math.sqrt(1 + narrow * ((1 + off) ** 2 - 1)) - 1
+    error = math.expm1(-(world_size / 2 + 3) * math.log1p(-format.u))
+    whole = math.sqrt(1 + narrow * ((1 + error) ** 2 - 1)) - 1
     return (1 + whole) * (1 + norm_relative(elements)) - 1
 
 
@@ -154,5 +154,5 @@ def clipped(
     exact = gradient_ * coefficient
     if not format.narrow:
         return rounded(exact, 4 * U * exact.abs() + ETA)
-    off = math.expm1(-(3 if all_narrow else 1) * math.log1p(-format.u) + 4 * U)
-    return rounded(exact, off * exact.abs() + format.eta, format)
+    error = math.expm1(-(3 if all_narrow else 1) * math.log1p(-format.u) + 4 * U)
+    return rounded(exact, error * exact.abs() + format.eta, format)

@@ -88,5 +88,5 @@ class CaseJudge(CaseContext):
             if step.forward_holds:
                 here = step.passes.used.any(0).tolist()
                 used = [one or other for one, other in zip(used, here, strict=True)]
-            earlier, before = before.own, step.settled
+            earlier, before = before.per_rank, step.settled
             step.leave()

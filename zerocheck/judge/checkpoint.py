@@ -12,7 +12,7 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
 from ..optimizers import STATES
-from ..protocol.verdicts import Violation, alternatives, together
+from ..protocol.verdicts import Violation, alternatives, merge_violations
 from .assemble import Observation
 from .compare import different_bits, same_bits
 from .diagnose.resume import (
@@ -99,7 +99,7 @@ def compare_loaded(
     found.append(_buffers(saved, observation, case.training.first - 1))
     found.append(_loss_scale(saved, observation, case))
     found += _loader_and_rng(saved, observation)
-    return together([one for one in found if one is not None])
+    return merge_violations([one for one in found if one is not None])
 
 
 def compare_saved(observation: Observation, step: int) -> Violation | None:
@@ -133,7 +133,7 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
                         else (bugs.CHANGED_BY_SAVING,),
                     )
                 )
-    return together(found)
+    return merge_violations(found)
 
 
 def _compared(
@@ -298,8 +298,10 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
         if bad:
             samples = given[bad[0]]
             names = data_causes(given, saved.samples, len(saved.buffers), len(observations))
-            off = samples - saved.samples
-            text = f"{off} samples are left out" if off > 0 else f"{-off} samples are read again"
+            ahead = samples - saved.samples
+            text = (
+                f"{ahead} samples are left out" if ahead > 0 else f"{-ahead} samples are read again"
+            )
             yield Violation(
                 obligation="roundtrip",
                 step=saved.step,

@@ -19,7 +19,7 @@ from ..protocol.verdicts import Violation
 from . import hidden, skip, vectors
 from .assemble import Fetch, Observation, RoleState
 from .compare import all_finite
-from .estimate import NOT_OFF, Off
+from .estimate import EXACT, Tolerances
 from .expected import Expected, expected
 from .flat import FlatBuffer, flat_buffers
 from .hidden_states import HiddenStates
@@ -33,7 +33,7 @@ from .rank_device import own_states, ran_on
 from .recovery import Recovery
 from .state import StartState, State
 from .step_replay import StepReplay
-from .tolerance import Tolerance
+from .tolerance import StepTolerance
 from .update import UpdateJudge, UpdateRecipe
 from .verdicts import Verdicts
 
@@ -79,7 +79,7 @@ class CaseContext:
             recipe = self.updates.recipe
             self.hidden_states = HiddenStates(self.layout, recipe, case, self.semantics)
             self.verdicts.tier = "parameters only"
-        self.tolerance = Tolerance(self.replayed, kernels_differ=estimated(case))
+        self.tolerance = StepTolerance(self.replayed, kernels_differ=estimated(case))
 
     def owned(self, step: int, point: Point) -> bool:
         """Return True if the shards tile their tensors here; otherwise none can be assembled."""
@@ -138,7 +138,7 @@ class StepContext:
         return self.judged.semantics
 
     @property
-    def tolerance(self) -> Tolerance:
+    def tolerance(self) -> StepTolerance:
         return self.judged.tolerance
 
     @property
@@ -195,8 +195,8 @@ class StepContext:
         replayed, buffers = self.judged.replayed, self.judged.flat_buffers()
         found = replayed.of_other_parameters(self.index, self.before, violation, buffers)
         if cuts(self.case):
-            off = self.tolerance.off.loss
-            found = replayed.of_repeated_biases(self.index, self.before, found, off)
+            tolerance = self.tolerance.initial.loss
+            found = replayed.of_repeated_biases(self.index, self.before, found, tolerance)
         return found
 
     # Gradients
@@ -244,7 +244,7 @@ class StepContext:
         held = self.observation.held(self.index - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
 
-    def expected(self, off: Off = NOT_OFF) -> Expected:
+    def expected(self, tolerances: Tolerances = EXACT) -> Expected:
         """Enclose the reduced gradient of the reference, for a given tolerance."""
         return expected(
             self.passes,
@@ -252,7 +252,7 @@ class StepContext:
             self.case,
             self.semantics,
             scales=self.observation.loss_scales(self.index),
-            noise=off.gradient,
+            noise=tolerances.gradient,
         )
 
     # The state after
@@ -330,7 +330,7 @@ class StepContext:
         if not self.forward_holds:
             return None
         return recovery.clip(
-            lambda off: self.expected(off).of, vacuity, step=self.index, exposed=False
+            lambda tolerances: self.expected(tolerances).of, vacuity, step=self.index, exposed=False
         )
 
     @cached_property

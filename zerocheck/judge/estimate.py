@@ -9,15 +9,15 @@ does not change at all gets a tolerance of MARGIN roundings of its own, plus und
 The runs stand for one rounding of each operation, and a kernel may round several times; MARGIN is
 for that. It is not derived: a verdict on such a bound is an estimate, and is reported as one.
 
-There are two forms. `off` is for cases whose kernels are known to differ: it pools a whole tensor.
-`off_each` is used only where bits differ although the kernels are those of the reference, since the
-code under test runs the model by another autograd graph: activation checkpointing, a custom
-forward, another order of accumulation. Each element then has its own estimate, from more runs, so
-that a wrong element is not hidden by the round-off of a larger one. The result of every operator is
-perturbed (operator_noise.py), and the largest change in REPLICAS_EACH runs is multiplied by
-MARGIN_EACH: where changes are normally distributed, that is less than one standard deviation with a
-chance of 0.26 ** REPLICAS_EACH, 1e-7. Over checkpointed, compiled and rewritten forwards, right
-code used at most a third of it.
+There are two forms. `estimate_by_tensor` is for cases whose kernels are known to differ: it pools a
+whole tensor. `estimate_by_element` is used only where bits differ although the kernels are those of
+the reference, since the code under test runs the model by another autograd graph: activation
+checkpointing, a custom forward, another order of accumulation. Each element then has its own
+estimate, from more runs, so that a wrong element is not hidden by the round-off of a larger one.
+The result of every operator is perturbed (operator_noise.py), and the largest change in
+REPLICAS_EACH runs is multiplied by MARGIN_EACH: where changes are normally distributed, that is
+less than one standard deviation with a chance of 0.26 ** REPLICAS_EACH, 1e-7. Over checkpointed,
+compiled and rewritten forwards, right code used at most a third of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MARGIN_EACH = 3.0
 """Factor on the estimate where each element has an estimate of its own."""
 
 
-class Off(NamedTuple):
+class Tolerances(NamedTuple):
     """Tolerances of the ranks' results in a step.
 
     loss: each; gradient: per element, the sums over ranks and microbatches, in float64; buffers:
@@ -53,37 +53,43 @@ class Off(NamedTuple):
     buffers: Mapping[str, float] | None
 
 
-NOT_OFF = Off(0.0, 0.0, None)
+EXACT = Tolerances(0.0, 0.0, None)
 """Where kernels are those of one device: bits must agree."""
 
 
-def off(passes: Passes, replicas: Sequence[Passes], layout: ParameterLayout) -> Off:
+def estimate_by_tensor(
+    passes: Passes, replicas: Sequence[Passes], layout: ParameterLayout
+) -> Tolerances:
     """Estimate tolerances from the reference's passes and its perturbed replicas."""
     gradient = torch.zeros(layout.size, dtype=torch.float64)
     for place in layout.places:
         if place.stop == place.start:
             continue
         here = slice(place.start, place.stop)
-        own = passes.gradients[..., here].double()
-        least = NEXT * place.format.u * _largest(own) + place.format.eta
-        moved = [_largest(replica.gradients[..., here].double() - own) for replica in replicas]
+        local = passes.gradients[..., here].double()
+        least = NEXT * place.format.u * _largest(local) + place.format.eta
+        moved = [_largest(replica.gradients[..., here].double() - local) for replica in replicas]
         gradient[here] = MARGIN * float(torch.stack([least, *moved]).amax(0).sum())
-    return Off(_loss(passes, replicas, MARGIN), gradient, _buffers(passes, replicas, MARGIN))
+    return Tolerances(_loss(passes, replicas, MARGIN), gradient, _buffers(passes, replicas, MARGIN))
 
 
-def off_each(passes: Passes, replicas: Iterable[Passes], layout: ParameterLayout) -> Off:
+def estimate_by_element(
+    passes: Passes, replicas: Iterable[Passes], layout: ParameterLayout
+) -> Tolerances:
     """Estimate the gradient's tolerance element by element. replicas: taken one by one."""
-    own = passes.gradients.double()
-    largest = own.abs()
+    gradients = passes.gradients.double()
+    largest = gradients.abs()
     for place in layout.places:
         largest[..., place.start : place.stop] *= NEXT * place.format.u
     largest.nan_to_num_(nan=0.0, posinf=0.0)
     rest: list[Passes] = []
     for replica in replicas:
-        torch.maximum(largest, _finite(replica.gradients.double() - own), out=largest)
+        torch.maximum(largest, _finite(replica.gradients.double() - gradients), out=largest)
         rest.append(replica.without_gradients())
     gradient = MARGIN_EACH * largest.sum((0, 1))
-    return Off(_loss(passes, rest, MARGIN_EACH), gradient, _buffers(passes, rest, MARGIN_EACH))
+    return Tolerances(
+        _loss(passes, rest, MARGIN_EACH), gradient, _buffers(passes, rest, MARGIN_EACH)
+    )
 
 
 def _loss(passes: Passes, replicas: Sequence[Passes], margin: float) -> float:
@@ -96,8 +102,8 @@ def _loss(passes: Passes, replicas: Sequence[Passes], margin: float) -> float:
 def _buffers(passes: Passes, replicas: Sequence[Passes], margin: float) -> dict[str, float]:
     """Estimate each buffer's tolerance; integer buffers have none."""
     found: dict[str, float] = {}
-    for rank, own in enumerate(passes.buffers):
-        for name, buffer in own.items():
+    for rank, buffers in enumerate(passes.buffers):
+        for name, buffer in buffers.items():
             if not buffer.is_floating_point() or not buffer.numel():
                 continue
             unit = NEXT * unit_roundoff(buffer.dtype)

@@ -53,7 +53,7 @@ def expected(
 ) -> Expected:
     """Sum all local gradients over the declared divisor, and enclose the result.
 
-    noise: how far the sum of local gradients can be off, where kernels are not the reference's.
+    noise: tolerance of the sum of local gradients, where kernels are not the reference's.
     scales: loss scale of each rank. It is divided out after the reduction: exactly by a power of
     two, else with two roundings more; what underflows loses at most eta, before (divided by the
     scale) and after. Where the sum is not finite, it must be exactly that.
@@ -96,8 +96,8 @@ def expected(
     def estimated(exact: torch.Tensor, bound: torch.Tensor, at: Positions | None) -> Enclosure:
         if not isinstance(noise, torch.Tensor):
             return Enclosure(exact, bound)
-        own = (noise if at is None else noise[at]) / divisor
-        return Enclosure(exact, bound + torch.where(exact.isfinite(), own, 0.0))
+        tolerance = (noise if at is None else noise[at]) / divisor
+        return Enclosure(exact, bound + torch.where(exact.isfinite(), tolerance, 0.0))
 
     def at(positions: Positions | None) -> Enclosure:
         some = passes.gradients if positions is None else passes.gradients[..., positions]

@@ -123,10 +123,10 @@ class _Free:
                 names[group_of(self.case, name)].append(name)
         return [
             Group(
-                names=tuple(own),
+                names=tuple(group_names),
                 options=optimizer_of(optimizer).reference_options(group, optimizer),
             )
-            for own, group in zip(names, optimizer.groups, strict=True)
+            for group_names, group in zip(names, optimizer.groups, strict=True)
         ]
 
     def _step(self, index: int) -> float:

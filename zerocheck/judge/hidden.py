@@ -125,9 +125,9 @@ def clipping(
     gradient and of its own summation: both enter the bound, relative to the element.
     """
     norm, width, squares = _norms(gradient, layout, case)
-    off = width / norm if norm else 0.0
+    widening = width / norm if norm else 0.0
     factor = coefficient(norm, case, semantics)
-    relative = relative_of(squares, layout.size, layout.formats.narrow, case) + off + 4 * U
+    relative = relative_of(squares, layout.size, layout.formats.narrow, case) + widening + 4 * U
     narrow = layout.formats.narrow is not None
     only = narrow and narrow_only(layout.formats.at(vectors.positions(layout.trainable)))
 
@@ -162,8 +162,8 @@ def _norms(
         norms.append(float(torch.linalg.vector_norm(exact, ord=order)))
         widths.append(float(torch.linalg.vector_norm(bound, ord=order)))
         squares = squares.and_of(exact, layout.formats.at(here))
-    together = math.hypot if order == 2.0 else max
-    return together(*norms, 0.0), together(*widths, 0.0), squares
+    combine = math.hypot if order == 2.0 else max
+    return combine(*norms, 0.0), combine(*widths, 0.0), squares
 
 
 def _narrow_product(
@@ -175,12 +175,12 @@ def _narrow_product(
     largest coefficient; only: all trainable parameters are in bf16.
     """
 
-    def own(vector: torch.Tensor, format: Format) -> Enclosure:
+    def enclosure(vector: torch.Tensor, format: Format) -> Enclosure:
         if not format.narrow:
             return exactly(torch.zeros_like(vector))
         return bounds.clipped(vector, factor, format, all_narrow=only)
 
-    return formats.enclose(own, largest).bound
+    return formats.enclose(enclosure, largest).bound
 
 
 def check_clip(

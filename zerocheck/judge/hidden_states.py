@@ -177,21 +177,23 @@ class HiddenStates:
         """Return the state with wrong parameters taken from ranks with right copies, if any."""
         outside = self._spread(part, misfit.outside)
         chosen = after.parameter
-        for own in after.own:
-            if own is after.parameter:
+        for parameter in after.per_rank:
+            if parameter is after.parameter:
                 continue
-            right = ~self._spread(part, _outside(_some(own, part), wanted))
+            right = ~self._spread(part, _outside(_some(parameter, part), wanted))
             for place in self.layout.places:
                 here = slice(place.start, place.stop)
                 if bool(outside[here].any()) and bool(right[here].all()):
                     if chosen is after.parameter:
                         chosen = chosen.clone()
-                    chosen[here] = own[here]
+                    chosen[here] = parameter[here]
                     outside[here] = False
         if chosen is after.parameter:
             return after
-        held = [chosen if torch.equal(own, chosen) else own for own in after.own]
-        return replace(after, parameter=chosen, own=held)
+        held = [
+            chosen if torch.equal(parameter, chosen) else parameter for parameter in after.per_rank
+        ]
+        return replace(after, parameter=chosen, per_rank=held)
 
     def _spread(self, part: KernelRange, mask: torch.Tensor) -> torch.Tensor:
         """Expand a mask over the elements of a part to one over the flat vector."""

@@ -181,9 +181,9 @@ class ParameterLayout:
         order = vectors.ranges([0], [self.size])
         for place in self.places:
             if place.strides is not None:
-                own = order[place.start : place.stop].view(place.shape)
+                slots = order[place.start : place.stop].view(place.shape)
                 dims = order_of(place.shape, place.strides)
-                order[place.start : place.stop] = in_memory_order(own, dims).clone()
+                order[place.start : place.stop] = in_memory_order(slots, dims).clone()
         return order
 
     def at(self, element: int) -> tuple[ParameterPlace, tuple[int, ...]]:
@@ -204,10 +204,10 @@ class ParameterLayout:
         for place in self.places:
             inside = mask[place.start : place.stop]
             if bool(inside.any()):
-                own = weight[place.start : place.stop]
+                weights = weight[place.start : place.stop]
                 value = max(
-                    float(own[part][inside[part]].max())
-                    for part in split(len(own))
+                    float(weights[part][inside[part]].max())
+                    for part in split(len(weights))
                     if bool(inside[part].any())
                 )
                 worst.append((-value, place.name))
@@ -263,7 +263,7 @@ def _formats(places: Sequence[ParameterPlace], size: int) -> Formats:
         return Formats(((every[0] if every else FP32, None),), size)
     parts = []
     for format in sorted(every, key=lambda one: one.u):
-        own = [place for place in places if place.format == format]
-        starts, counts = [p.start for p in own], [p.stop - p.start for p in own]
+        alike = [place for place in places if place.format == format]
+        starts, counts = [p.start for p in alike], [p.stop - p.start for p in alike]
         parts.append((format, vectors.ranges(starts, counts)))
     return Formats(tuple(parts), size)

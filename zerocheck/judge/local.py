@@ -350,11 +350,11 @@ class LocalRunner:
         ]
         for name in observed.viewed:
             module = self._modules[name]
-            own = {key: one for key, one in module._parameters.items() if one is not None}
+            parameters = {key: one for key, one in module._parameters.items() if one is not None}
             self._hooks.append(module.register_forward_pre_hook(as_views))
             # Also where the forward is cut short, as checkpointing does when it has all it needs.
             self._hooks.append(
-                module.register_forward_hook(partial(as_parameters, own), always_call=True)
+                module.register_forward_hook(partial(as_parameters, parameters), always_call=True)
             )
         self._hooked = how
 

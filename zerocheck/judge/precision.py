@@ -81,13 +81,13 @@ def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
     """
     cast = Computing.of(semantics).cast
     local = FP32 if cast is None else Format.of(cast)
-    summed = (
+    accumulate = (
         local
         if semantics.accumulate_dtype == "own"
         else Format.of(DTYPES[semantics.accumulate_dtype])
     )
-    reduce = summed if semantics.reduce == "own" else Format.of(DTYPES[semantics.reduce])
-    return local, summed, reduce
+    reduce = accumulate if semantics.reduce == "own" else Format.of(DTYPES[semantics.reduce])
+    return local, accumulate, reduce
 
 
 def narrowest(semantics: Semantics) -> Format:
@@ -97,7 +97,7 @@ def narrowest(semantics: Semantics) -> Format:
 
 def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
     """List (count, format) of a term's roundings in order, without steps that do not round."""
-    local, summed, reduce = formats_of(semantics)
+    local, accumulate, reduce = formats_of(semantics)
     reductions = bounds.gradient_roundings(
         world_size=case.world_size,
         microbatches=1,
@@ -115,12 +115,15 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
         reductions -= division
     if semantics.accumulate == "reduce_again":
         # With every microbatch the sum is cast, reduced and divided once more, and added to.
-        cast = int(reduce.u > local.u) + int(reduce.u > summed.u)
-        return ((sums + (summed.u > local.u), summed), (microbatches * (reductions + cast), reduce))
+        cast = int(reduce.u > local.u) + int(reduce.u > accumulate.u)
+        return (
+            (sums + (accumulate.u > local.u), accumulate),
+            (microbatches * (reductions + cast), reduce),
+        )
     if semantics.accumulate == "reduce_each":
-        first, second = (reductions, reduce), (sums, summed)
+        first, second = (reductions, reduce), (sums, accumulate)
     else:
-        first, second = (sums, summed), (reductions, reduce)
+        first, second = (sums, accumulate), (reductions, reduce)
     path = [(division, local), _into(first, local), _into(second, first[1])]
     return tuple((count, format) for count, format in path if count)
 

@@ -8,11 +8,11 @@ from ..case.schema import Case
 from ..contract.semantics import Semantics
 from ..protocol.verdicts import Violation
 from . import hidden
-from .estimate import Off
+from .estimate import Tolerances
 from .expected import Expected
 from .layout import ParameterLayout
 from .pieces import Enclosing
-from .tolerance import Tolerance
+from .tolerance import StepTolerance
 from .vacuity import Vacuity
 
 
@@ -25,7 +25,7 @@ class Recovery:
         layout: ParameterLayout,
         case: Case,
         semantics: Semantics,
-        tolerance: Tolerance,
+        tolerance: StepTolerance,
     ) -> None:
         self.recovered = recovered
         self.layout = layout
@@ -33,11 +33,13 @@ class Recovery:
         self.semantics = semantics
         self.tolerance = tolerance
 
-    def expected(self, reduced: Callable[[Off], Expected]) -> Callable[[Off], Expected]:
+    def expected(
+        self, reduced: Callable[[Tolerances], Expected]
+    ) -> Callable[[Tolerances], Expected]:
         """Enclose the gradient that entered the states, from the enclosure of the reduced one."""
 
-        def wanted(off: Off) -> Expected:
-            right = reduced(off)
+        def wanted(tolerances: Tolerances) -> Expected:
+            right = reduced(tolerances)
             if self.case.training.clip is None:
                 return right._replace(of=right.of.wider(self.recovered.error))
             return right._replace(of=self._clipping(right.of).clipped)
@@ -45,17 +47,22 @@ class Recovery:
         return wanted
 
     def clip(
-        self, gradient: Callable[[Off], Enclosing], vacuity: Vacuity, *, step: int, exposed: bool
+        self,
+        gradient: Callable[[Tolerances], Enclosing],
+        vacuity: Vacuity,
+        *,
+        step: int,
+        exposed: bool,
     ) -> tuple[float, Violation | None]:
         """Judge clipping. gradient: the reduced one; exposed: it was exposed."""
 
-        def check(off: Off) -> tuple[float, Violation | None]:
-            wanted = self._clipping(gradient(off))
+        def check(tolerances: Tolerances) -> tuple[float, Violation | None]:
+            wanted = self._clipping(gradient(tolerances))
             return hidden.check_clip(
                 self.recovered, wanted, self.layout, step=step, exposed=exposed
             )
 
-        right = gradient(self.tolerance.off)
+        right = gradient(self.tolerance.initial)
         clipped = self._clipping(right).clipped
         vacuity.clipped(zip(right.exact(), clipped.exact(), strict=True))
         return self.tolerance.judged("clip", check)

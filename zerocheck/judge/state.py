@@ -78,11 +78,11 @@ class State:
     master. rounded: the same with masters rounded to the parameters' dtype, None without any;
     mastered: mask of the elements that have one, None for none. moments: zero where the
     optimizer has none yet; present[role]: names it has them for. steps: per parameter in layout
-    order; None where ranks disagree. own[r]: what rank r computes with.
+    order; None where ranks disagree. per_rank[r]: the parameters that rank r computes with.
     """
 
     parameter: torch.Tensor
-    own: list[torch.Tensor]
+    per_rank: list[torch.Tensor]
     moments: Mapping[str, torch.Tensor]
     present: Mapping[str, frozenset[str]]
     steps: list[float | None]
@@ -130,7 +130,7 @@ class State:
             parameter=parameter,
             rounded=rounded,
             mastered=mastered,
-            own=_own(held, copies),
+            per_rank=_per_rank(held, copies),
             moments=moments,
             present=present,
             steps=_steps(observation, step, point),
@@ -171,20 +171,20 @@ def _by_owner(held: RoleState, owners: RoleState | None) -> torch.Tensor:
     return whole
 
 
-def _own(held: RoleState, whole: torch.Tensor) -> list[torch.Tensor]:
+def _per_rank(held: RoleState, whole: torch.Tensor) -> list[torch.Tensor]:
     """Return, per rank, its own copy where it holds all, else the assembled one.
 
     On a mesh of two axes that is its replica's; one object if bits agree.
     """
-    own: list[torch.Tensor] = []
+    per_rank: list[torch.Tensor] = []
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
         if held.replica and plan.index is not None:
             of_replica = held.as_of(rank)
-            own.append(whole if of_replica is held.whole else of_replica)
+            per_rank.append(whole if of_replica is held.whole else of_replica)
             continue
         mine = plan.index is None and part is not whole and not torch.equal(part, whole)
-        own.append(part if mine else whole)
-    return own
+        per_rank.append(part if mine else whole)
+    return per_rank
 
 
 def _steps(observation: Observation, step: int, point: Point) -> list[float | None]:

@@ -16,7 +16,13 @@ from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.loss import Losses, Replay, changed_parameters, same
 from .diagnose.tensor_parallel import with_repeated_biases
-from .estimate import REPLICAS, REPLICAS_EACH, Off, off, off_each
+from .estimate import (
+    REPLICAS,
+    REPLICAS_EACH,
+    Tolerances,
+    estimate_by_element,
+    estimate_by_tensor,
+)
 from .expected import loss_divisor, loss_ranks
 from .flat import FlatBuffer
 from .layout import Buffers
@@ -45,16 +51,16 @@ class StepReplay:
         scale: Scale | None = None,
         local: bool = False,
         otherwise: bool = False,
-        own: Sequence[torch.Tensor] | None = None,
+        parameters: Sequence[torch.Tensor] | None = None,
     ) -> Passes:
         """Run all forwards and backwards.
 
         For counterfactuals: scale, of each loss; local, buffers are not sent; otherwise, losses are
-        weighted by tokens where the semantics declare the opposite; own, what the first ranks
-        compute with.
+        weighted by tokens where the semantics declare the opposite; parameters, those that
+        the first ranks compute with.
         """
         buffers = self.observation.buffers(step - 1)
-        parameters = state.own if own is None else own
+        parameters = state.per_rank if parameters is None else parameters
         return self.runner.run(
             step,
             parameters,
@@ -74,15 +80,15 @@ class StepReplay:
         with self.runner.evaluating():
             return self.passes(step, state).losses
 
-    def off(self, step: int, state: State, passes: Passes) -> Off:
+    def tolerances_by_tensor(self, step: int, state: State, passes: Passes) -> Tolerances:
         """Estimate the tolerance of the step's results where kernels differ."""
         replicas = self._replicas(step, state, REPLICAS, self.runner.rounding_otherwise)
-        return off(passes, list(replicas), self.runner.layout)
+        return estimate_by_tensor(passes, list(replicas), self.runner.layout)
 
-    def off_each(self, step: int, state: State, passes: Passes) -> Off:
+    def tolerances_by_element(self, step: int, state: State, passes: Passes) -> Tolerances:
         """Estimate tolerances where only the order of operations differs."""
         replicas = self._replicas(step, state, REPLICAS_EACH, OperatorNoise)
-        return off_each(passes, replicas, self.runner.layout)
+        return estimate_by_element(passes, replicas, self.runner.layout)
 
     def _replicas(
         self,
@@ -93,13 +99,13 @@ class StepReplay:
     ) -> Iterator[Passes]:
         """Iterate over replicas of the step, perturbed in parameters and in module outputs."""
         for replica in range(count):
-            own: list[torch.Tensor] = []
-            for rank, flat in enumerate(state.own):
+            perturbed: list[torch.Tensor] = []
+            for rank, flat in enumerate(state.per_rank):
                 # One vector for all, as long as it is one.
-                same = rank and flat is state.own[0]
-                own.append(own[0] if same else moved(flat, self.runner.layout, replica))
+                same = rank and flat is state.per_rank[0]
+                perturbed.append(perturbed[0] if same else moved(flat, self.runner.layout, replica))
             with moving(replica):
-                passes = self.passes(step, state, own=own)
+                passes = self.passes(step, state, parameters=perturbed)
             yield passes
 
     def same_computation(self, step: int, state: State) -> bool:
@@ -108,7 +114,7 @@ class StepReplay:
         Not known, so False, where a rank recorded no graph, or has parts of it in checkpoints that
         hide what runs in the backward.
         """
-        observed = self.observation.steps(step)[: len(state.own)]
+        observed = self.observation.steps(step)[: len(state.per_rank)]
         if any(one.recomputed or not one.graphs for one in observed):
             return False
         with self.runner.noting_graphs() as notes:
@@ -124,24 +130,26 @@ class StepReplay:
         """
 
         def replay(parameters: torch.Tensor, ranks: int) -> list[list[float]]:
-            return self.passes(step, state, own=[parameters] * ranks).losses
+            return self.passes(step, state, parameters=[parameters] * ranks).losses
 
         losses = [rank.losses for rank in self.observation.steps(step)]
         sharded = [buffer for buffer in buffers if not buffer.whole]
         return with_other_parameters(violation, losses, state.parameter, sharded, replay)
 
     def of_repeated_biases(
-        self, step: int, state: State, violation: Violation, off: float
+        self, step: int, state: State, violation: Violation, tolerance: float
     ) -> Violation:
         """Return a loss's violation, and True if repeated biases of sharded layers explain it.
 
-        off: tolerance of a loss.
+        tolerance: that of a loss.
         """
         biased = with_repeated_biases(state.parameter, self.runner.layout, self.case)
         losses = [rank.losses for rank in self.observation.steps(step)]
         count = self.case.sharding.tensor_parallel
         if not same(
-            losses, self.passes(step, state, own=[biased] * len(losses)).losses, count * off
+            losses,
+            self.passes(step, state, parameters=[biased] * len(losses)).losses,
+            count * tolerance,
         ):
             return violation
         return replace(

@@ -13,29 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..protocol.verdicts import Obligation, Violation
-from .estimate import NOT_OFF, Off
+from .estimate import EXACT, Tolerances
 from .local import Passes
 from .state import State
 from .step_replay import StepReplay
 
-Check = Callable[[Off], tuple[float, Violation | None]]
-"""check(how far results can be off) -> (share of the bound, violation)."""
+Check = Callable[[Tolerances], tuple[float, Violation | None]]
+"""check(tolerances of local results) -> (share of the bound, violation)."""
 
 
 LOCAL: tuple[Obligation, ...] = ("loss", "gradient", "buffers")
 """Obligations on local results, whose bits depend on kernels."""
 
 
-class Tolerance:
+class StepTolerance:
     """Tolerance of the local results of the current step.
 
-    off: where nothing more was estimated; widest: where it was; obligations: those whose bound is
-    an estimate.
+    initial: where nothing more was estimated; widest: where it was; obligations: those whose bound
+    is an estimate.
     """
 
     def __init__(self, replayed: StepReplay, *, kernels_differ: bool) -> None:
         """Start. kernels_differ: bounds are estimated from the start, as the case declares."""
-        self.off = self.widest = NOT_OFF
+        self.initial = self.widest = EXACT
         self.obligations: set[Obligation] = {*LOCAL} if kernels_differ else set()
         self._replayed = replayed
         self._kernels_differ = kernels_differ
@@ -46,8 +46,8 @@ class Tolerance:
         """Begin a step. passes: of the reference, from the state before it."""
         self._step = step, before, passes
         if self._kernels_differ:
-            self.off = self._replayed.off(step, before, passes)
-        self.widest = self.off
+            self.initial = self._replayed.tolerances_by_tensor(step, before, passes)
+        self.widest = self.initial
 
     def leave(self) -> None:
         """Discard the step, which is as large as all local gradients."""
@@ -58,7 +58,7 @@ class Tolerance:
 
         Where both are violated, the one by derived bounds counts if it knows the cause.
         """
-        share, violation = check(self.off)
+        share, violation = check(self.initial)
         if violation is None or not self._widens():
             return share, violation
         wide = check(self.widest)
@@ -73,6 +73,6 @@ class Tolerance:
             return False
         step, before, passes = self._step
         self._other_graph = self._other_graph or not self._replayed.same_computation(step, before)
-        if self._other_graph and self.widest is NOT_OFF:
-            self.widest = self._replayed.off_each(step, before, passes)
+        if self._other_graph and self.widest is EXACT:
+            self.widest = self._replayed.tolerances_by_element(step, before, passes)
         return self._other_graph

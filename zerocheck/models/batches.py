@@ -151,8 +151,8 @@ def loss_of(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """
     factor = case.data.loss_factor
     if case.model.user is not None:
-        own = parts_of(case.model.user).loss_of
-        return lambda outputs, target: own(outputs, target) * factor
+        loss = parts_of(case.model.user).loss_of
+        return lambda outputs, target: loss(outputs, target) * factor
 
     def cross_entropy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         logits = outputs.float().flatten(0, 1)

@@ -134,17 +134,17 @@ class _Look:
         for module in self.model.modules():
             if not isinstance(module, nn.ModuleList):
                 continue
-            own = [
+            tensors = [
                 (type(item), [names[p] for p in item.parameters() if p.requires_grad])
                 for item in module
             ]
             routed = {
                 kind
-                for kind, held in own
+                for kind, held in tensors
                 if "sometimes" in {uses[name] for name in held}
                 and "always" not in {uses[name] for name in held}
             }
-            for kind, held in own:
+            for kind, held in tensors:
                 if kind in routed:
                     uses.update(dict.fromkeys(held, "sometimes"))
 

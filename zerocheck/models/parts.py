@@ -54,9 +54,9 @@ def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
     parts = found[1] if found is not None else otherwise
     for module in model.modules():
         if isinstance(module, nn.ModuleDict) and module and all(map(str.isdigit, module)):
-            own = sum(p.numel() for p in module.parameters())
-            if own > size:
-                size, parts = own, module.values()
+            numel = sum(p.numel() for p in module.parameters())
+            if numel > size:
+                size, parts = numel, module.values()
     vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
 
 

@@ -265,6 +265,6 @@ def _mark_conditional(user: UserModel, model: nn.Module) -> None:
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        own = {names[parameter] for parameter in module.parameters()}
-        if module is not model and own and own <= sometimes:
+        trained = {names[parameter] for parameter in module.parameters()}
+        if module is not model and trained and trained <= sometimes:
             module.conditional = True  # type: ignore[assignment]

@@ -54,7 +54,7 @@ def template_of(
     tried = _tried(cast(Any, kind), frozenset(optimizer.defaults), wanted.kind)
     if tried is None:
         return None
-    state, off, compiled = tried
+    state, distance, compiled = tried
     check_state(state, name, keys, wanted)
     if compiled:
         raise UsageError(
@@ -62,10 +62,11 @@ def template_of(
             "up to Inductor, so that there is no bound to judge it by; needed is one that is not "
             "compiled"
         )
-    if off > CLOSE:
+    if distance > CLOSE:
         raise UsageError(
             f"Built.optimizer is {name}, which is not {wanted.name}: alone, on one tensor, its "
-            f"update after {STEPS} steps is off by {100 * off:.2g}% of {wanted.name}'s; {others()}"
+            f"update after {STEPS} steps is off by {100 * distance:.2g}% of {wanted.name}'s; "
+            + others()
         )
     return dict(state)
 

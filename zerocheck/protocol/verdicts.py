@@ -138,7 +138,7 @@ def with_parts(
     return replace(violation, parts=made)
 
 
-def together(violations: Sequence[Violation]) -> Violation | None:
+def merge_violations(violations: Sequence[Violation]) -> Violation | None:
     """Merge several violations of one obligation: the first one, with all of them as parts."""
     if len(violations) < 2:
         return violations[0] if violations else None

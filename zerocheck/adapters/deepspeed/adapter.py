@@ -184,10 +184,10 @@ class DeepSpeed0(DeepSpeed):
         if self.semantics.master == "none":
             return
         names = {parameter: name for name, parameter in self.named.items()}
-        for own, masters in zip(
+        for parameters, masters in zip(
             self.optimizer.fp16_groups, self.optimizer.fp32_groups, strict=True
         ):
-            for parameter, master in zip(own, masters, strict=True):
+            for parameter, master in zip(parameters, masters, strict=True):
                 yield names[parameter], master
 
     def _parameters(self) -> Iterator[Shard]:

@@ -43,14 +43,14 @@ def optimizer_section(case: Case) -> dict[str, Any]:
 
 
 def _sharding(case: Case, stage: int) -> dict[str, Any]:
-    sharding, own = case.sharding, options_of(case)
+    sharding, options = case.sharding, options_of(case)
     if stage == 0:
         return {}
     reducing: dict[str, Any] = {
         "reduce_bucket_size": sharding.bucket,
-        "overlap_comm": own.overlap_comm,
-        "contiguous_gradients": own.contiguous_gradients,
-        "reduce_scatter": own.reduce_scatter,
+        "overlap_comm": options.overlap_comm,
+        "contiguous_gradients": options.contiguous_gradients,
+        "reduce_scatter": options.reduce_scatter,
     }
     to_cpu = {"device": "cpu", "pin_memory": sharding.offload == "pinned"}
     if sharding.offload != "none":
@@ -60,14 +60,14 @@ def _sharding(case: Case, stage: int) -> dict[str, Any]:
             reducing["offload_param"] = to_cpu
         return {
             **reducing,
-            "prefetch_bucket_size": own.prefetch_bucket,
-            "param_persistence_threshold": own.persistence_threshold,
-            "max_live_parameters": own.max_live_parameters,
-            "max_reuse_distance": own.max_live_parameters,
+            "prefetch_bucket_size": options.prefetch_bucket,
+            "param_persistence_threshold": options.persistence_threshold,
+            "max_live_parameters": options.max_live_parameters,
+            "max_reuse_distance": options.max_live_parameters,
             "memory_efficient_linear": False,
         }
     return {
         **reducing,
         "allgather_bucket_size": sharding.bucket + sharding.bucket % 2,  # it wants an even number
-        "round_robin_gradients": own.round_robin_gradients,
+        "round_robin_gradients": options.round_robin_gradients,
     }

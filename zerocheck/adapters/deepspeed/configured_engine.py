@@ -74,15 +74,15 @@ class ConfiguredEngine(DeepSpeed):
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
         """Return the layout of the stage; None where the engine gets keys unknown to it."""
         given = cls.given
-        if given.zero or given.summed or given.bf16:
+        if given.zero or given.accumulate_dtype or given.bf16:
             return None
         return super().layout(model, case, rank)
 
     def _means(self, case: Case) -> Semantics:
         semantics = replace(super()._means(case), average=self.given.average)
-        if self.given.summed is None or case.precision.compute != "bf16":
+        if self.given.accumulate_dtype is None or case.precision.compute != "bf16":
             return semantics
-        words: Any = {"accumulate_dtype": self.given.summed}
+        words: Any = {"accumulate_dtype": self.given.accumulate_dtype}
         return replace(semantics, **words)
 
     def _config(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class ConfiguredEngine(DeepSpeed):
         config["checkpoint"].update(given.checkpoint)
         if "bf16" in config:
             config["bf16"].update(given.bf16)
-            if given.summed is not None:
-                config["data_types"]["grad_accum_dtype"] = given.summed
+            if given.accumulate_dtype is not None:
+                config["data_types"]["grad_accum_dtype"] = given.accumulate_dtype
         if given.data_types:
             config["data_types"] = {**config.get("data_types", {}), **given.data_types}
         if given.adam is not None:

@@ -137,8 +137,8 @@ def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
     aligned = ALIGNMENT * one.ranks
     learning = [sum(tensor.numel for tensor in group) for group in one.groups]
     flat = [-(-numel // aligned) * aligned for numel in learning]
-    own = [numel // one.ranks for numel in flat]
-    idle = any(n <= (one.ranks - 1) * part for n, part in zip(learning, own, strict=True))
+    partitions = [numel // one.ranks for numel in flat]
+    idle = any(n <= (one.ranks - 1) * part for n, part in zip(learning, partitions, strict=True))
     if case.sharding.offload != "none" or idle:
         return None
     parameter = sum(t.numel * one.kept(t) for t in one.account.parameters.values() if not t.trains)
@@ -146,7 +146,7 @@ def flat_layout(model: nn.Module, case: Case, *, stage: int) -> Layout | None:
         parameter += numel * one.kept(group[0])
     wide = (case.precision.compute, case.precision.reduce) == ("bf16", "fp32")
     gradient = sum(flat) * MASTER_BYTES if wide and stage == 1 else 0
-    return one.layout(parameter, own, gradient)
+    return one.layout(parameter, partitions, gradient)
 
 
 def part_layout(model: nn.Module, case: Case) -> Layout | None:
@@ -167,15 +167,15 @@ def part_layout(model: nn.Module, case: Case) -> Layout | None:
     stays = [t for t in every if t.numel <= own_options.persistence_threshold]
     if one.ranks == 1 and len(stays) > 1:
         stays = []
-    own = [sum(map(part, group)) for group in one.groups]
+    partitions = [sum(map(part, group)) for group in one.groups]
     narrow = case.precision.compute == "bf16"
     width = DTYPES[case.precision.reduce].itemsize if narrow else MASTER_BYTES
     sent = DTYPES[case.precision.reduce].itemsize if reduced_precision(case) else MASTER_BYTES
     return one.layout(
         sum(part(t) * one.kept(t) for t in every)
         + one.ranks * sum(part(t) * one.kept(t) for t in stays),
-        own,
-        sum(own) * width,
+        partitions,
+        sum(partitions) * width,
         TRACKER_BYTES + sharding.bucket * sent * own_options.contiguous_gradients,
         norm=2 * NORM_BYTES,
     )

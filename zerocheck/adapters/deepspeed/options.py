@@ -141,8 +141,8 @@ OPTIONS = OptionSet(PREFIX, DeepSpeedOptions, DRAWN, FEATURES)
 
 def options_of(case: Case) -> DeepSpeedOptions:
     """Return DeepSpeed's options of a case."""
-    own: DeepSpeedOptions = OPTIONS.values(case.options)
-    return own
+    options: DeepSpeedOptions = OPTIONS.values(case.options)
+    return options
 
 
 def named(*options: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class GroupPartition(NamedTuple):
     master: torch.Tensor
     pieces: list[PartitionPiece]
 
-    def cut(self, role: Role, *tensors: torch.Tensor) -> Iterator[Shard]:
+    def shards(self, role: Role, *tensors: torch.Tensor) -> Iterator[Shard]:
         """Iterate over the pieces of tensors that, end to end, are laid out like the partition."""
         begin = 0
         for tensor in tensors:
@@ -42,9 +42,9 @@ class GroupPartition(NamedTuple):
                 high = min(end, piece.offset + piece.stop - piece.start)
                 if low < high:
                     start = piece.start + low - piece.offset
-                    own = tensor.detach().reshape(-1)[low - begin : high - begin]
+                    data = tensor.detach().reshape(-1)[low - begin : high - begin]
                     place = slice(start, start + high - low)
-                    yield Shard(piece.name, role, own, piece.shape, place)
+                    yield Shard(piece.name, role, data, piece.shape, place)
             begin = end
 
     def fill(self, into: torch.Tensor, full: Full, role: Role) -> None:

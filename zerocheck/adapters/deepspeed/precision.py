@@ -46,9 +46,9 @@ def semantics_of(semantics: Semantics, case: Case, stage: int) -> Semantics:
         "master": "fp32",
         "master_init": "rounded",
     }
-    own = options_of(case)
-    buckets = own.contiguous_gradients or case.sharding.offload != "none"
-    if stage == 2 and reduce == "fp32" and buckets and own.reduce_scatter:
+    options = options_of(case)
+    buckets = options.contiguous_gradients or case.sharding.offload != "none"
+    if stage == 2 and reduce == "fp32" and buckets and options.reduce_scatter:
         words["divide_ranks"] = "own"
     return replace(computing(semantics, case), **words)
 

@@ -56,30 +56,30 @@ class PartitionedStage(DeepSpeed):
         for number, part in enumerate(self.partitions):
             clipped = self._clipped.get(part.master)
             if clipped is not None:
-                yield from part.cut("gradient", clipped)
+                yield from part.shards("gradient", clipped)
                 continue
             if self.offloads:
                 if part.master.grad is not None:
-                    yield from part.cut("gradient", part.master.grad)
+                    yield from part.shards("gradient", part.master.grad)
                 continue
             if keeps_whole_gradients(self.optimizer):
-                own = self.optimizer.fp32_groups_gradient_flat_partition[number]
-                yield from part.cut("gradient", own)
+                partition = self.optimizer.fp32_groups_gradient_flat_partition[number]
+                yield from part.shards("gradient", partition)
                 continue
             reduced = self.optimizer.averaged_gradients.get(number)
             if reduced is not None:
-                yield from part.cut("gradient", *reduced)
+                yield from part.shards("gradient", *reduced)
 
     def _states(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
             if parameter.requires_grad and not parameter.numel() and self.zero < 3:
                 yield Shard(name, "master", torch.empty(0), tuple(parameter.shape), slice(0, 0))
         for part in self.partitions:
-            yield from part.cut("master", part.master)
+            yield from part.shards("master", part.master)
             state = self.inner.state.get(part.master, {})
             for role in STATES:
                 if role in state:
-                    yield from part.cut(role, state[role])
+                    yield from part.shards(role, state[role])
             if "step" in state:
                 for piece in part.pieces:
                     yield Shard(piece.name, "step", state["step"], ())

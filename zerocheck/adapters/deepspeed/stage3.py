@@ -92,8 +92,8 @@ class DeepSpeed3(PartitionedStage):
                 gap = slice(0, part.numel())  # its part, which is not used
                 yield Shard("", "padding", part.detach(), tuple(part.shape), gap)
                 continue
-            own = part.detach()[: stop - start]
-            yield Shard(name, "parameter", own, shape, slice(start, stop))
+            data = part.detach()[: stop - start]
+            yield Shard(name, "parameter", data, shape, slice(start, stop))
             if stop - start < part.numel():
                 gap = slice(stop - start, part.numel())
                 yield Shard("", "padding", part.detach()[gap], tuple(part.shape), gap)

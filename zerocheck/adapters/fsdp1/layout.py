@@ -98,10 +98,10 @@ def fsdp1_layout(
         count = 0
         for path, one in flats.items():
             names = stateful & set(one.places)
-            own = [one.own(name, start[path]) for name in names]
+            counts = [one.own(name, start[path]) for name in names]
             if aligned:
-                count += sum(account.moments(numel, one.itemsize) for numel in own if numel)
-            elif updated & names or any(own):  # pieces are restored, the flat one is updated
+                count += sum(account.moments(numel, one.itemsize) for numel in counts if numel)
+            elif updated & names or any(counts):  # pieces are restored, the flat one is updated
                 count += account.moments(one.chunk, one.itemsize)
         return count
 

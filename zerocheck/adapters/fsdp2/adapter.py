@@ -167,10 +167,10 @@ class Fsdp2(BuiltImplementation):
         parallelized(model, case, mesh)
 
     def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
-        own = groups(model, case)
+        parameter_groups = groups(model, case)
         if cuts(case):
-            own = split_groups(own)
-        made: torch.optim.Optimizer = torch_optimizer(case)(own)
+            parameter_groups = split_groups(parameter_groups)
+        made: torch.optim.Optimizer = torch_optimizer(case)(parameter_groups)
         return made
 
     def save(self, directory: str, loader: Loader) -> Saving | None:

@@ -98,7 +98,9 @@ def by_mesh(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 def split_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups with one mesh each."""
     return [
-        {**group, "params": own} for group in groups for own in by_mesh(group["params"]) or [[]]
+        {**group, "params": members}
+        for group in groups
+        for members in by_mesh(group["params"]) or [[]]
     ]
 
 

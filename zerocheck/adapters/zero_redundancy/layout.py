@@ -20,15 +20,15 @@ def shared_out(account: Account, rank: int) -> set[str]:
     """
     case = account.case
     elements = [0] * case.world_size
-    own: set[str] = set()
+    assigned: set[str] = set()
     for group in range(len(case.optimizer.groups)):
         members = [name for name in account.ever() if group_of(case, name) == group]
         for name in sorted(members, key=lambda n: account.parameters[n].numel, reverse=True):
             least = elements.index(min(elements))
             elements[least] += account.parameters[name].numel
             if least == rank:
-                own.add(name)
-    return own
+                assigned.add(name)
+    return assigned
 
 
 def dummies(account: Account, step: int, phase: Phase) -> int:

@@ -25,10 +25,10 @@ def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]
             explained.append((candidate, names))
     while explained:
         names = max((names for _, names in explained), key=len)
-        together = [one for one, of in explained if of >= names]
-        sentence = "; or ".join(dict.fromkeys(one.sentence for one in together))
+        alike = [one for one, of in explained if of >= names]
+        sentence = "; or ".join(dict.fromkeys(one.sentence for one in alike))
         ordered = tuple(name for name in left if name in names)
-        found.append((ordered, Causes(tuple(dict.fromkeys(c.name for c in together)), sentence)))
+        found.append((ordered, Causes(tuple(dict.fromkeys(c.name for c in alike)), sentence)))
         for name in ordered:
             del left[name]
         rest = ((one, of - names) for one, of in explained)

@@ -123,7 +123,7 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
         yield bugs.NORM_OVER_ROOT_W, norm.exact / root
         yield bugs.NORM_TIMES_W, norm.exact * norm.world_size
         if not norm.complete:
-            local = [_norm_of(own, kind) for own in norm.own]
+            local = [_norm_of(shard, kind) for shard in norm.own]
             yield bugs.LOCAL_NORM, local[norm.rank]
             yield bugs.SUM_OF_LOCAL_NORMS, sum(local)
             yield bugs.MEAN_OF_LOCAL_NORMS, sum(local) / norm.world_size

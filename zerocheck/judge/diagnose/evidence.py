@@ -98,8 +98,8 @@ def times(evidence: Evidence, factor: float | torch.Tensor, widened: float = 0.0
 
     def at(positions: Positions | None) -> Enclosure:
         exact, bound = evidence.right.at(positions)
-        own = some(factor, positions) if isinstance(factor, torch.Tensor) else factor
-        exact, bound = exact * own, bound * own
+        factors = some(factor, positions) if isinstance(factor, torch.Tensor) else factor
+        exact, bound = exact * factors, bound * factors
         bound = bound + slack(evidence, 4, exact.abs(), positions)
         return Enclosure(exact, bound + widened * exact.abs() if widened else bound)
 
@@ -114,11 +114,11 @@ def slack(
     size: of the elements at these positions, None: of all.
     """
 
-    def own(size: torch.Tensor, format: Format) -> Enclosure:
+    def enclosure(size: torch.Tensor, format: Format) -> Enclosure:
         return Enclosure(size, roundings * (format.u * size + format.eta))
 
     formats = evidence.formats.at(positions)
-    return formats.enclose(own, size.to(torch.float64)).bound
+    return formats.enclose(enclosure, size.to(torch.float64)).bound
 
 
 Terms = Callable[[torch.Tensor], torch.Tensor]
@@ -126,7 +126,7 @@ Terms = Callable[[torch.Tensor], torch.Tensor]
 any shape with the elements last."""
 
 
-def summed(
+def enclosed_sum(
     evidence: Evidence,
     terms: Terms,
     divisor: float,
@@ -145,8 +145,8 @@ def summed(
     gradients = evidence.passes.gradients if given is None else given
 
     def at(positions: Positions | None) -> Enclosure:
-        own = some(gradients, positions)
-        made = terms(own if exactly_given else own.to(torch.float64)).to(torch.float64)
+        local = some(gradients, positions)
+        made = terms(local if exactly_given else local.to(torch.float64)).to(torch.float64)
         flat = made.reshape(-1, made.shape[-1])
         roundings = 2 * len(flat) + 4
 

@@ -19,11 +19,11 @@ from . import factors, hosts, memory_order, placement, ranks, replicas, rounding
 from .evidence import (
     Candidate,
     Evidence,
+    enclosed_sum,
     enclosing,
     everything,
     explains,
     slack,
-    summed,
     times,
     wrong_tensors,
 )
@@ -137,14 +137,14 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
             name,
             f"each rank holds its own local gradient{words}: it was never reduced over ranks"
             + more,
-            [summed(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
+            [enclosed_sum(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
         )
     if count > 1:
         yield Candidate(
             bugs.LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W,
             f"each rank holds its own gradient of the last of {count} microbatches, divided by W",
             [
-                summed(evidence, lambda terms, rank=rank: terms[rank, -1], divide * world)  # type: ignore[misc]
+                enclosed_sum(evidence, lambda terms, rank=rank: terms[rank, -1], divide * world)  # type: ignore[misc]
                 for rank in range(world)
             ],
         )
@@ -154,7 +154,7 @@ def _local(evidence: Evidence) -> Iterator[Candidate]:
             "each rank holds its own local gradient, never reduced over ranks, and each microbatch "
             f"divides the sum of those before it by W = {world} once more",
             [
-                summed(evidence, lambda terms, rank=rank: terms[rank] * again, divide * world)  # type: ignore[misc]
+                enclosed_sum(evidence, lambda terms, rank=rank: terms[rank] * again, divide * world)  # type: ignore[misc]
                 for rank in range(world)
             ],
         )
@@ -175,7 +175,7 @@ def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
         yield Candidate(
             name,
             f"only the last of {count} microbatches counts{words}",
-            [summed(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
+            [enclosed_sum(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
         )
 
 
@@ -205,21 +205,21 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
             yield Candidate(
                 name,
                 f"microbatch {number} {words}",
-                [summed(evidence, partial(torch.mul, weights), divisor)],
+                [enclosed_sum(evidence, partial(torch.mul, weights), divisor)],
             )
     if world == 1 or count == 1:
         return
     yield Candidate(
         bugs.ACCUMULATOR_RESCALED,
         "each microbatch divides the sum of those before it by W once more",
-        [summed(evidence, partial(torch.mul, _divided_again(world, count)), divisor)],
+        [enclosed_sum(evidence, partial(torch.mul, _divided_again(world, count)), divisor)],
     )
     for number in range(count):
         yield Candidate(
             bugs.ONE_MICROBATCH_REDUCED,
             f"only microbatch {number} was reduced over ranks",
             [
-                summed(evidence, partial(_one_reduced, number, rank), divisor / world)
+                enclosed_sum(evidence, partial(_one_reduced, number, rank), divisor / world)
                 for rank in range(world)
             ],
         )
@@ -233,9 +233,9 @@ def _divided_again(world: int, count: int) -> torch.Tensor:
 
 def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
     """Terms of a rank, with the mean over ranks for one microbatch."""
-    own = terms[rank].clone()
-    own[number] = terms[:, number].sum(0) / len(terms)
-    return own
+    local = terms[rank].clone()
+    local[number] = terms[:, number].sum(0) / len(terms)
+    return local
 
 
 def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
@@ -268,7 +268,7 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
             yield Candidate(
                 name,
                 f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
-                [summed(evidence, everything, mean * divide, given=terms)],
+                [enclosed_sum(evidence, everything, mean * divide, given=terms)],
             )
 
 
@@ -292,7 +292,7 @@ def _in_losses(evidence: Evidence) -> Iterator[Candidate]:
             "each loss was divided by the number of ranks, and the gradients were summed: the same "
             "mean with other round-off than the declared semantics have; declare "
             "Semantics(divide_ranks='loss')",
-            [summed(evidence, everything, divide, given=terms)],
+            [enclosed_sum(evidence, everything, divide, given=terms)],
         )
 
 
@@ -316,7 +316,7 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
             "it is the mean over tokens; the declared semantics (weight='microbatch') are the mean "
             "of the microbatches' means"
         )
-    yield Candidate(name, words, [summed(evidence, everything, divisor, given=terms)])
+    yield Candidate(name, words, [enclosed_sum(evidence, everything, divisor, given=terms)])
 
 
 def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:

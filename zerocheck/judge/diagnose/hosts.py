@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from ... import causes as bugs
 from ...hosts import places
-from .evidence import Candidate, Evidence, summed, times
+from .evidence import Candidate, Evidence, enclosed_sum, times
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
@@ -29,7 +29,7 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         bugs.REDUCED_WITHIN_EACH_HOST,
         "each host reduces the gradients of its own ranks, and nothing is reduced between hosts",
         [
-            summed(
+            enclosed_sum(
                 evidence,
                 itemgetter([other for other, its in enumerate(ranks) if its.host == place.host]),
                 evidence.divisor * (place.local_world_size / world if mean else 1),

@@ -22,21 +22,21 @@ SENTENCES = {
 }
 
 
-def same(observed: Losses, expected: Losses, off: float = 0.0) -> bool:
+def same(observed: Losses, expected: Losses, tolerance: float = 0.0) -> bool:
     """Return True if every observed loss is the expected one, NaN and infinity included.
 
-    off: tolerance, where kernels are not the reference's.
+    tolerance: tolerance, where kernels are not the reference's.
     """
     return all(
         len(actual) == len(wanted)
-        and all(equal(a, b, off) for a, b in zip(actual, wanted, strict=True))
+        and all(equal(a, b, tolerance) for a, b in zip(actual, wanted, strict=True))
         for actual, wanted in zip(observed, expected, strict=True)
     )
 
 
-def equal(a: float, b: float, off: float = 0.0) -> bool:
-    """Return True for equal numbers, up to `off`, or if both are NaN."""
-    return a == b or abs(a - b) <= off or (math.isnan(a) and math.isnan(b))
+def equal(a: float, b: float, tolerance: float = 0.0) -> bool:
+    """Return True for equal numbers, up to `tolerance`, or if both are NaN."""
+    return a == b or abs(a - b) <= tolerance or (math.isnan(a) and math.isnan(b))
 
 
 def causes(
@@ -60,10 +60,10 @@ def causes(
     if not wrong:
         return ()
     found = []
-    own = [set(losses) for losses in expected]
-    if all(observed[rank][number] in own[rank] for rank, number in wrong):
+    by_rank = [set(losses) for losses in expected]
+    if all(observed[rank][number] in by_rank[rank] for rank, number in wrong):
         found.append(bugs.SAMPLES_OF_ANOTHER_MICROBATCH)
-    others = [set().union(*(own[:rank] + own[rank + 1 :])) for rank in range(len(own))]
+    others = [set().union(*(by_rank[:rank] + by_rank[rank + 1 :])) for rank in range(len(by_rank))]
     if all(observed[rank][number] in others[rank] for rank, number in wrong):
         found.append(bugs.SAMPLES_OF_ANOTHER_RANK)
     if evaluated is not None and all(

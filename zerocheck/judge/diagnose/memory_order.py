@@ -14,7 +14,7 @@ from ... import causes as bugs
 from ...floating_point import Enclosure
 from ..layout import ParameterLayout
 from ..pieces import Enclosing, Positions, some
-from .evidence import Candidate, Evidence, enclosing, slack, summed
+from .evidence import Candidate, Evidence, enclosed_sum, enclosing, slack
 
 SENTENCE = (
     "the elements of parameters that are not contiguous are in the order of memory, and are read "
@@ -66,14 +66,14 @@ def _accumulated(evidence: Evidence, order: torch.Tensor, *, again: bool) -> Enc
 
 
 def _of_microbatch(evidence: Evidence, number: int) -> Enclosing:
-    return summed(evidence, lambda terms: terms[:, number], evidence.divisor)
+    return enclosed_sum(evidence, lambda terms: terms[:, number], evidence.divisor)
 
 
 def _added(evidence: Evidence, first: Enclosing, second: Enclosing) -> Enclosing:
     def at(positions: Positions | None) -> Enclosure:
-        (one, off), (other, other_off) = first.at(positions), second.at(positions)
+        (one, bound), (other, other_bound) = first.at(positions), second.at(positions)
         rounded = slack(evidence, 1, one.abs() + other.abs(), positions)
-        return Enclosure(one + other, off + other_off + rounded)
+        return Enclosure(one + other, bound + other_bound + rounded)
 
     return enclosing(evidence, at)
 

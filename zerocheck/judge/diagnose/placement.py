@@ -15,7 +15,7 @@ from ...floating_point import Enclosure
 from .. import vectors
 from ..flat import NOBODY, FlatBuffer
 from ..pieces import Enclosing, Positions, some, split
-from .evidence import Candidate, Evidence, enclosing, everything, slack, summed
+from .evidence import Candidate, Evidence, enclosed_sum, enclosing, everything, slack
 
 MOST_SHIFTS = 32
 """Shifts that are tried: so many elements of a buffer may have the value that one of them has."""
@@ -43,11 +43,11 @@ def _tail(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
         outside[here] = wrong[here] & ~((whole - exact).abs() <= bound) & ~whole.isnan()
     there_is = False
     for place in evidence.layout.places:
-        own = outside[place.start : place.stop]
-        if bool(own.any()):
-            first = int(own.to(torch.uint8).argmax())
+        mask = outside[place.start : place.stop]
+        if bool(mask.any()):
+            first = int(mask.to(torch.uint8).argmax())
             there_is = there_is or first > 0
-            own[first:] = True
+            mask[first:] = True
 
     def at(positions: Positions | None) -> Enclosure:
         exact, bound = evidence.right.at(positions)
@@ -138,9 +138,9 @@ def _reduced_twice(evidence: Evidence) -> Iterator[Candidate]:
     for words, divisor in (("averaged", world), ("summed", 1)):
 
         def at(positions: Positions | None, divisor: int = divisor) -> Enclosure:
-            own = some(column, positions)
-            there = columns[:, own]
-            kept, inside = own == NOBODY, there != NOBODY
+            sources = some(column, positions)
+            there = columns[:, sources]
+            kept, inside = sources == NOBODY, there != NOBODY
             terms = evidence.right.at(there.reshape(-1))
             exact, bound = (torch.where(inside, vector.view(there.shape), 0.0) for vector in terms)
             before = evidence.right.at(positions)
@@ -195,8 +195,8 @@ def _shifts(evidence: Evidence, wrong: torch.Tensor) -> list[int]:
     largest, most = NOBODY, -1.0
     for part in split(evidence.layout.size):
         exact, bound = evidence.right.at(part)
-        off = wrong[part] & ((whole[part] - exact).abs() > bound)
-        size = torch.where(off, whole[part].abs(), -1.0)
+        outside = wrong[part] & ((whole[part] - exact).abs() > bound)
+        size = torch.where(outside, whole[part].abs(), -1.0)
         if float(size.max()) > most:
             largest, most = part.start + int(size.argmax()), float(size.max())
     if largest == NOBODY:
@@ -243,7 +243,7 @@ def _without_gaps(evidence: Evidence) -> Iterator[Candidate]:
                 bugs.OFFSET_NOT_MOVED,
                 "a parameter without a gradient did not move the offset in the flat buffer, so "
                 "that all that follow it stand too far ahead",
-                [summed(evidence, everything, evidence.divisor, given=changed)],
+                [enclosed_sum(evidence, everything, evidence.divisor, given=changed)],
             )
 
 
@@ -266,7 +266,7 @@ def _after_unused(evidence: Evidence) -> Iterator[Candidate]:
             bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE,
             "where a rank has no gradient of a parameter, its gradients of those that follow in "
             "the flat buffer are left out",
-            [summed(evidence, everything, evidence.divisor, given=changed)],
+            [enclosed_sum(evidence, everything, evidence.divisor, given=changed)],
         )
 
 

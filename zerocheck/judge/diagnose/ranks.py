@@ -12,7 +12,7 @@ import torch
 from ... import causes as bugs
 from ..layout import ParameterPlace
 from ..pieces import Enclosing, pieces
-from .evidence import Candidate, Evidence, everything, explains, summed, times
+from .evidence import Candidate, Evidence, enclosed_sum, everything, explains, times
 
 MOST_TERMS = 12
 """Local gradients of one step, over ranks and microbatches, whose subsets are all tried."""
@@ -36,7 +36,7 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield Candidate(
             bugs.RANK_COUNTED_TWICE,
             f"the gradient that rank {rank} computed is in the sum twice",
-            [summed(evidence, partial(torch.mul, weights), evidence.divisor)],
+            [enclosed_sum(evidence, partial(torch.mul, weights), evidence.divisor)],
         )
     yield from _smaller_groups(evidence)
     if evidence.semantics.average != "mean":
@@ -75,12 +75,12 @@ def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
             bugs.REDUCED_IN_SMALLER_GROUPS,
             f"ranks {shown} are reduced apart, and not all {world} together",
             [
-                summed(
+                enclosed_sum(
                     evidence,
-                    itemgetter(own),
-                    evidence.divisor * (len(own) / world if mean else 1),
+                    itemgetter(group),
+                    evidence.divisor * (len(group) / world if mean else 1),
                 )
-                for own in members
+                for group in members
             ],
         )
 
@@ -127,11 +127,11 @@ def _subset(
     part = slice(place.start, place.stop)
     here = terms[:, part].to(torch.float64)
     whole = evidence.held.whole[part].to(torch.float64)
-    # None is farther off than the sum of all may be. One element rules most subsets out.
-    most = summed(evidence, everything, evidence.divisor).at(part).bound
+    # A partial sum has no wider bound than the whole one. One element rules most subsets out.
+    most = enclosed_sum(evidence, everything, evidence.divisor).at(part).bound
     clearest = int(here.abs().sum(0).argmax())
-    off = (subsets @ here[:, clearest] / evidence.divisor - whole[clearest]).abs()
-    left = subsets[off <= most[clearest]]
+    distance = (subsets @ here[:, clearest] / evidence.divisor - whole[clearest]).abs()
+    left = subsets[distance <= most[clearest]]
     this = evidence.layout.spread([place is one for one in evidence.layout.places])
     rows = max(1, AT_ONCE // len(whole))
     for first in range(0, len(left), rows):
@@ -139,7 +139,7 @@ def _subset(
         near = ((some @ here / evidence.divisor - whole).abs() <= most).all(1)
         for weights in some[near].unbind():
             weighted = partial(torch.mul, weights.view(*evidence.passes.gradients.shape[:2], 1))
-            made = Candidate("", "", [summed(evidence, weighted, evidence.divisor)])
+            made = Candidate("", "", [enclosed_sum(evidence, weighted, evidence.divisor)])
             if explains(made, evidence, this):
                 return weights
     return None
@@ -171,12 +171,12 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     divide = evidence.divisor / (world if evidence.semantics.average == "mean" else 1)
     kinds: set[str] = set()
     for rank, (part, plan) in enumerate(zip(evidence.held.parts, evidence.held.plans, strict=True)):
-        own = itemgetter(rank)
+        local = itemgetter(rank)
         states = {
             "right": evidence.right,
-            "the rank's own": summed(evidence, own, divide),
-            "the rank's own divided by W": summed(evidence, own, divide * world),
-            "the sum over ranks, not divided": summed(evidence, everything, divide),
+            "the rank's own": enclosed_sum(evidence, local, divide),
+            "the rank's own divided by W": enclosed_sum(evidence, local, divide * world),
+            "the sum over ranks, not divided": enclosed_sum(evidence, everything, divide),
             EARLY: _own_divided(evidence, rank, divide),
         }
         for here, there in pieces(plan.index, evidence.layout.size):
@@ -208,4 +208,4 @@ def _own_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:
     world = len(evidence.passes.gradients)
     weights = torch.ones(world, 1, 1, dtype=torch.float64)
     weights[rank] = 1 / world
-    return summed(evidence, partial(torch.mul, weights), divide)
+    return enclosed_sum(evidence, partial(torch.mul, weights), divide)

@@ -13,7 +13,7 @@ import torch
 
 from ... import causes as bugs
 from ..pieces import Enclosing
-from .evidence import Candidate, Evidence, summed, times
+from .evidence import Candidate, Evidence, enclosed_sum, times
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
@@ -83,10 +83,10 @@ def _each(evidence: Evidence, summands: list[list[int]], times_: int) -> list[En
     mean = evidence.semantics.average == "mean"
     divisor = evidence.divisor / (times_ if mean else 1)
     made: dict[tuple[int, ...], Enclosing] = {}
-    for own in map(tuple, summands):
-        if own not in made:
-            made[own] = summed(evidence, itemgetter(list(own)), divisor)
-    return [made[tuple(own)] for own in summands]
+    for group in map(tuple, summands):
+        if group not in made:
+            made[group] = enclosed_sum(evidence, itemgetter(list(group)), divisor)
+    return [made[tuple(group)] for group in summands]
 
 
 def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
@@ -106,7 +106,7 @@ def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
             replica = rank // shards * shards
             weights[replica : replica + shards, :-1] = before
             weights[:, -1] = 1.0
-            enclosures.append(summed(evidence, partial(torch.mul, weights), evidence.divisor))
+            enclosures.append(enclosed_sum(evidence, partial(torch.mul, weights), evidence.divisor))
         yield Candidate(
             bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS,
             f"only the last of {count} microbatches is reduced over the replicate axis" + words,

@@ -10,7 +10,7 @@ import torch
 from ... import causes as bugs
 from ...floating_point import Format
 from ..pieces import Enclosing, split
-from .evidence import Candidate, Evidence, Terms, everything, summed
+from .evidence import Candidate, Evidence, Terms, enclosed_sum, everything
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,13 +36,17 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
                 yield Candidate(
                     bugs.REDUCED_IN(format=name),
                     f"the gradients{words} were rounded to {name} before they were reduced",
-                    [summed(evidence, sent, divisor, exactly_given=True)],
+                    [enclosed_sum(evidence, sent, divisor, exactly_given=True)],
                 )
         if count > 1:
             yield Candidate(
                 bugs.ACCUMULATED_IN(format=name),
                 f"each rank summed its microbatches in {name}",
-                [summed(evidence, partial(_added, dtype), evidence.divisor, exactly_given=True)],
+                [
+                    enclosed_sum(
+                        evidence, partial(_added, dtype), evidence.divisor, exactly_given=True
+                    )
+                ],
             )
 
 
@@ -58,7 +62,9 @@ def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     for name, dtype in NARROW.items():
         format = Format.of(dtype)
         if format.u > given.u:
-            enclosing = summed(evidence, partial(_cast, dtype), evidence.divisor, added_in=format)
+            enclosing = enclosed_sum(
+                evidence, partial(_cast, dtype), evidence.divisor, added_in=format
+            )
             if _could_be_refuted(enclosing, wrong):
                 yield Candidate(
                     bugs.REDUCED_IN(format=name),

@@ -10,7 +10,7 @@ from ...contract.semantics import Semantics
 from ...protocol.verdicts import Violation, alternatives
 from ..context import StepContext
 from ..diagnose.buffers import SENTENCES, causes
-from ..estimate import Off
+from ..estimate import Tolerances
 from ..layout import Buffers
 from ..obligation import Checked, ObligationCheck
 
@@ -23,11 +23,11 @@ def check(
     step: int,
     before: Sequence[Buffers],
     local: Callable[[], Sequence[Buffers]] | None = None,
-    off: Mapping[str, float] | None = None,
+    tolerances: Mapping[str, float] | None = None,
 ) -> Violation | None:
     """Find the first buffer that differs, on all ranks where it does.
 
-    off: by name, how far an element can be off, where kernels are not the reference's.
+    tolerances: by name, of an element, where kernels are not the reference's.
     For the diagnosis: before, the buffers at the start of the step; local, what each rank would
     have if none were sent.
     """
@@ -35,7 +35,8 @@ def check(
         bad = [
             rank
             for rank, (actual, wanted) in enumerate(zip(observed, expected, strict=True))
-            if name in actual and not _same(actual[name], wanted[name], (off or {}).get(name, 0.0))
+            if name in actual
+            and not _same(actual[name], wanted[name], (tolerances or {}).get(name, 0.0))
         ]
         if not bad:
             continue
@@ -67,8 +68,8 @@ def check(
     return None
 
 
-def _same(actual: torch.Tensor, wanted: torch.Tensor, off: float) -> bool:
-    if off and bool(((actual.double() - wanted.double()).abs() <= off).all()):
+def _same(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
+    if tolerance and bool(((actual.double() - wanted.double()).abs() <= tolerance).all()):
         return True
     return torch.equal(actual, wanted) or (
         torch.equal(actual.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
@@ -82,7 +83,7 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
     before, passes = step.observation.buffers(step.index - 1), step.passes
     step.verdicts.vacuity.buffers(before, passes.buffers)
 
-    def within(off: Off) -> tuple[float, Violation | None]:
+    def within(tolerances: Tolerances) -> tuple[float, Violation | None]:
         return 0.0, check(
             step.observation.buffers(step.index),
             passes.buffers,
@@ -92,7 +93,7 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
             local=(lambda: step.replay(local=True).buffers)
             if step.semantics.buffers != "local"
             else None,
-            off=off.buffers,
+            tolerances=tolerances.buffers,
         )
 
     yield Checked(*step.tolerance.judged("buffers", within))

@@ -162,18 +162,18 @@ def check_clipped(
         norm = reported[rank]
         elements = elements_of(gradient, rank) if norm is None else part[:0]
         used_norm = true_norm(elements, case) if norm is None else norm
-        own = gradient.parts[rank] if plan is gradient.plans[rank] else None
+        local = gradient.parts[rank] if plan is gradient.plans[rank] else None
         slack = norm_relative(elements, all_formats, case) if norm is None else 0.0
 
         def at(
             here: slice,
             there: Positions,
             part: torch.Tensor = part,
-            own: torch.Tensor | None = own,
+            local: torch.Tensor | None = local,
             norm: float = used_norm,
             slack: float = slack,
         ) -> tuple[torch.Tensor, Enclosure]:
-            before = gradient.whole[there] if own is None else own[here]
+            before = gradient.whole[there] if local is None else local[here]
             formats = layout.formats.at(there)
             exact, bound = _enclosure(
                 before.to(torch.float64), norm, formats, only, case, semantics
@@ -187,7 +187,7 @@ def check_clipped(
             factor = coefficient(used_norm, case, semantics)
             text, causes = clip_causes(
                 part,
-                plan.gather(gradient.whole) if own is None else own,
+                plan.gather(gradient.whole) if local is None else local,
                 used_norm,
                 factor,
                 case.training.clip,
@@ -221,8 +221,8 @@ def _own_coefficient(
         return None
     relative, floor = _norm_bound(part, layout.formats.at(index), case)
     norm = true_norm(part, case)
-    off = relative + floor / norm if norm else 0.0
-    return coefficient(norm, case, semantics), off
+    error = relative + floor / norm if norm else 0.0
+    return coefficient(norm, case, semantics), error
 
 
 def _enclosure(

@@ -15,7 +15,7 @@ from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.layout import Call, Layout
 from ...protocol.measurements import Measured
-from ...protocol.verdicts import Violation, together
+from ...protocol.verdicts import Violation, merge_violations
 from ..diagnose.communication import causes
 from ..obligation import Checked, Measurements, ObligationCheck
 
@@ -32,7 +32,7 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
             found.setdefault((violation.role, violation.causes, violation.ranks), violation)
     steps = any(one.steps for one in measured)
     return Checked(
-        violation=together(list(found.values())),
+        violation=merge_violations(list(found.values())),
         exercised=steps,
         vacuous=case.world_size == 1 or not called,
     )

@@ -8,7 +8,7 @@ import torch
 
 from ... import causes as bugs
 from ...optimizers import STATES
-from ...protocol.verdicts import Violation, together
+from ...protocol.verdicts import Violation, merge_violations
 from ..assemble import Observation
 from ..compare import different_bits
 from ..diagnose.resume import export_causes
@@ -38,7 +38,7 @@ def check_export(
         for rank, given in enumerate(ranks):
             if given:
                 found += _check(observation, layout, state, step, role, rank, given, narrow[rank])
-    return together(found)
+    return merge_violations(found)
 
 
 def _check(

@@ -18,7 +18,7 @@ from ..diagnose.by_tensor import causes_by_tensor
 from ..diagnose.evidence import Evidence
 from ..diagnose.gradient import UNEXPLAINED, causes
 from ..diagnose.loss import seeded_alike
-from ..estimate import Off
+from ..estimate import Tolerances
 from ..expected import Expected
 from ..flat import FlatBuffer
 from ..layout import ParameterLayout
@@ -199,18 +199,18 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
 
 
 def _judged(
-    step: StepContext, held: RoleState, wanted: Callable[[Off], Expected]
+    step: StepContext, held: RoleState, wanted: Callable[[Tolerances], Expected]
 ) -> Iterator[Checked]:
     """Judge a gradient. wanted: what it must be, for a given tolerance."""
-    step.verdicts.vacuity.gradient(wanted(step.tolerance.off).of.exact())
+    step.verdicts.vacuity.gradient(wanted(step.tolerance.initial).of.exact())
     if "gradient" in step.verdicts.violations and in_pieces(None, step.layout.size):
         return  # the diagnosis of a large model takes time
     passes = step.passes
 
-    def within(off: Off) -> tuple[float, Violation | None]:
+    def within(tolerances: Tolerances) -> tuple[float, Violation | None]:
         return check(
             held,
-            wanted(off),
+            wanted(tolerances),
             passes,
             step.layout,
             step.case,
@@ -224,7 +224,7 @@ def _judged(
             loss_scale=step.observation.loss_scales(step.index)[0],
             buffers=step.judged.flat_buffers,
             left=step.left,
-            noise=off.gradient,
+            noise=tolerances.gradient,
             diagnose=not step.judged.brief,
         )
 

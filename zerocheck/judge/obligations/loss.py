@@ -9,7 +9,7 @@ from ... import causes as bugs
 from ...protocol.verdicts import Violation
 from ..context import StepContext
 from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
-from ..estimate import Off
+from ..estimate import Tolerances
 from ..obligation import Checked, ObligationCheck
 from . import publish
 
@@ -22,15 +22,15 @@ def check(
     evaluated: Callable[[], Losses] | None = None,
     left: Sequence[Sequence[str]] = (),
     left_elsewhere: Collection[str] = (),
-    off: float = 0.0,
+    tolerance: float = 0.0,
 ) -> Violation | None:
     """Find the first loss that differs, with its rank and microbatch.
 
-    off: how far a loss can be off, where kernels are not the reference's; 0 is bit for bit.
+    tolerance: that of a loss, where kernels are not the reference's; 0 is bit for bit.
     evaluated: the losses in evaluation mode, asked for only if they can explain something; left,
     left_elsewhere: see diagnose/loss.py.
     """
-    if same(observed, expected, off):
+    if same(observed, expected, tolerance):
         return None
     bad: list[int] = []
     first: tuple[int, float, float] | None = None
@@ -45,7 +45,7 @@ def check(
                 else (bugs.MICROBATCH_DOUBLED,),
             )
         for number, (a, b) in enumerate(zip(actual, wanted, strict=True)):
-            if not equal(a, b, off):
+            if not equal(a, b, tolerance):
                 bad.append(rank)
                 first = first or (number, a, b)
                 break
@@ -61,7 +61,7 @@ def check(
         observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
     )
     text += "".join(SENTENCES[name] for name in names[:1])
-    return _violation(step, tuple(bad), text, names, a, b, off)
+    return _violation(step, tuple(bad), text, names, a, b, tolerance)
 
 
 def check_random(
@@ -109,7 +109,7 @@ def _violation(
     causes: tuple[str, ...],
     observed: float | None = None,
     expected: float | None = None,
-    off: float = 0.0,
+    tolerance: float = 0.0,
 ) -> Violation:
     return Violation(
         obligation="loss",
@@ -120,7 +120,7 @@ def _violation(
         explanation=explanation,
         observed=observed,
         expected=expected,
-        bound=off,
+        bound=tolerance,
         causes=causes,
     )
 
@@ -131,11 +131,11 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
     yield Checked(violation=check_random(step.random, step=step.index, together=together))
     passes = step.passes
 
-    def within(off: Off) -> tuple[float, Violation | None]:
+    def within(tolerances: Tolerances) -> tuple[float, Violation | None]:
         return 0.0, check(
             step.losses,
             passes.losses,
-            off=off.loss,
+            tolerance=tolerances.loss,
             step=step.index,
             evaluated=step.evaluated,
             left=step.left,
@@ -159,7 +159,7 @@ def _is_stale(step: StepContext) -> bool:
     """Return True if all ranks computed with the parameters of the step before."""
     if step.earlier is None:
         return False
-    stale = step.replay(own=step.earlier)
+    stale = step.replay(parameters=step.earlier)
     return same(step.losses, stale.losses, step.tolerance.widest.loss)
 
 

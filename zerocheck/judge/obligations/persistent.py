@@ -21,7 +21,7 @@ from ...case.shapes import learning, parameter_bytes
 from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
 from ...optimizers import states_of
 from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
-from ...protocol.verdicts import Violation, together
+from ...protocol.verdicts import Violation, merge_violations
 from ..obligation import Checked, Measurements, ObligationCheck
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
@@ -152,7 +152,7 @@ def _first(case: Case, held: Sequence[Held], expected: Sequence[_Expected]) -> V
             if wrong:
                 one = _violation(case, held, predicted, at, category, wrong, expected[wrong[0]])
                 found.setdefault((category, one.causes), one)
-    return together(list(found.values()))
+    return merge_violations(list(found.values()))
 
 
 def _violation(

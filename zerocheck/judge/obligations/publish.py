@@ -38,9 +38,9 @@ def check(
         if held is None:
             continue
         whole = state.published if role == "parameter" else held.whole
-        own = before.own if before is not None and role == "parameter" else None
+        earlier = before.per_rank if before is not None and role == "parameter" else None
         mastered = state.mastered is not None and role == "parameter"
-        violation = _copies(held, whole, observation.layout, role, step, own, mastered=mastered)
+        violation = _copies(held, whole, observation.layout, role, step, earlier, mastered=mastered)
         if violation is not None:
             return violation
     return None

@@ -20,7 +20,7 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used
 from ...contract.layout import CATEGORIES, Category
 from ...protocol.measurements import Measured
-from ...protocol.verdicts import Violation, together
+from ...protocol.verdicts import Violation, merge_violations
 from ..obligation import Checked, Measurements, ObligationCheck
 from .persistent import At, Held, held_by, words
 
@@ -33,7 +33,7 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
     held = [held_by(one.lines) for one in measured]
     found = (_growth(case, held), _left(held))
     return Checked(
-        violation=together([one for one in found if one is not None]), exercised=any(held)
+        violation=merge_violations([one for one in found if one is not None]), exercised=any(held)
     )
 
 
@@ -80,7 +80,7 @@ def _left(held: Sequence[Held]) -> Violation | None:
                 found.append(
                     _violation(at, category, alive, count, 0, text, bugs.ALIVE_AFTER_CLOSE, names)
                 )
-    return together(found)
+    return merge_violations(found)
 
 
 def _bytes(held: Held, at: At, category: Category) -> int:

@@ -108,8 +108,8 @@ def moments_after(
     m = s.beta1 * box.m + w1 * box.g
     m_error = s.beta1 * box.m_error + w1 * box.g_error + m_round
     v = s.beta2 * box.v + w2 * box.g * box.g
-    off = box.g_error * (2 * box.g.abs() + box.g_error)
-    v_error = s.beta2 * box.v_error + w2 * off + v_round
+    error = box.g_error * (2 * box.g.abs() + box.g_error)
+    v_error = s.beta2 * box.v_error + w2 * error + v_round
     return (m, m_error), (v, v_error)
 
 

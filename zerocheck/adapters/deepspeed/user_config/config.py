@@ -40,8 +40,8 @@ class DeepSpeedConfig:
     """A config, sorted.
 
     name: as it was given; fixed: fields of cases, nested; top, zero, bf16, data_types, checkpoint:
-    what the engine is given there as it stands; summed: dtype of the sum of microbatches where
-    parameters are in bf16, None for that of the reduction; average: over ranks, or their sum;
+    what the engine is given there as it stands; accumulate_dtype: dtype of the sum of microbatches
+    where parameters are in bf16, None for that of the reduction; average: over ranks, or their sum;
     predivide: what gradients are divided by before they are summed; optimizer, param: whether these
     are offloaded; adam: what the engine makes AdamW of; without: obligations that no case can
     exercise, and why; notes: sentences for who runs it.
@@ -55,7 +55,7 @@ class DeepSpeedConfig:
     bf16: Mapping[str, Any] = field(default_factory=dict)
     data_types: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
-    summed: str | None = None
+    accumulate_dtype: str | None = None
     average: Average = "mean"
     predivide: float = 1.0
     optimizer: bool = False
@@ -128,7 +128,7 @@ def _sorted(top: Section) -> DeepSpeedConfig:
         bf16=dtypes.bf16,
         data_types=dtypes.data_types,
         checkpoint=checkpoint.passed,
-        summed=dtypes.summed,
+        accumulate_dtype=dtypes.accumulate_dtype,
         average=average,
         predivide=predivide,
         optimizer=zero.optimizer,

@@ -33,12 +33,13 @@ DTYPES = {
 class Dtypes(NamedTuple):
     """Dtypes of a config.
 
-    fixed: fields of `case.precision`; summed: dtype of the sum of microbatches where parameters are
-    in bf16, None for that of the reduction; bf16, data_types: further keys for the engine there.
+    fixed: fields of `case.precision`; accumulate_dtype: dtype of the sum of microbatches where
+    parameters are in bf16, None for that of the reduction; bf16, data_types: further keys for the
+    engine there.
     """
 
     fixed: dict[str, str]
-    summed: str | None
+    accumulate_dtype: str | None
     bf16: dict[str, Any]
     data_types: dict[str, Any]
 
@@ -59,23 +60,23 @@ def dtypes_of(top: Section, stage: int) -> Dtypes:
     types = top.part("data_types")
     reduce = top.word("communication_data_type", None, ("fp32", "bf16"), "fp16 needs a GPU")
     named = types.word("grad_accum_dtype", None, tuple(DTYPES), "fp16 needs a GPU")
-    summed = None if named is None else DTYPES[named]
+    accumulate_dtype = None if named is None else DTYPES[named]
     if bf16.auto("enabled") or fp16.auto("enabled"):
-        if summed == "bf16":
+        if accumulate_dtype == "bf16":
             raise types.refuse("grad_accum_dtype", "bf16.enabled is left open", "bf16.enabled true")
         fixed = {} if reduce is None else {"reduce": reduce}
-        return Dtypes(fixed, summed, of_bf16.passed, of_types.passed)
+        return Dtypes(fixed, accumulate_dtype, of_bf16.passed, of_types.passed)
     compute = "bf16" if bf16.flag("enabled", False) else "fp32"
     _check_parameters(types, compute)
-    reduce, summed = reduce or compute, summed or compute
-    if compute == "fp32" and summed != "fp32":
+    reduce, accumulate_dtype = reduce or compute, accumulate_dtype or compute
+    if compute == "fp32" and accumulate_dtype != "fp32":
         raise types.refuse("grad_accum_dtype", "parameters are in fp32 (bf16.enabled)", '"fp32"')
-    if stage == 0 and summed != compute:
+    if stage == 0 and accumulate_dtype != compute:
         raise types.refuse(
             "grad_accum_dtype", "DeepSpeed refuses this mix without ZeRO", f'"{compute}"'
         )
-    if summed != compute or reduce == compute or compute == "fp32":
-        other = summed if compute == "bf16" and summed != reduce else None
+    if accumulate_dtype != compute or reduce == compute or compute == "fp32":
+        other = accumulate_dtype if compute == "bf16" and accumulate_dtype != reduce else None
         fixed = {"compute": compute, "reduce": reduce}
         return Dtypes(fixed, other, of_bf16.passed, of_types.passed)
     raise top.refuse(

@@ -100,14 +100,15 @@ def _section(top: Section) -> Section:
     given = top.values.get("zero_optimization")
     if isinstance(given, bool):
         return Section(top.source, "zero_optimization.", {"stage": int(given)})
-    own = top.part("zero_optimization")
-    named = {ALIASES.get(name, name): value for name, value in own.values.items()}
-    if len(named) < len(own.values):
-        twice = next(name for name in ALIASES if name in own.values and ALIASES[name] in own.values)
+    section = top.part("zero_optimization")
+    named = {ALIASES.get(name, name): value for name, value in section.values.items()}
+    if len(named) < len(section.values):
+        twice = next(n for n in ALIASES if n in section.values and ALIASES[n] in section.values)
         raise UsageError(
-            f"{own.source}: {own.prefix}{twice} is {own.prefix}{ALIASES[twice]} too; leave one out"
+            f"{section.source}: {section.prefix}{twice} is {section.prefix}{ALIASES[twice]} too; "
+            "leave one out"
         )
-    return Section(own.source, own.prefix, named)
+    return Section(section.source, section.prefix, named)
 
 
 def _offloads(zero: Section, key: str, old: str) -> bool:

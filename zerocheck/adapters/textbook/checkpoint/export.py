@@ -50,11 +50,11 @@ class Exporter(Implementation):
         counts, stepped = self.step_counts(), self.stepped()
         for flat in self.flat_buffers():
             held = {piece.name: flat.shard[piece.inside] for piece in flat.pieces}
-            whole.update(self.cut(flat, "parameter", self.gathered(flat, held)))
+            whole.update(self.split(flat, "parameter", self.gathered(flat, held)))
             for role in self.roles():
                 whole.update(
                     (key, tensor)
-                    for key, tensor in self.cut(
+                    for key, tensor in self.split(
                         flat, role, self.gathered(flat, self.owned_state(role))
                     ).items()
                     if key[0] in stepped
@@ -107,7 +107,7 @@ class Exporter(Implementation):
             work.wait()
         return whole
 
-    def cut(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
+    def split(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         """Split a whole flat buffer into its tensors, without the padding."""
         return {
             (name, role): whole[offset : offset + math.prod(shape)].view(shape).clone()

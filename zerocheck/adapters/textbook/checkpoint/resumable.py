@@ -217,11 +217,11 @@ class Resumable(Exporter):
                 f"the checkpoint has {len(saved)} parameter groups, the optimizer {len(groups)}"
             )
         for group, restored in zip(groups, saved, strict=True):
-            (own,) = options([group])
-            if own.keys() != restored.keys():
+            (current,) = options([group])
+            if current.keys() != restored.keys():
                 raise CheckpointError(
                     "the checkpoint is of another optimizer: its options are "
-                    f"{', '.join(restored)}, and {', '.join(own)} here"
+                    f"{', '.join(restored)}, and {', '.join(current)} here"
                 )
             group.update(restored)
 
