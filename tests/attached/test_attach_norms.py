@@ -10,7 +10,7 @@ from zerocheck.attached.step_record import Clip, RankVerdict, ShardPiece, StepSu
 from zerocheck.protocol.observations import Entry
 
 
-def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:
+def report(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:
     """A rank that holds the elements [low, high) of one parameter of four."""
     piece = ShardPiece(Entry("w", (4,), low, high), (high - low,), "torch.float32", 0)
     summary = StepSummary(
@@ -31,14 +31,14 @@ def told(rank: int, norms: list[float], *, low: int, high: int, square: float) -
 def sharded(*norms: float) -> list[RankVerdict]:
     """Halves of (3, 0, 4, 0): the norm is 5."""
     return [
-        told(0, [norms[0]], low=0, high=2, square=9.0),
-        told(1, [norms[1]], low=2, high=4, square=16.0),
+        report(0, [norms[0]], low=0, high=2, square=9.0),
+        report(1, [norms[1]], low=2, high=4, square=16.0),
     ]
 
 
 def copied(*norms: float) -> list[RankVerdict]:
     """Two copies of it."""
-    return [told(r, [norm], low=0, high=4, square=25.0) for r, norm in enumerate(norms)]
+    return [report(r, [norm], low=0, high=4, square=25.0) for r, norm in enumerate(norms)]
 
 
 @pytest.mark.parametrize("ranks", [sharded(5.0, 5.0), copied(5.0, 5.0)])
@@ -69,7 +69,7 @@ def test_a_wrong_norm(ranks: list[RankVerdict], wrong: tuple[int, ...], cause: s
 
 def named(rank: int, norm: float, name: str, square: float) -> RankVerdict:
     """A rank that holds the whole of one parameter."""
-    one = told(rank, [norm], low=0, high=4, square=square)
+    one = report(rank, [norm], low=0, high=4, square=square)
     piece = ShardPiece(Entry(name, (4,), 0, 4), (4,), "torch.float32", 0)
     summary = msgspec.structs.replace(one.summary, pieces=(piece,))
     return msgspec.structs.replace(one, summary=summary)
@@ -86,6 +86,6 @@ def test_a_norm_without_one_parameter() -> None:
 
 def test_ranks_that_clip_differently() -> None:
     ranks = sharded(5.0, 5.0)
-    ranks[1] = told(1, [5.0, 5.0], low=2, high=4, square=16.0)
+    ranks[1] = report(1, [5.0, 5.0], low=2, high=4, square=16.0)
     violation = Norms(ranks).check()[1]
     assert violation is not None and violation.causes == ("ranks disagree",)

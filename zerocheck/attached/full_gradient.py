@@ -21,16 +21,15 @@ from .ranks import AllRanks, place_of
 from .reduced_gradient import (
     Exhibit,
     Judged,
-    RunParameter,
     compare_own,
     exhibit,
     put,
     share_of,
-    tensors_of,
     violation,
     worst,
 )
 from .reference import Factory, Local, Reference
+from .run_parameters import RunParameter, run_parameters
 from .step_record import Observed, RankVerdict
 
 
@@ -63,7 +62,9 @@ def judge_gradient(
     plan = _Plan()
     if ranks.rank == 0:
         reason = why_not([one.summary for one in verdicts])
-        plan = _Plan(() if reason else tuple(tensors_of([one.summary for one in verdicts])), reason)
+        plan = _Plan(
+            () if reason else tuple(run_parameters([one.summary for one in verdicts])), reason
+        )
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
         return Full(reason=plan.reason)

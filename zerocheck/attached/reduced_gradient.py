@@ -22,26 +22,17 @@ from ..judge.assemble import RoleState, plan_of
 from ..judge.compare import compare, describe
 from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
-from ..judge.layout import ParameterLayout, ParameterPlace
+from ..judge.layout import ParameterLayout
 from ..judge.local import Passes
 from ..judge.pieces import Enclosing
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .reference import Local
-from .step_record import Observed, ShardPiece, StepSummary
+from .run_parameters import RunParameter, layout_of
+from .step_record import Observed, StepSummary
 
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
-
-
-class RunParameter(NamedTuple):
-    """A parameter of the run. whole: every rank holds all of it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    trains: bool
-    whole: bool
 
 
 class Total(NamedTuple):
@@ -55,22 +46,6 @@ class Total(NamedTuple):
     absolute: torch.Tensor
     noise: float
     arrived: int
-
-
-def tensors_of(ranks: Sequence[StepSummary]) -> list[RunParameter]:
-    """Return all parameters of the run, in the order in which ranks report them."""
-    found: dict[str, RunParameter] = {}
-    whole: dict[str, int] = {}
-    for summary in ranks:
-        for piece in summary.pieces:
-            entry = piece.entry
-            trains = piece.group >= 0
-            found.setdefault(
-                piece.name, RunParameter(piece.name, entry.shape, piece.dtype, trains, False)
-            )
-            numel = torch.Size(entry.shape).numel()
-            whole[piece.name] = whole.get(piece.name, 0) + (entry.stop - entry.start == numel)
-    return [one._replace(whole=whole[one.name] == len(ranks)) for one in found.values()]
 
 
 def share_of(local: Local, tensor: RunParameter) -> Total:
@@ -123,13 +98,10 @@ def enclosure(
         divide="loss",
         accumulate="reduce_each",
     )
-    format = Format.of(ShardPiece(_NOWHERE, (), tensor.dtype, 0).torch_dtype)
+    format = Format.of(tensor.torch_dtype)
     exact, absolute = total.exact / divisor, total.absolute / divisor
     derived = bounds.gradient(exact, absolute, roundings, format)
     return Enclosure(exact, derived.bound + total.noise / divisor)
-
-
-_NOWHERE = Entry("", (), 0, 0)
 
 
 def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
@@ -274,7 +246,7 @@ def _diagnosed(
     summary: StepSummary,
     semantics: Semantics,
 ) -> Violation | None:
-    layout = _layout(asked)
+    layout = layout_of(asked)
     passes = _passes(layout, exhibits, summary)
     noise = torch.zeros(layout.size, dtype=torch.float64)
     parts = []
@@ -326,16 +298,6 @@ def _diagnosed(
         explanation=diagnosis.explanation,
         causes=diagnosis.names,
     )
-
-
-def _layout(asked: Sequence[RunParameter]) -> ParameterLayout:
-    places, start = [], 0
-    for one in asked:
-        stop = start + torch.Size(one.shape).numel()
-        format = Format.of(ShardPiece(_NOWHERE, (), one.dtype, 0).torch_dtype)
-        places.append(ParameterPlace(one.name, one.shape, start, stop, True, 0, format))
-        start = stop
-    return ParameterLayout.of_places(places)
 
 
 def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], summary: StepSummary) -> Passes:

@@ -26,12 +26,12 @@ from .reduced_gradient import (
     exhibit,
     put,
     share_of,
-    tensors_of,
     total_of,
     violation,
     worst,
 )
 from .reference import Reference
+from .run_parameters import run_parameters
 from .step_record import Observed
 from .text import violated_text
 
@@ -153,7 +153,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
     if reason or why:
         return Full(reason=reason or why)
     reference = Reference(import_user_code(model), device)
-    tensors = tensors_of(every)
+    tensors = run_parameters(every)
     reference.check({one.name: one.shape for one in tensors})
     for tensor in tensors:
         whole = torch.zeros(torch.Size(tensor.shape).numel())

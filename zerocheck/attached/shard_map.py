@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from ..floating_point import Format
-from ..judge.layout import ParameterLayout, ParameterPlace
 from ..protocol.observations import Entry, Point
-from .step_record import AFTER, RankVerdict, ShardPiece
+from .run_parameters import layout_of, run_parameters
+from .step_record import AFTER, RankVerdict
 
 
 class ShardMap:
@@ -20,7 +17,7 @@ class ShardMap:
     def __init__(self, verdicts: Sequence[RankVerdict]) -> None:
         self._verdicts = verdicts
         self.world_size = len(verdicts)
-        self.layout = _layout([piece for one in verdicts for piece in one.summary.pieces])
+        self.layout = layout_of(run_parameters([one.summary for one in verdicts]))
 
     def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
         """Return one number for each rank: every shard map is checked once."""
@@ -36,22 +33,3 @@ class ShardMap:
             ]
             for one in self._verdicts
         ]
-
-
-def _layout(pieces: Sequence[ShardPiece]) -> ParameterLayout:
-    """Return the layout of the run's model: shapes are those that are reported first."""
-    first: dict[str, ShardPiece] = {}
-    trains: set[str] = set()
-    for piece in pieces:
-        first.setdefault(piece.name, piece)
-        if piece.group >= 0:
-            trains.add(piece.name)
-    places, start = [], 0
-    for name, piece in first.items():
-        stop = start + torch.Size(piece.entry.shape).numel()
-        format = Format.of(piece.torch_dtype)
-        places.append(
-            ParameterPlace(name, piece.entry.shape, start, stop, name in trains, 0, format)
-        )
-        start = stop
-    return ParameterLayout.of_places(places)

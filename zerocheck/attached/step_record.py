@@ -22,6 +22,13 @@ Key = tuple[str, int]
 "gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping."""
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype of this name, such as "torch.float32"."""
+    found = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
 class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
     """Shard of a parameter that this rank holds.
 
@@ -47,9 +54,7 @@ class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
     @property
     def torch_dtype(self) -> torch.dtype:
         """Dtype of the parameter."""
-        found = getattr(torch, self.dtype.removeprefix("torch."))
-        assert isinstance(found, torch.dtype)
-        return found
+        return dtype_of(self.dtype)
 
 
 class GroupOptions(msgspec.Struct, frozen=True):
