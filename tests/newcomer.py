@@ -87,20 +87,20 @@ def main() -> int:
         for command in install.split(" && ")[:2]:  # then it would run all that is built in
             session.type(command)
         sharding, bug, test = (
-            next(code for code in blocks(readme, "python") if said in code)
-            for said in ("# my_sharding.py", "# the bug:", "# test_my_sharding.py")
+            next(code for code in blocks(readme, "python") if message in code)
+            for message in ("# my_sharding.py", "# the bug:", "# test_my_sharding.py")
         )
         (clone / "my_sharding.py").write_text(planted(sharding, bug))
         (clone / "test_my_sharding.py").write_text(test)
         (run,) = (c for c in commands(readme, "zerocheck run my_sharding.py:my_fsdp --w"))
-        said = session.type(run, expected=1)
-        named = f"  cause       {CAUSE}" in said
+        message = session.type(run, expected=1)
+        named = f"  cause       {CAUSE}" in message
         took = min(time.monotonic() - session.began, processor_seconds())
-        replay = re.search(r"(?m)^  replay      (.*)$", said)
+        replay = re.search(r"(?m)^  replay      (.*)$", message)
         named &= replay is not None and CAUSE in session.type(replay.group(1), expected=1)
         (tested,) = commands(readme, "pytest test_my_sharding.py")
-        said = session.type(tested, expected=1)
-        named &= "my_fsdp-gradient-basic" in said and f"  cause       {CAUSE}" in said
+        message = session.type(tested, expected=1)
+        named &= "my_fsdp-gradient-basic" in message and f"  cause       {CAUSE}" in message
     print(f"{took:6.1f} s from `pip install` to {CAUSE!r}: {'named' if named else 'NOT NAMED'}")
     return 0 if named and took < LIMIT_S else 1
 

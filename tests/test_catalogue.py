@@ -45,7 +45,7 @@ def test_a_name_comes_apart(name: str, parts: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             "fsdp2+gather-stael",
@@ -58,8 +58,8 @@ def test_a_name_comes_apart(name: str, parts: tuple[str, str]) -> None:
         ("ds_config.jsn", "path/to/file.py:Name or path/to/ds_config.json"),
     ],
 )
-def test_a_wrong_name_is_refused(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_wrong_name_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         check_spelling(name)
 
 

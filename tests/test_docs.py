@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     more: str = ""
     code: int = 0
-    said: str = ""
+    message: str = ""
     whole: bool = True
 
 
@@ -49,75 +49,77 @@ RESUMED = "--world-sizes 1,2 --max-cases 12 --obligations roundtrip,continuation
 ALL_HOLD = "all obligations hold in"
 OWN = "zerocheck run my_sharding.py:my_fsdp"
 CONFIG = "zerocheck run ds_config.json"
-LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, said="pairs of features were left out")
+LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, message="pairs of features were left out")
 """A covering array that is cut short fails the run, and says so."""
 
 RUN = {
     f"{OWN} --world-sizes 1,2,3": Row(
-        "--max-cases 3 --obligations gradient,update", said="hold in 3 cases", whole=False
+        "--max-cases 3 --obligations gradient,update", message="hold in 3 cases", whole=False
     ),
     "zerocheck run fsdp2 zero3 my_sharding.py:my_fsdp --model my_model.py:tiny": Row(
-        FEW, said="hold in 6 cases", whole=False
+        FEW, message="hold in 6 cases", whole=False
     ),
     "zerocheck run my_zero.py:MyZero1": Row(
         "--world-sizes 3 --max-cases 6 --obligations ownership,loss,gradient,update,publish",
-        said=ALL_HOLD,
+        message=ALL_HOLD,
         whole=False,
     ),
     "zerocheck run my_own_zero1.py:build --world-sizes 1,2,3": Row(
-        "--max-cases 6", said=ALL_HOLD, whole=False
+        "--max-cases 6", message=ALL_HOLD, whole=False
     ),
     "zerocheck run tests/field/torch_defaults.py:fsdp2 --world-sizes 1,2,3": Row(
-        FEW, said=ALL_HOLD
+        FEW, message=ALL_HOLD
     ),
     f"{OWN}+gather-stale --world-sizes 2,3": Row(
-        "--max-cases 3 --no-shrink", code=1, said="VIOLATED"
+        "--max-cases 3 --no-shrink", code=1, message="VIOLATED"
     ),
     f"{OWN} --feature clip --feature microbatches": Row(
-        "--world-sizes 2 --max-cases 6 --obligations gradient,clip,update", said=ALL_HOLD
+        "--world-sizes 2 --max-cases 6 --obligations gradient,clip,update", message=ALL_HOLD
     ),
     f"{OWN} --profile ci": LEFT_OUT,
-    f"{OWN} --seed 1": Row(FEW, said=ALL_HOLD),
-    f"{OWN} --world-sizes 2,3,5": Row("--max-cases 2 --obligations gradient,update", said=ALL_HOLD),
-    f"{OWN} --model my_model.py:tiny": Row(FEW, said=ALL_HOLD),
+    f"{OWN} --seed 1": Row(FEW, message=ALL_HOLD),
+    f"{OWN} --world-sizes 2,3,5": Row(
+        "--max-cases 2 --obligations gradient,update", message=ALL_HOLD
+    ),
+    f"{OWN} --model my_model.py:tiny": Row(FEW, message=ALL_HOLD),
     f"{OWN} --feature hosts": Row(
-        "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", said=ALL_HOLD
+        "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", message=ALL_HOLD
     ),
     f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
-    f"{OWN} --obligations resume": Row(RESUMED, code=1, said="changed by saving"),
-    f"{OWN} --obligations equivalence,resume": Row(RESUMED, code=1, said="changed by saving"),
-    CONFIG: Row("--world-sizes 1,2 --max-cases 4 --obligations gradient,update", said=ALL_HOLD),
+    f"{OWN} --obligations resume": Row(RESUMED, code=1, message="changed by saving"),
+    f"{OWN} --obligations equivalence,resume": Row(RESUMED, code=1, message="changed by saving"),
+    CONFIG: Row("--world-sizes 1,2 --max-cases 4 --obligations gradient,update", message=ALL_HOLD),
     f"{CONFIG} --model my_model.py:tiny --obligations equivalence,resume": Row(
-        "--world-sizes 1,2 --max-cases 12 --obligations gradient,roundtrip", said=ALL_HOLD
+        "--world-sizes 1,2 --max-cases 12 --obligations gradient,roundtrip", message=ALL_HOLD
     ),
     f"{CONFIG}+gather-stale": Row(
-        "--world-sizes 2,3 --max-cases 4 --no-shrink", code=1, said="VIOLATED"
+        "--world-sizes 2,3 --max-cases 4 --no-shrink", code=1, message="VIOLATED"
     ),
-    "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, said="all obligations hold"),
+    "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message="all obligations hold"),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
-    f"{OWN} --report-dir before": Row(FEW, said=ALL_HOLD),
-    f"{OWN} --report-dir now": Row(FEW, said=ALL_HOLD),
-    "zerocheck report now --against before": Row(said="nothing is newly violated"),
-    "zerocheck run": Row("ddp zero2 " + FEW, said=ALL_HOLD),
-    "zerocheck list": Row(said="obligations", whole=False),
-    "zerocheck faults --list": Row(said="gather-stale", whole=False),
-    "zerocheck faults average-becomes-sum": Row(said="caught"),
-    "zerocheck memory --tables": Row(said="Psi"),
+    f"{OWN} --report-dir before": Row(FEW, message=ALL_HOLD),
+    f"{OWN} --report-dir now": Row(FEW, message=ALL_HOLD),
+    "zerocheck report now --against before": Row(message="nothing is newly violated"),
+    "zerocheck run": Row("ddp zero2 " + FEW, message=ALL_HOLD),
+    "zerocheck list": Row(message="obligations", whole=False),
+    "zerocheck faults --list": Row(message="gather-stale", whole=False),
+    "zerocheck faults average-becomes-sum": Row(message="caught"),
+    "zerocheck memory --tables": Row(message="Psi"),
     "zerocheck memory gpt2 --implementation fsdp2 --world-size 8 --precision fp32": Row(
-        said="237.361 MiB"
+        message="237.361 MiB"
     ),
     "zerocheck memory llama-13b --implementation fsdp2 --world-size 8 --batch 4 --sequence 2048 "
-    "--device-memory 40GiB": Row(code=1, said="OUT OF MEMORY at 40.000 GiB"),
+    "--device-memory 40GiB": Row(code=1, message="OUT OF MEMORY at 40.000 GiB"),
     "zerocheck checkpoint checkpoints/step-100": Row(whole=False),
-    "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(said="equal", whole=False),
+    "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(message="equal", whole=False),
     "pytest test_my_sharding.py -k my_fsdp-gradient": Row("-p no:cacheprovider"),
     "pytest test_my_cases.py --hypothesis-show-statistics": Row(
-        "-p no:cacheprovider", said="clip: not exercised", whole=False
+        "-p no:cacheprovider", message="clip: not exercised", whole=False
     ),
     "pytest test_my_checks.py --hypothesis-seed 1": Row(
-        "-p no:cacheprovider --hypothesis-profile few", said="2 passed"
+        "-p no:cacheprovider --hypothesis-profile few", message="2 passed"
     ),
-    "torchrun --nproc-per-node 2 train.py": Row(said="step 1"),
+    "torchrun --nproc-per-node 2 train.py": Row(message="step 1"),
     f"torchrun --nproc-per-node 4 -m {OWN}": Row("--max-cases 2"),
 }
 
@@ -212,9 +214,9 @@ def test_commands_run(command: str, folder: Path) -> None:
     if "report now" in command:
         for of in ("before", "now"):
             typed(f"{OWN} --report-dir {of} {FEW}", folder)
-    code, said = typed(f"{command} {row.more}", folder)
-    assert code == row.code, said
-    assert row.said in said, said
+    code, message = typed(f"{command} {row.more}", folder)
+    assert code == row.code, message
+    assert row.message in message, message
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if "zerocheck" in c.split()])

@@ -135,14 +135,16 @@ def test_a_planted_bug_is_named_and_pytest_says_what_the_command_says(
         )
         assert cases is not None
         options = ("--max-cases", cases.group(1), "--report-dir", "cli")
-        said = call(program, "run", NAME, *options, *sliced((), ("--no-shrink",)), cwd=project)
+        message = call(program, "run", NAME, *options, *sliced((), ("--no-shrink",)), cwd=project)
     finally:
         file.write_text(sound)
-    assert tested.returncode == said.returncode == 1, tested.stdout + tested.stderr + said.stderr
-    for output in (tested.stdout, said.stdout):
+    assert tested.returncode == message.returncode == 1, (
+        tested.stdout + tested.stderr + message.stderr
+    )
+    for output in (tested.stdout, message.stdout):
         words = "right if you mean average='sum': declare it, or fix it; "
-        told = f"{words}the gradient is W times too large (on 3 ranks: 3)"
-        assert f"VIOLATED {NAME}: {told}" in output
+        answer = f"{words}the gradient is W times too large (on 3 ranks: 3)"
+        assert f"VIOLATED {NAME}: {answer}" in output
         assert "  cause       gradient x W\n" in output
     assert re.search(r"(?m)^FAILED .*\[MyFSDP-gradient-basic\] - VIOLATED", tested.stdout)
     assert f"--implementation {NAME}\n" in tested.stdout

@@ -65,7 +65,7 @@ def test_a_package_brings_a_name(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "name", "said"),
+    ("point", "name", "message"),
     [
         ("ddp = their:Ddp", "ddp", "'ddp' is built in, and an installed package has the same name"),
         (
@@ -76,11 +76,13 @@ def test_a_package_brings_a_name(install: Install) -> None:
         ("a+b = their:Ddp", "a+b", "cannot be a name"),
     ],
 )
-def test_what_cannot_be_used_is_refused(install: Install, point: str, name: str, said: str) -> None:
+def test_what_cannot_be_used_is_refused(
+    install: Install, point: str, name: str, message: str
+) -> None:
     install(point)
     listed = CliRunner().invoke(main, ["list"])
     assert listed.exit_code == 0 and f"refused: '{name}'" in listed.output
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         check_installed(name)
 
 
@@ -100,7 +102,7 @@ def test_it_is_listed_and_not_imported(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "said"),
+    ("name", "code", "message"),
     [
         ("their-ddp", 0, "all obligations hold"),
         ("ddp", 2, "'ddp' is built in, and an installed package has the same name: their-sharder"),
@@ -111,7 +113,7 @@ def test_it_is_listed_and_not_imported(install: Install) -> None:
         ),
     ],
 )
-def test_it_runs(install: Install, tmp_path: Path, name: str, code: int, said: str) -> None:
+def test_it_runs(install: Install, tmp_path: Path, name: str, code: int, message: str) -> None:
     folder = install(
         "their-ddp = their_sharder:build",
         "broken = no_such_module:build",
@@ -125,4 +127,4 @@ def test_it_runs(install: Install, tmp_path: Path, name: str, code: int, said: s
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     assert done.returncode == code, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr

@@ -120,9 +120,9 @@ def test_rank_0_is_the_root_cause_also_where_another_rank_is_found_first(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.9)
     failures = {}
-    for rank, said in ((1, launcher.SEE_RANK_0), (0, "2 findings")):
+    for rank, expected in ((1, launcher.SEE_RANK_0), (0, "2 findings")):
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"{rank}.json"))
-        launcher.report_exit(1, said)
+        launcher.report_exit(1, expected)
         failures[rank] = ProcessFailure(rank, 1, 1, str(tmp_path / f"{rank}.json"))
     assert ChildFailedError("run", failures).get_first_failure()[0] == 0
 
@@ -151,11 +151,13 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-@pytest.mark.parametrize(("name", "said"), [("SIGTERM", "the launcher ended"), ("SIGINT", "Ctrl")])
-def test_a_signal_ends_the_run_and_not_the_report(name: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"), [("SIGTERM", "the launcher ended"), ("SIGINT", "Ctrl")]
+)
+def test_a_signal_ends_the_run_and_not_the_report(name: str, expected: str) -> None:
     command = [sys.executable, "-c", STOPPED, name]
     run = subprocess.run(command, capture_output=True, text=True)
-    assert said in run.stdout and "written" in run.stdout and run.returncode == 3
+    assert expected in run.stdout and "written" in run.stdout and run.returncode == 3
 
 
 def test_seconds_that_collectives_may_take() -> None:

@@ -307,7 +307,7 @@ zerocheck_seed = "2"
 
 
 @pytest.mark.parametrize(
-    ("project", "said"),
+    ("project", "message"),
     [
         (
             '[tool.zerocheck]\nprofil = "ci"',
@@ -319,11 +319,11 @@ zerocheck_seed = "2"
         ),
     ],
 )
-def test_wrong_settings(here: pytest.Pytester, project: str, said: str) -> None:
+def test_wrong_settings(here: pytest.Pytester, project: str, message: str) -> None:
     here.path.joinpath("pyproject.toml").write_text(project)
     result = session(here)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
     assert "Traceback" not in result.stderr.str()
 
 

@@ -159,16 +159,16 @@ def _check(saving: int, loading: int, jobs: list[Job], folder: Path) -> int:
         checked += 1
         saved = _whole([views for views, _, _ in before])
         which = f"{kind.__name__}, {case.sharding.checkpoint}, {number}"
-        said = _differences(saved, _whole([views for views, _, _ in after]))
+        message = _differences(saved, _whole([views for views, _, _ in after]))
         for rank, (_, exported, _) in enumerate(before):
             if exported or rank == 0:
-                said += [f"export: {one}" for one in _differences(saved, exported)]
+                message += [f"export: {one}" for one in _differences(saved, exported)]
         if {samples for _, samples, _ in after} != {40 + number}:
-            said.append("the position of the loader is lost")
+            message.append("the position of the loader is lost")
         again = [torch.equal(a[2], b[2]) for a, b in zip(before, after, strict=False)]
         if any(again) != (saving == loading) or len(set(again)) > 1:
-            said.append(f"random states are back on the ranks {again}")
-        wrong += [f"{which}: {one}" for one in said]
+            message.append(f"random states are back on the ranks {again}")
+        wrong += [f"{which}: {one}" for one in message]
     assert not wrong, "\n".join(wrong)
     return checked
 
@@ -233,8 +233,8 @@ def test_what_torch_refuses_to_shard_is_refused_by_the_load_too(tmp_path: Path) 
     case = _kept_as(case, "sharded")
     in_ranks(1, _over_older, [(Fsdp1, case)], str(tmp_path))
     case = msgspec.structs.replace(case, mesh=(2,))
-    for said in in_ranks(2, _loads_transposed, case, str(tmp_path / "0")):
-        assert "Only torch.contiguous_format memory_format" in said
+    for message in in_ranks(2, _loads_transposed, case, str(tmp_path / "0")):
+        assert "Only torch.contiguous_format memory_format" in message
 
 
 def test_the_comparison_sees_a_load_that_forgets(tmp_path: Path) -> None:
@@ -338,32 +338,32 @@ def test_a_checkpoint_of_more_ranks_is_replaced(tmp_path: Path) -> None:
 
 
 def _without(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[str]:
-    said = []
+    message = []
     for kind, case in jobs:
         try:
             _loaded(mesh, kind, case, folder)
         except Exception as error:
-            said.append(str(error))
-    return said
+            message.append(str(error))
+    return message
 
 
 def test_a_load_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
     jobs = _jobs("plain")
-    for said in in_ranks(2, _without, jobs, str(tmp_path)):
-        assert len(said) == len(jobs)
-        assert all(".metadata" in one or "checkpoint.pt" in one for one in said)
+    for message in in_ranks(2, _without, jobs, str(tmp_path)):
+        assert len(message) == len(jobs)
+        assert all(".metadata" in one or "checkpoint.pt" in one for one in message)
 
 
 def _unwritable(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[str]:
-    said = []
+    message = []
     for kind, case in jobs:
         subject = _trained(mesh, kind, case, steps=1)
         try:
             subject.save(folder, Position(0))
         except RuntimeError as error:
-            said.append(str(error))
+            message.append(str(error))
         subject.close()
-    return said
+    return message
 
 
 def test_all_ranks_learn_that_rank_0_could_not_write(tmp_path: Path) -> None:
@@ -371,9 +371,9 @@ def test_all_ranks_learn_that_rank_0_could_not_write(tmp_path: Path) -> None:
     file.write_text("not a directory")
     jobs = [job for job in _jobs("plain") if job[0] in (Ddp, ZeroRedundancy)]
     jobs = [job for job in jobs if job[0] is ZeroRedundancy or job[1].sharding.checkpoint == "full"]
-    for said in in_ranks(2, _unwritable, jobs, str(file)):
-        assert len(said) == len(jobs) == 2
-        assert all("rank 0 could not write the checkpoint: FileExists" in one for one in said)
+    for message in in_ranks(2, _unwritable, jobs, str(file)):
+        assert len(message) == len(jobs) == 2
+        assert all("rank 0 could not write the checkpoint: FileExists" in one for one in message)
 
 
 def test_groups_are_what_the_case_says_after_a_load(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ STEPS = 4 * 4
 """Bytes of the step counts of four parameters."""
 
 
-def told(
+def answer(
     kind: type[Implementation], case: Case, rank: int, step: int, phase: str
 ) -> dict[str, int]:
     layout = kind.layout(build_model(case), case, rank)
@@ -53,13 +53,13 @@ def at(layout: Layout, step: int, phase: str) -> dict[str, int]:
 
 def test_ddp_holds_everything_and_a_bucket() -> None:
     whole = 4 * ELEMENTS
-    assert told(Ddp, CASE, 0, -1, "built") == {"parameter": whole, "bucket": whole}
-    assert told(Ddp, CASE, 1, 0, "backward") == {
+    assert answer(Ddp, CASE, 0, -1, "built") == {"parameter": whole, "bucket": whole}
+    assert answer(Ddp, CASE, 1, 0, "backward") == {
         "parameter": whole, "bucket": whole, "gradient": whole,
     }  # fmt: skip
-    assert told(Ddp, CASE, 1, 0, "step")["optimizer"] == 2 * whole + STEPS
+    assert answer(Ddp, CASE, 1, 0, "step")["optimizer"] == 2 * whole + STEPS
     amsgrad = Case(mesh=(2,), model=MODEL, optimizer=Optimizer(amsgrad=True))
-    assert told(Ddp, amsgrad, 1, 0, "step")["optimizer"] == 3 * whole + STEPS
+    assert answer(Ddp, amsgrad, 1, 0, "step")["optimizer"] == 3 * whole + STEPS
 
 
 @pytest.mark.parametrize("kind", [Zero1, Zero2, Zero3])
@@ -71,16 +71,16 @@ def test_mixed_precision_is_2_2_12_of_which_the_stages_cut_more_and_more(
     case = replace(CASE, precision=Precision(compute="bf16", reduce="bf16"))
     kept = shard if kind is Zero3 else whole
     gradients = whole if kind is Zero1 else shard
-    built = told(kind, case, 0, -1, "built")
+    built = answer(kind, case, 0, -1, "built")
     assert built == {"parameter": 2 * kept + 4 * shard, "gradient": 2 * gradients}
     # AdamW takes the gradient in fp32, while it takes it.
-    assert told(kind, case, 0, 0, "backward")["gradient"] == 2 * gradients + 4 * shard
-    after = told(kind, case, 0, 0, "step")
+    assert answer(kind, case, 0, 0, "backward")["gradient"] == 2 * gradients + 4 * shard
+    after = answer(kind, case, 0, 0, "step")
     assert after["gradient"] == 2 * gradients
-    states = [told(kind, case, rank, 0, "step")["optimizer"] for rank in (0, 1)]
+    states = [answer(kind, case, rank, 0, "step")["optimizer"] for rank in (0, 1)]
     assert sum(states) % 4 == 0 and 2 * 4 * ELEMENTS < sum(states) <= 2 * 4 * ELEMENTS + 5 * 4
     wide = replace(CASE, precision=Precision(compute="bf16", reduce="fp32"))
-    assert told(kind, wide, 0, 0, "backward")["gradient"] == 4 * gradients
+    assert answer(kind, wide, 0, 0, "backward")["gradient"] == 4 * gradients
     assert {call.dtype for call in _calls(kind, case)} == {"bfloat16"}
     assert {(call.kind, call.dtype) for call in _calls(kind, wide)} == {
         ("reduce_scatter", "float32"),
@@ -92,15 +92,15 @@ def test_fsdp2_gathers_in_the_dtype_of_compute_and_reduces_in_its_own() -> None:
     training = Training(microbatches=2)
     case = replace(CASE, precision=Precision(compute="bf16", reduce="fp32"), training=training)
     # Chunks of 2 x 2, 2, 3 x 3 and 3 elements, of 2 ranks each, in whole: 36 of 2 bytes.
-    assert told(Fsdp2, case, 0, 0, "forward")["gathered"] == 36 * 2
-    assert told(Fsdp2, case, 0, 0, "forward")["gradient"] == 4 * ELEMENTS
-    assert told(Fsdp2, case, 0, 0, "backward")["gradient"] == 4 * 18
+    assert answer(Fsdp2, case, 0, 0, "forward")["gathered"] == 36 * 2
+    assert answer(Fsdp2, case, 0, 0, "forward")["gradient"] == 4 * ELEMENTS
+    assert answer(Fsdp2, case, 0, 0, "backward")["gradient"] == 4 * 18
     assert {(call.kind, call.dtype) for call in _calls(Fsdp2, case)} == {
         ("reduce_scatter", "float32"),
         ("all_gather", "bfloat16"),
     }
     narrow = replace(case, precision=Precision(compute="bf16", reduce="bf16"))
-    assert told(Fsdp2, narrow, 0, 0, "forward")["gradient"] == 2 * ELEMENTS
+    assert answer(Fsdp2, narrow, 0, 0, "forward")["gradient"] == 2 * ELEMENTS
     assert {call.dtype for call in _calls(Fsdp2, narrow)} == {"bfloat16"}
 
 
@@ -113,8 +113,8 @@ def _calls(kind: type[Implementation], case: Case) -> tuple[Call, ...]:
 
 def test_zero_redundancy_gives_whole_parameters_to_ranks() -> None:
     # head.weight (15) to rank 0, then stem.weight (6), head.bias (5) and stem.bias (3) to rank 1.
-    assert told(ZeroRedundancy, CASE, 0, 0, "step")["optimizer"] == 2 * 4 * 15 + 4
-    assert told(ZeroRedundancy, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
+    assert answer(ZeroRedundancy, CASE, 0, 0, "step")["optimizer"] == 2 * 4 * 15 + 4
+    assert answer(ZeroRedundancy, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
 
 
 def test_a_flat_parameter_that_nobody_uses_has_the_state_that_is_restored() -> None:
@@ -123,9 +123,9 @@ def test_a_flat_parameter_that_nobody_uses_has_the_state_that_is_restored() -> N
     model = Model(stem="embedding", inputs=6, width=2, outputs=2, head_bias=False, unused=True)
     sharding = Sharding(wrap="layer", use_orig_params=False)
     case = Case(mesh=(5,), model=model, sharding=sharding, start=Start(step=1, moments="typical"))
-    assert told(Fsdp1, case, 4, -1, "built")["optimizer"] == 2 * 4 * 2 + 4
-    assert told(Fsdp1, case, 4, 0, "step")["optimizer"] == 2 * 4 * (2 + 3 + 1) + 3 * 4
-    assert told(Fsdp1, case, 3, 0, "step")["optimizer"] == 2 * 4 * (3 + 1 + 3 + 2) + 4 * 4
+    assert answer(Fsdp1, case, 4, -1, "built")["optimizer"] == 2 * 4 * 2 + 4
+    assert answer(Fsdp1, case, 4, 0, "step")["optimizer"] == 2 * 4 * (2 + 3 + 1) + 3 * 4
+    assert answer(Fsdp1, case, 3, 0, "step")["optimizer"] == 2 * 4 * (3 + 1 + 3 + 2) + 4 * 4
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -133,37 +133,37 @@ def test_the_textbook_stages_cut_a_flat_buffer(rank: int) -> None:
     # Each parameter begins at a multiple of 16: head.bias 0, head.weight 16, stem.bias 32,
     # stem.weight 48 to 54; two shards of 27.
     flat, shard = 4 * 54, 4 * 27
-    assert told(Zero1, CASE, rank, -1, "built") == {"parameter": flat, "gradient": flat}
-    assert told(Zero2, CASE, rank, -1, "built") == {"parameter": flat, "gradient": shard}
+    assert answer(Zero1, CASE, rank, -1, "built") == {"parameter": flat, "gradient": flat}
+    assert answer(Zero2, CASE, rank, -1, "built") == {"parameter": flat, "gradient": shard}
     # Rank 0 owns head.bias (5) and 11 of head.weight; rank 1 the other 4, and the stem (9).
     own, pieces = [(16, 2), (13, 3)][rank]
     for kind in (Zero1, Zero2):
-        assert told(kind, CASE, rank, 0, "step")["optimizer"] == 2 * 4 * own + 4 * pieces
+        assert answer(kind, CASE, rank, 0, "step")["optimizer"] == 2 * 4 * own + 4 * pieces
     # In the order of the model: stem.weight 0, stem.bias 16, head.weight 32, head.bias 48 to 53.
-    assert told(Zero3, CASE, rank, -1, "built") == {"parameter": shard, "gradient": shard}
-    assert told(Zero3, CASE, rank, 0, "forward")["gathered"] == flat
+    assert answer(Zero3, CASE, rank, -1, "built") == {"parameter": shard, "gradient": shard}
+    assert answer(Zero3, CASE, rank, 0, "forward")["gathered"] == flat
 
 
 def test_fsdp2_pads_the_rows_of_each_parameter() -> None:
     # Of 3 rows 2 and 1, of 5 rows 3 and 2; both ranks hold 2 and 3.
     padded = 4 * (2 * 2 + 2 + 3 * 3 + 3)
     for rank, own in enumerate((4 + 2 + 9 + 3, 2 + 1 + 6 + 2)):
-        assert told(Fsdp2, CASE, rank, -1, "built") == {"parameter": padded}
-        assert told(Fsdp2, CASE, rank, 0, "step") == {
+        assert answer(Fsdp2, CASE, rank, -1, "built") == {"parameter": padded}
+        assert answer(Fsdp2, CASE, rank, 0, "step") == {
             "parameter": padded, "gradient": padded, "optimizer": 2 * 4 * own + STEPS,
         }  # fmt: skip
-        assert told(Fsdp2, CASE, rank, 0, "forward")["gathered"] == 2 * padded
+        assert answer(Fsdp2, CASE, rank, 0, "forward")["gathered"] == 2 * padded
 
 
 def test_fsdp1_aligns_parameters_and_pads_the_end() -> None:
     # 16 bytes are 4 elements: 0 to 6, 8 to 11, 12 to 27, 28 to 33; two chunks of 17.
-    assert told(Fsdp1, CASE, 0, -1, "built") == {"parameter": 4 * 17}
+    assert answer(Fsdp1, CASE, 0, -1, "built") == {"parameter": 4 * 17}
     # Rank 0 has 6 + 3 + 5 elements, rank 1 10 + 5: of three parameters, and of two.
-    assert told(Fsdp1, CASE, 0, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
-    assert told(Fsdp1, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 15 + 8
-    assert told(Fsdp1NoShard, CASE, 1, -1, "built") == {"parameter": 4 * 34}
+    assert answer(Fsdp1, CASE, 0, 0, "step")["optimizer"] == 2 * 4 * 14 + 12
+    assert answer(Fsdp1, CASE, 1, 0, "step")["optimizer"] == 2 * 4 * 15 + 8
+    assert answer(Fsdp1NoShard, CASE, 1, -1, "built") == {"parameter": 4 * 34}
     flat = Case(mesh=(2,), model=MODEL, sharding=Sharding(use_orig_params=False))
-    assert told(Fsdp1, flat, 1, 0, "step") == {
+    assert answer(Fsdp1, flat, 1, 0, "step") == {
         "parameter": 4 * 15, "gradient": 4 * 15, "optimizer": 2 * 4 * 15 + 4,
     }  # fmt: skip
 
@@ -171,22 +171,22 @@ def test_fsdp1_aligns_parameters_and_pads_the_end() -> None:
 @pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Zero1, Zero3, Fsdp1, Fsdp2])
 def test_a_state_of_mid_training_is_there_from_the_start(kind: type[Implementation]) -> None:
     case = Case(mesh=(2,), model=MODEL, start=Start(step=5, moments="typical"))
-    built = told(kind, case, 0, -1, "built")["optimizer"]
-    assert built == told(kind, case, 0, 0, "step")["optimizer"] > 0
+    built = answer(kind, case, 0, -1, "built")["optimizer"]
+    assert built == answer(kind, case, 0, 0, "step")["optimizer"] > 0
 
 
 @pytest.mark.parametrize("kind", [Ddp, ZeroRedundancy, Zero2, Zero3, Fsdp1, Fsdp2])
 def test_a_step_that_overflows_makes_no_state(kind: type[Implementation]) -> None:
     case = Case(mesh=(2,), model=MODEL, training=Training(steps=2, loss_scale=2.0, overflow=0))
-    assert "optimizer" not in told(kind, case, 0, 0, "step")
-    assert told(kind, case, 0, 1, "step")["optimizer"] > 0
+    assert "optimizer" not in answer(kind, case, 0, 0, "step")
+    assert answer(kind, case, 0, 1, "step")["optimizer"] > 0
 
 
 @pytest.mark.parametrize("kind", [Ddp, Zero1, Zero3, Fsdp1, Fsdp2])
 def test_what_is_unfrozen_later_has_a_state_from_then_on(kind: type[Implementation]) -> None:
     model = Model(inputs=2, width=3, outputs=5, frozen=("head.*",))
     case = Case(mesh=(1,), model=model, training=Training(steps=3, unfreeze=1))
-    before, after = (told(kind, case, 0, step, "step")["optimizer"] for step in (0, 1))
+    before, after = (answer(kind, case, 0, step, "step")["optimizer"] for step in (0, 1))
     assert after - before == 2 * 4 * 20 + 8
 
 
@@ -198,10 +198,10 @@ def test_what_is_unfrozen_later_has_no_gradient_kept_from_before(
     training = Training(steps=3, unfreeze=1, set_to_none=False)
     sharding = Sharding(bucket_view=False, wrap="layer", prefetch=0)
     case = Case(mesh=(2,), model=model, training=training, sharding=sharding)
-    before, at, after = (told(kind, case, 0, step, "forward") for step in (0, 1, 2))
+    before, at, after = (answer(kind, case, 0, step, "forward") for step in (0, 1, 2))
     assert "gradient" not in before
-    assert at["gradient"] == told(kind, case, 0, 0, "backward")["gradient"]
-    assert after["gradient"] == told(kind, case, 0, 1, "backward")["gradient"] > at["gradient"]
+    assert at["gradient"] == answer(kind, case, 0, 0, "backward")["gradient"]
+    assert after["gradient"] == answer(kind, case, 0, 1, "backward")["gradient"] > at["gradient"]
 
 
 @pytest.mark.parametrize(("wrap", "twice"), [("whole", True), ("layer", False)])
@@ -211,9 +211,9 @@ def test_a_gradient_of_fsdp2_keeps_all_that_was_reduced_with_it(wrap: str, twice
     training = Training(steps=3, unfreeze=1, set_to_none=False)
     case = Case(mesh=(2,), model=model, training=training, sharding=Sharding(wrap=wrap))
     stem, head = 4 * (2 * 2 + 2), 4 * (3 * 3 + 3)
-    assert told(Fsdp2, case, 0, 0, "backward")["gradient"] == stem
-    assert told(Fsdp2, case, 0, 1, "backward")["gradient"] == stem + head + stem * twice
-    assert told(Fsdp2, case, 0, 2, "step")["gradient"] == stem + head + stem * twice
+    assert answer(Fsdp2, case, 0, 0, "backward")["gradient"] == stem
+    assert answer(Fsdp2, case, 0, 1, "backward")["gradient"] == stem + head + stem * twice
+    assert answer(Fsdp2, case, 0, 2, "step")["gradient"] == stem + head + stem * twice
 
 
 def lines_of(kind: type[Implementation], case: Case) -> tuple[Line, ...]:
@@ -250,5 +250,5 @@ def test_fsdp1_keeps_no_gradient_of_which_no_parameter_has_a_part() -> None:
         sharding=Sharding(wrap="layer", prefetch=0, use_orig_params=True),
     )
     for rank, kept in enumerate((False, False, False, True)):
-        assert told(Fsdp1, case, rank, 0, "backward")["gradient"] == 4 * 5
-        assert ("gradient" in told(Fsdp1, case, rank, 1, "forward")) == kept
+        assert answer(Fsdp1, case, rank, 0, "backward")["gradient"] == 4 * 5
+        assert ("gradient" in answer(Fsdp1, case, rank, 1, "forward")) == kept

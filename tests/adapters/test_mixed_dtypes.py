@@ -39,8 +39,8 @@ def test_fsdp2_declares_what_torch_refuses() -> None:
     frozen = msgspec.structs.replace(CASE.model, frozen=("blocks.1.*",))
     for model, refused in ((CASE.model, True), (frozen, False), (Model(blocks=BLOCKS[:1]), False)):
         case = msgspec.structs.replace(CASE, model=model, sharding=Sharding(wrap="whole"))
-        said = in_ranks(2, _refused, case)
-        assert [("uniform original parameter dtype" in text) for text in said] == [refused] * 2
+        message = in_ranks(2, _refused, case)
+        assert [("uniform original parameter dtype" in text) for text in message] == [refused] * 2
         assert (Fsdp2.supports(case) is not None) == refused
     wraps: tuple[WrapKind, ...] = ("block", "layer")
     for wrap in wraps:

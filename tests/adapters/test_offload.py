@@ -59,10 +59,10 @@ def _fsdp1(model: nn.Module, mesh: DeviceMesh) -> None:
 def test_the_reason_is_torchs_own(
     kinds: list[type[Implementation]], asked: str, wrap: Callable[..., object]
 ) -> None:
-    (said,) = in_ranks(1, _said, wrap)
-    assert said
+    (message,) = in_ranks(1, _said, wrap)
+    assert message
     for kind in kinds:
-        assert said.rstrip(".") in (kind.supports(offloading(asked)) or "")
+        assert message.rstrip(".") in (kind.supports(offloading(asked)) or "")
 
 
 def test_pageable_memory_is_supported() -> None:
@@ -89,5 +89,5 @@ def test_what_is_held_is_told_where_nothing_is_copied(monkeypatch: pytest.Monkey
         patched.setattr(torch.accelerator, "is_available", lambda: False)
         assert Fsdp2.layout(model, case, 0) == Fsdp2.layout(model, plain, 0)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    told = Fsdp2.layout(model, case, 0)
-    assert told is None or not told.lines
+    answer = Fsdp2.layout(model, case, 0)
+    assert answer is None or not answer.lines

@@ -43,7 +43,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "sync", "told"),
+    ("name", "mesh", "sync", "answer"),
     [
         ("zero1", (2, 3), "last", True),
         ("zero2", (3, 2), "last", True),
@@ -56,7 +56,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         ("fsdp1-grad-op", (2, 2), "each", True),
     ],
 )
-def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, told: bool) -> None:
+def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, answer: bool) -> None:
     """told: the layout tells of bytes; it does not where sums wait for the last microbatch."""
     case = Case(mesh=mesh, model=MODEL, training=CLIPPED, sharding=Sharding(sync=sync))
     outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, *MEMORY)).outcome()
@@ -67,7 +67,7 @@ def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, told: bool
         wanted = "not exercised" if obligation == "buffers" else "holds"
         assert judgement.statuses[obligation] == wanted, obligation
     layout = load(name).layout(build_model(case), case, prod(mesh) - 1)
-    assert layout is not None and bool(layout.lines) is told
+    assert layout is not None and bool(layout.lines) is answer
 
 
 @pytest.mark.parametrize(

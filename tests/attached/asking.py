@@ -8,7 +8,7 @@ from typing import Any
 Ask = Callable[..., list[dict[str, Any]]]
 
 
-def held(told: dict[str, Any]) -> set[str]:
+def held(answer: dict[str, Any]) -> set[str]:
     """The obligations that hold. Nothing may be violated."""
-    assert told.get("violations") == [], told
-    return {o for o, status in told["statuses"].items() if status == "holds"}
+    assert answer.get("violations") == [], answer
+    return {o for o, status in answer["statuses"].items() if status == "holds"}

@@ -24,13 +24,13 @@ def run(payload: bytes, context: RankContext) -> bytes:
     given = json.loads(payload)
     call = given.pop("call")
     torch.use_deterministic_algorithms(False)
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     try:
         if call == "train":
-            told["taken"] = train_attached.train(**given)
+            answer["taken"] = train_attached.train(**given)
         else:
             rooms = (scenarios, output_scenarios, failing_scenarios)
-            told = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
+            answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
-        told = {"raised": type(error).__name__, "said": str(error)}
-    return json.dumps(told).encode()
+        answer = {"raised": type(error).__name__, "said": str(error)}
+    return json.dumps(answer).encode()

@@ -78,13 +78,13 @@ def failing(
     place: str, *, directory: str, on: list[int], wrap: str = "ddp", on_violation: str = "raise"
 ) -> dict[str, Any]:
     """The parameters at the end, with the check and without, and what was printed."""
-    ends, said = [], io.StringIO()
+    ends, message = [], io.StringIO()
     check = None
     for attached in (False, True):
         torch.manual_seed(3)
         model = scenarios.WRAPS[wrap](scenarios.net())
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        with contextlib.redirect_stderr(said), planted(place, on):
+        with contextlib.redirect_stderr(message), planted(place, on):
             if attached:
                 check = zerocheck.attach(
                     model,
@@ -102,15 +102,15 @@ def failing(
         ends.append([local(parameter).clone() for parameter in model.parameters()])
     assert check is not None
     equal = all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
-    return {"equal": equal, "said": said.getvalue(), "raised": raised, "next": check._next}
+    return {"equal": equal, "message": message.getvalue(), "raised": raised, "next": check._next}
 
 
 def swallowed(*, directory: str) -> dict[str, Any]:
     """The script's own step raises on one rank, after the update, and the script goes on."""
     model = DistributedDataParallel(scenarios.net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    message = io.StringIO()
+    with contextlib.redirect_stderr(message):
         check = zerocheck.attach(model, optimizer, steps=range(1, 5), directory=directory)
         for number in range(4):
             with contextlib.suppress(FloatingPointError), check.step():
@@ -119,7 +119,7 @@ def swallowed(*, directory: str) -> dict[str, Any]:
                 optimizer.step()
                 if number == 1 and dist.get_rank() == 1:
                     raise FloatingPointError("a plot of the script's own")
-    return {**scenarios.told(check), "said": said.getvalue()}
+    return {**scenarios.answer(check), "message": message.getvalue()}
 
 
 def different(kind: str, *, directory: str) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def different(kind: str, *, directory: str) -> dict[str, Any]:
 
         stage = PipelineStage(model["layer"], rank, 2, torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters())
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    message = io.StringIO()
+    with contextlib.redirect_stderr(message):
         check = zerocheck.attach(model, optimizer, directory=directory, on_violation="warn")
         for _ in range(3):
             with check.step():
@@ -152,7 +152,7 @@ def different(kind: str, *, directory: str) -> dict[str, Any]:
         optimizer.step()
     del stage
     return {
-        "said": said.getvalue(),
+        "message": message.getvalue(),
         "checked": check.last is not None,
-        "stage": scenarios.told(of_stage),
+        "stage": scenarios.answer(of_stage),
     }

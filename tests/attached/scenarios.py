@@ -71,10 +71,10 @@ WRAPS: dict[str, Wrap] = {
 }
 
 
-def told(check: Attached, said: str = "") -> dict[str, Any]:
+def answer(check: Attached, message: str = "") -> dict[str, Any]:
     judgement = check.last
     if judgement is None:
-        return {"last": None, "taken": check.taken, "said": said}
+        return {"last": None, "taken": check.taken, "message": message}
     return {
         "statuses": judgement.statuses,
         "share": judgement.share,
@@ -129,7 +129,7 @@ def steps(
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
             optimizer.zero_grad()
-    return told(check)
+    return answer(check)
 
 
 def two_groups(*, directory: str, name: str = "AdamW", **options: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def two_groups(*, directory: str, name: str = "AdamW", **options: Any) -> dict[s
         optimizer.step()
         optimizer.zero_grad()
         check.after()
-    return told(check)
+    return answer(check)
 
 
 def scaled(*, directory: str, overflows: bool, fused: bool = False, unskipped: bool = False) -> Any:
@@ -177,7 +177,7 @@ def scaled(*, directory: str, overflows: bool, fused: bool = False, unskipped: b
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        found.append(told(check))
+        found.append(answer(check))
     return {"steps": found, "scale": scaler.get_scale()}
 
 
@@ -190,7 +190,7 @@ def local_norm(*, directory: str) -> dict[str, Any]:
         model(batch()).square().mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-    return told(check)
+    return answer(check)
 
 
 def random_net() -> nn.Sequential:
@@ -238,11 +238,11 @@ def referenced(
         directory=directory,
         on_violation="warn",
     )
-    said = io.StringIO()
+    message = io.StringIO()
     for number in range(2):
         if stale:
             model(batch()).sum().backward()
-        with redirect_stderr(said), check.step():
+        with redirect_stderr(message), check.step():
             for microbatch in range(2):
                 alone = nullcontext()
                 if fault == "local":
@@ -269,4 +269,4 @@ def referenced(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    return told(check, said.getvalue())
+    return answer(check, message.getvalue())

@@ -194,9 +194,9 @@ def test_a_violation_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str
         step()
     with pytest.raises(zerocheck.Violated, match=r"step 8: update: .* zerocheck replay .*step-8"):
         step()
-    told = capsys.readouterr().err
-    assert "VIOLATED one process with DecaysTwice: parameter is wrong" in told
-    assert "  cause       weight decay twice" in told
+    answer = capsys.readouterr().err
+    assert "VIOLATED one process with DecaysTwice: parameter is wrong" in answer
+    assert "  cause       weight decay twice" in answer
     assert check.last is not None and check.last.tier == "state only"
 
 
@@ -204,8 +204,8 @@ def test_or_said_once_with_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixt
     _, step = caught(tmp_path, on_violation="warn")
     for _ in range(13):
         step()
-    told = capsys.readouterr().err
-    assert told.count("VIOLATED") == 2 and told.count("  replay ") == 1
+    answer = capsys.readouterr().err
+    assert answer.count("VIOLATED") == 2 and answer.count("  replay ") == 1
     assert [one.name for one in (tmp_path / "kept").iterdir()] == ["step-8"]
 
 
@@ -267,7 +267,7 @@ def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda kept: (kept / "rank-0.safetensors").unlink(), "copy them here"),
         (lambda kept: (kept / "rank-0.json").write_text("{}"), "is not of a bundle"),
@@ -284,7 +284,7 @@ def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
     ],
 )
 def test_a_bundle_that_is_not_whole(
-    tmp_path: Path, damage: Callable[[Path], None], said: str
+    tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     _, step = caught(tmp_path, on_violation="warn")
     for _ in range(8):
@@ -293,7 +293,7 @@ def test_a_bundle_that_is_not_whole(
     assert CliRunner().invoke(main, ["replay", str(kept / "bundle.json")]).exit_code == 1
     damage(kept)
     done = CliRunner().invoke(main, ["replay", str(kept)])
-    assert done.exit_code == 2 and said in done.output, done.output
+    assert done.exit_code == 2 and message in done.output, done.output
 
 
 def refused(**given: Any) -> str:
@@ -431,9 +431,9 @@ def test_two_updates_in_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[s
         with check.step():
             take(model, optimizer)
             take(model, optimizer)
-    told = capsys.readouterr().err
-    assert told.count("took 2 steps within one checked step") == 1
-    assert told.count("No step is checked from here on; the training goes on") == 1
+    answer = capsys.readouterr().err
+    assert answer.count("took 2 steps within one checked step") == 1
+    assert answer.count("No step is checked from here on; the training goes on") == 1
     assert check.last is None and check.taken == 3
 
 

@@ -29,9 +29,9 @@ from zerocheck.cli import main
     ids=str,
 )
 def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
-    for told in ask("referenced", **given):
-        assert {"gradient", "ownership", "update"} <= held(told)
-        assert told["tier"] == "full" and told["share"]["gradient"] < 1
+    for answer in ask("referenced", **given):
+        assert {"gradient", "ownership", "update"} <= held(answer)
+        assert answer["tier"] == "full" and answer["share"]["gradient"] < 1
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
     ids=str,
 )
 def test_what_is_wrong_is_named(ask: Ask, given: dict[str, Any], cause: str) -> None:
-    for told in ask("referenced", **given):
-        found = {one["obligation"]: one for one in told["violations"]}
-        assert cause in found["gradient"]["causes"], told
-        assert told["tier"] == "full"
+    for answer in ask("referenced", **given):
+        found = {one["obligation"]: one for one in answer["violations"]}
+        assert cause in found["gradient"]["causes"], answer
+        assert answer["tier"] == "full"
 
 
 def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> None:
@@ -70,10 +70,10 @@ def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> No
 
 
 def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:
-    for told in ask("referenced", stale=True):
-        assert told["tier"] == "state only" and "update" in held(told)
-        said = "gradients of before the step are added to"
-        assert told["unjudged"] == {"gradient": said} and not told["estimated"]
+    for answer in ask("referenced", stale=True):
+        assert answer["tier"] == "state only" and "update" in held(answer)
+        message = "gradients of before the step are added to"
+        assert answer["unjudged"] == {"gradient": message} and not answer["estimated"]
 
 
 @pytest.mark.parametrize(
@@ -89,30 +89,30 @@ def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:
 )
 def test_a_loss_that_goes_past_the_outputs_is_not_judged(ask: Ask, beside: str, wrap: str) -> None:
     """The reference does not see such a term: what it gives is not the gradient of the run."""
-    said = {"weights": "past the outputs of the model", "inner": "not among its outputs"}[beside]
-    for told in ask("referenced", wrap=wrap, beside=beside):
-        assert told["tier"] == "state only" and "update" in held(told)
-        assert said in told["unjudged"]["gradient"], told
+    message = {"weights": "past the outputs of the model", "inner": "not among its outputs"}[beside]
+    for answer in ask("referenced", wrap=wrap, beside=beside):
+        assert answer["tier"] == "state only" and "update" in held(answer)
+        assert message in answer["unjudged"]["gradient"], answer
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2", "compiled_ddp"])
 def test_what_a_loss_has_of_its_own_is_no_other_way(ask: Ask, wrap: str) -> None:
-    for told in ask("referenced", wrap=wrap, beside="others"):
-        assert {"gradient", "update"} <= held(told) and told["unjudged"] == {}
-        assert told["estimated"] == ["gradient"]
+    for answer in ask("referenced", wrap=wrap, beside="others"):
+        assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}
+        assert answer["estimated"] == ["gradient"]
 
 
 @pytest.mark.parametrize(
-    ("factory", "said"),
+    ("factory", "message"),
     [
         ("other_names", "has no parameter '0.weight'; did you mean 'layer.0.weight'?"),
         ("broken", "raised FileNotFoundError: no weights on this machine"),
     ],
 )
-def test_a_reference_that_does_not_fit(ask: Ask, factory: str, said: str) -> None:
+def test_a_reference_that_does_not_fit(ask: Ask, factory: str, message: str) -> None:
     """All ranks stop the checks, though it goes wrong on one, and the training goes on."""
     answers = ask("referenced", factory=factory)
-    for told in answers:
-        assert told["last"] is None and told["taken"] == 2, told
-    assert said in answers[0]["said"]
-    assert "No step is checked from here on" in answers[0]["said"]
+    for answer in answers:
+        assert answer["last"] is None and answer["taken"] == 2, answer
+    assert message in answers[0]["message"]
+    assert "No step is checked from here on" in answers[0]["message"]

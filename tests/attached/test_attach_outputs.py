@@ -18,44 +18,44 @@ import zerocheck
 @pytest.mark.parametrize("wrap", ["ddp", "ddp_unused", "flat_fsdp1", "fsdp1", "fsdp2"])
 @pytest.mark.parametrize("loss", ["inner", "outer", "weighted"])
 def test_a_loss_from_inside_and_logits_hold(ask: Ask, wrap: str, loss: str) -> None:
-    for told in ask("outputs", wrap=wrap, loss=loss):
-        assert {"gradient", "update"} <= held(told) and told["unjudged"] == {}, told
+    for answer in ask("outputs", wrap=wrap, loss=loss):
+        assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "ddp_unused", "fsdp2"])
 @pytest.mark.parametrize("form", [one for one in FORMS if one not in ("object", "slots")])
 def test_forms_of_outputs_hold(ask: Ask, wrap: str, form: str) -> None:
-    for told in ask("outputs", wrap=wrap, form=form):
-        assert {"gradient", "update"} <= held(told) and told["unjudged"] == {}, told
+    for answer in ask("outputs", wrap=wrap, form=form):
+        assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
 def test_an_object_is_a_container_for_ddp_only(ask: Ask) -> None:
     """FSDP2 finds no outputs in it, and reduces nothing."""
-    for told in ask("outputs", wrap="ddp", form="object"):
-        assert {"gradient", "update"} <= held(told) and told["unjudged"] == {}, told
-    for told in ask("outputs", wrap="fsdp2", form="object"):
-        assert told["violations"][0]["causes"] == ["gradient missing"]
+    for answer in ask("outputs", wrap="ddp", form="object"):
+        assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
+    for answer in ask("outputs", wrap="fsdp2", form="object"):
+        assert answer["violations"][0]["causes"] == ["gradient missing"]
 
 
 def test_outputs_that_cannot_be_seen_are_not_judged(ask: Ask) -> None:
-    for told in ask("outputs", form="slots"):
-        assert "update" in held(told)
-        assert "not among its outputs" in told["unjudged"]["gradient"]
+    for answer in ask("outputs", form="slots"):
+        assert "update" in held(answer)
+        assert "not among its outputs" in answer["unjudged"]["gradient"]
 
 
 @pytest.mark.parametrize("wrap", ["plain", "fsdp2"])
 @pytest.mark.parametrize("loss", ["chained", "input"])
 def test_outputs_that_go_in_again_hold(ask: Ask, wrap: str, loss: str) -> None:
-    for told in ask("outputs", wrap=wrap, loss=loss, ranks=1):
-        assert {"gradient", "update"} <= held(told) and told["unjudged"] == {}, told
+    for answer in ask("outputs", wrap=wrap, loss=loss, ranks=1):
+        assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
 @pytest.mark.parametrize("form", ["dict", "model_output"])
 @pytest.mark.parametrize("wrap", ["ddp_unused", "fsdp2"])
 def test_a_wrong_gradient_is_named(ask: Ask, wrap: str, form: str) -> None:
-    for told in ask("outputs", wrap=wrap, form=form, world=True, ranks=3):
-        found = {one["obligation"]: one for one in told["violations"]}
-        assert "gradient x W" in found["gradient"]["causes"], told
+    for answer in ask("outputs", wrap=wrap, form=form, world=True, ranks=3):
+        found = {one["obligation"]: one for one in answer["violations"]}
+        assert "gradient x W" in found["gradient"]["causes"], answer
 
 
 class Both(nn.Module):

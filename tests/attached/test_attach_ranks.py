@@ -17,8 +17,8 @@ from zerocheck.cli import main
     ["ddp", "compiled_ddp", "fsdp1", "flat_fsdp1", "unsharded_fsdp1", "fsdp2"],
 )
 def test_what_is_right_holds(ask: Ask, wrap: str) -> None:
-    for told in ask("steps", wrap=wrap):
-        assert held(told) == {"ownership", "clip", "update", "publish"}
+    for answer in ask("steps", wrap=wrap):
+        assert held(answer) == {"ownership", "clip", "update", "publish"}
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_what_is_right_holds(ask: Ask, wrap: str) -> None:
     ids=str,
 )
 def test_ways_to_train_hold(ask: Ask, given: dict[str, Any]) -> None:
-    for told in ask("steps", **given):
-        assert {"ownership", "update"} <= held(told)
-        assert 0 < told["share"]["update"] < 1
+    for answer in ask("steps", **given):
+        assert {"ownership", "update"} <= held(answer)
+        assert 0 < answer["share"]["update"] < 1
 
 
 @pytest.mark.parametrize(
@@ -58,32 +58,32 @@ def test_ways_to_train_hold(ask: Ask, given: dict[str, Any]) -> None:
     ids=str,
 )
 def test_sgd_holds(ask: Ask, given: dict[str, Any]) -> None:
-    for told in ask("steps", sgd=True, **given):
-        assert {"ownership", "update"} <= held(told)
-        assert 0 < told["share"]["update"] < 1
+    for answer in ask("steps", sgd=True, **given):
+        assert {"ownership", "update"} <= held(answer)
+        assert 0 < answer["share"]["update"] < 1
 
 
 def test_groups_frozen_and_unused(ask: Ask) -> None:
-    for told in ask("two_groups"):
-        assert held(told) == {"ownership", "update", "publish"}
+    for answer in ask("two_groups"):
+        assert held(answer) == {"ownership", "update", "publish"}
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_may_skip(ask: Ask, fused: bool) -> None:
-    for told in ask("scaled", overflows=True, fused=fused):
-        for step in told["steps"]:
+    for answer in ask("scaled", overflows=True, fused=fused):
+        for step in answer["steps"]:
             assert {"update", "publish"} <= held(step)
-        assert told["scale"] == 2.0**9
+        assert answer["scale"] == 2.0**9
 
 
 def test_a_step_that_must_be_skipped(ask: Ask) -> None:
-    told = ask("scaled", overflows=True, unskipped=True)[0]["steps"][1]
-    assert told["violations"][0]["causes"] == ["step not skipped"]
+    answer = ask("scaled", overflows=True, unskipped=True)[0]["steps"][1]
+    assert answer["violations"][0]["causes"] == ["step not skipped"]
 
 
 def test_local_norm(ask: Ask) -> None:
-    told = ask("local_norm")[0]
-    assert told["violations"][0]["causes"] == ["local norm"]
+    answer = ask("local_norm")[0]
+    assert answer["violations"][0]["causes"] == ["local norm"]
 
 
 # (sharding, fault, first step with it): (obligation, role, cause)
@@ -110,9 +110,9 @@ def test_a_fault_in_mid_run(
 ) -> None:
     """Steps 1, 2, 3, 5, 10 and 15 are checked: the tenth stops the run."""
     obligation, role, cause = FAULTS[sharding, fault, begins]
-    for told in ask("train", sharding=sharding, steps=12, fault=fault, begins=begins, every=5):
-        assert told["raised"] == "Violated"
-        assert told["said"].startswith(f"step 10: {obligation}: ")
+    for answer in ask("train", sharding=sharding, steps=12, fault=fault, begins=begins, every=5):
+        assert answer["raised"] == "Violated"
+        assert answer["said"].startswith(f"step 10: {obligation}: ")
     bundle = tmp_path / "kept" / "step-10"
     done = CliRunner().invoke(main, ["replay", str(bundle)])
     assert done.exit_code == 1, done.output
@@ -123,6 +123,6 @@ def test_a_fault_in_mid_run(
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp1", "fsdp2"])
 def test_the_same_script_without_a_fault(ask: Ask, tmp_path: Path, sharding: str) -> None:
-    for told in ask("train", sharding=sharding, steps=12, every=5):
-        assert told == {"taken": 12}
+    for answer in ask("train", sharding=sharding, steps=12, every=5):
+        assert answer == {"taken": 12}
     assert not (tmp_path / "kept").exists()

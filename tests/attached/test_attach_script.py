@@ -31,13 +31,15 @@ def test_the_next_checked_step_catches_it(tmp_path: Path) -> None:
         timeout=600,
         check=False,
     )
-    said = done.stderr
+    message = done.stderr
     assert done.returncode != 0
     for number in (1, 2, 3, 10):
-        assert f"zerocheck: step {number}: ownership, clip, update, publish hold" in said, said
-    assert "step 20: update: parameter is wrong: weight decay was applied twice" in said
-    assert said.count("VIOLATED FSDP2 with AdamW: parameter is wrong: weight decay") == 1
-    replay = next(line for line in said.splitlines() if line.startswith("  replay"))
+        assert f"zerocheck: step {number}: ownership, clip, update, publish hold" in message, (
+            message
+        )
+    assert "step 20: update: parameter is wrong: weight decay was applied twice" in message
+    assert message.count("VIOLATED FSDP2 with AdamW: parameter is wrong: weight decay") == 1
+    replay = next(line for line in message.splitlines() if line.startswith("  replay"))
     command = replay.split()[2:]
     assert command == ["replay", "zerocheck-attach/step-20"]
     again = subprocess.run(

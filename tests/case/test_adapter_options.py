@@ -71,7 +71,7 @@ def test_only_what_is_not_at_its_default_is_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"deepspeed.overlap_com": True}, f"'deepspeed.overlap_com'; did you mean '{OVERLAP}'"),
         ({OVERLAP: 1}, f"options.{OVERLAP} is 1; allowed: true or false"),
@@ -81,10 +81,10 @@ def test_only_what_is_not_at_its_default_is_stored() -> None:
         ([], "options is []; allowed: an object of integers, texts, true and false"),
     ],
 )
-def test_what_is_no_option_is_refused(options: Any, said: str) -> None:
+def test_what_is_no_option_is_refused(options: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
         merged(Case(), {"options": options}, source="c.json")
-    assert said in str(error.value)
+    assert message in str(error.value)
     if isinstance(options, dict) and None not in options.values():
         with pytest.raises(UsageError):
             check(Case(options=options))

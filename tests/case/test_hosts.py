@@ -59,12 +59,12 @@ def test_a_quarter_of_the_seeds_has_several_hosts_of_all_kinds() -> None:
 
 
 def test_features() -> None:
-    def told(hosts: Hosts, world_size: int) -> set[str]:
+    def answer(hosts: Hosts, world_size: int) -> set[str]:
         return {f for f in features(Case(mesh=(world_size,), hosts=hosts)) if "hosts" in f}
 
-    assert told((), 4) == told((4,), 4) == set()
-    assert told((2,), 4) == {"hosts"}
-    assert told((2,), 3) == {"hosts", "hosts-uneven"}
+    assert answer((), 4) == answer((4,), 4) == set()
+    assert answer((2,), 4) == {"hosts"}
+    assert answer((2,), 3) == {"hosts", "hosts-uneven"}
 
 
 def test_they_stand_in_the_file_of_a_case() -> None:

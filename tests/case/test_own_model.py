@@ -70,7 +70,7 @@ def test_its_features_are_those_that_were_found_and_those_of_its_parameters() ->
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         (
             replace(CASE, model=Model(user=USER, blocks=(Block(kind="mlp"),))),
@@ -93,14 +93,14 @@ def test_its_features_are_those_that_were_found_and_those_of_its_parameters() ->
         (replace(CASE, training=Training(unfreeze=1)), "training.unfreeze needs frozen parameters"),
     ],
 )
-def test_what_does_not_go_with_it(case: Case, said: str) -> None:
+def test_what_does_not_go_with_it(case: Case, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         check(case)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"parameters": []}, "model.user.parameters"),
         ({"factory": 3}, "model.user.factory is 3"),
@@ -112,12 +112,12 @@ def test_what_does_not_go_with_it(case: Case, said: str) -> None:
         ),
     ],
 )
-def test_a_file_that_is_wrong_says_where(change: dict[str, object], said: str) -> None:
+def test_a_file_that_is_wrong_says_where(change: dict[str, object], message: str) -> None:
     plain = to_plain(CASE)
     plain["model"]["user"] = {**plain["model"]["user"], **change}
     with pytest.raises(UsageError) as raised:
         decode(msgspec.json.encode(plain), source="it")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_drawn_cases_have_it_and_differ_in_all_else() -> None:

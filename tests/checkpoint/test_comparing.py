@@ -88,21 +88,21 @@ def test_a_tensor_that_differs(
 ) -> None:
     report = compared(tmp_path, damage)
     assert found(report) == {("values", where)}
-    said = detail(report, "values", where)
+    message = detail(report, "values", where)
     if why is None:
-        assert ";" not in said
+        assert ";" not in message
     else:
-        assert said.endswith(f"; {why}")
+        assert message.endswith(f"; {why}")
 
 
 def test_the_difference_in_figures(tmp_path: Path) -> None:
     def change(tree: State) -> None:
         tree["model"][WEIGHT][2, 1:3] = torch.tensor([0.5, -2.0])
 
-    said = detail(compared(tmp_path, change), "values", f"model {WEIGHT}")
+    message = detail(compared(tmp_path, change), "values", f"model {WEIGHT}")
     one, other = state()["model"][WEIGHT][2, 1:3].tolist()
     assert abs(one - 0.5) < other + 2
-    assert said == (
+    assert message == (
         f"2 of 35 elements, first [2, 1]: {one:.9g} and 0.5, largest difference {other + 2:.9g}"
     )
 

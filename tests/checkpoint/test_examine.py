@@ -177,8 +177,8 @@ def test_the_first_element_is_named(tmp_path: Path) -> None:
     tree = state()
     tree["model"][WEIGHT][1, 2:] = torch.nan
     report = examine(save_dcp(tree, tmp_path / "saved"))
-    said = detail(report, "finite", f"model {WEIGHT}")
-    assert said == "3 of 35 elements, first [1, 2] is nan"
+    message = detail(report, "finite", f"model {WEIGHT}")
+    assert message == "3 of 35 elements, first [1, 2] is nan"
 
 
 def test_parameters_without_state_are_noted(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "weights.ckpt").write_text("")
-    for path, said in (
+    for path, message in (
         ("rnus", "there is no checkpoint .*; did you mean 'runs'"),
         ("runs", "holds checkpoints in folders, name one: step-100"),
         ("notes.txt", "no checkpoint that zerocheck reads"),
@@ -70,7 +70,7 @@ def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
         ("runs/step-100/.metadata", "is a part of a checkpoint; give its directory"),
         ("runs/step-100/__0_0.distcp", "is a part of a checkpoint"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             examine(tmp_path / path)
 
 

@@ -30,7 +30,7 @@ def test_exact(exact: Stored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (stored((5,)), "no chunk holds 5 of 5 elements, first [0]"),
         (stored((), ((), ()), ((), ())), "chunk [] and chunk [] overlap"),
@@ -41,8 +41,8 @@ def test_exact(exact: Stored) -> None:
         (stored((5,), ((0, 0), (5, 1))), "chunk [0:5, 0:1] has not the 1 dims of the tensor [5]"),
     ],
 )
-def test_wrong(wrong: Stored, said: str) -> None:
-    assert said in list(problems(wrong))
+def test_wrong(wrong: Stored, message: str) -> None:
+    assert message in list(problems(wrong))
 
 
 @given(st.data())
@@ -58,9 +58,9 @@ def test_as_counted_element_by_element(data: st.DataObject) -> None:
     held = torch.zeros(shape, dtype=torch.int64)
     for offsets, sizes in boxes:
         held[tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))] += 1
-    said = " ".join(problems(stored(shape, *boxes)))
-    assert ("overlap" in said) == bool((held > 1).any())
+    message = " ".join(problems(stored(shape, *boxes)))
+    assert ("overlap" in message) == bool((held > 1).any())
     empty = [index for index in itertools.product(*map(range, shape)) if not held[index]]
-    assert ("no chunk" in said) == bool(empty)
+    assert ("no chunk" in message) == bool(empty)
     if empty:
-        assert f"first {list(empty[0])}" in said
+        assert f"first {list(empty[0])}" in message

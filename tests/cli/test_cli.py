@@ -59,7 +59,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ("rnu", "unknown command 'rnu'; did you mean 'run'?"),
         ("run --profil quick", "No such option '--profil'. Did you mean '--profile'?"),
@@ -109,10 +109,10 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("list all", "Got unexpected extra argument (all)"),
     ],
 )
-def test_wrong_usage(args: str, said: str, tmp_path: Path) -> None:
+def test_wrong_usage(args: str, message: str, tmp_path: Path) -> None:
     result = invoke(*args.split())
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: ") and said in result.stderr
+    assert result.stderr.startswith("error: ") and message in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.iterdir())
 
@@ -222,16 +222,16 @@ def test_a_wrong_setting_of_the_project(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.zerocheck]\nsead = 1\n")
     result = invoke("run", "zero2")
     assert result.exit_code == 2
-    said = "pyproject.toml, [tool.zerocheck]: unknown key 'sead'; did you mean 'seed'?"
-    assert result.stderr.startswith("error: ") and said in result.stderr
+    message = "pyproject.toml, [tool.zerocheck]: unknown key 'sead'; did you mean 'seed'?"
+    assert result.stderr.startswith("error: ") and message in result.stderr
 
 
 def test_in_github_actions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     with_engine(monkeypatch, emitting(failed(), 1))
-    said = invoke("run").stdout
-    assert "::error title=VIOLATED zero2%3A the reduced gradient is 4 times too large::" in said
+    message = invoke("run").stdout
+    assert "::error title=VIOLATED zero2%3A the reduced gradient is 4 times too large::" in message
     report = (tmp_path / "zerocheck-report" / "report.md").read_text()
     assert (tmp_path / "summary.md").read_text() == report
     invoke("report", "zerocheck-report", "--against", "zerocheck-report")

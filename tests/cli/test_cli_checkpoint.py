@@ -72,7 +72,7 @@ def test_many_findings_are_counted(tmp_path: Path) -> None:
 
 
 def test_wrong_usage(saved: Path, tmp_path: Path) -> None:
-    for args, said in (
+    for args, message in (
         ([tmp_path / "svaed.pt"], "did you mean 'saved.pt'?"),
         ([saved, tmp_path / "gone"], "there is no checkpoint"),
         ([saved, "--json", tmp_path / "no" / "file"], "cannot be written"),
@@ -80,4 +80,4 @@ def test_wrong_usage(saved: Path, tmp_path: Path) -> None:
     ):
         result = invoke(*args)
         assert result.exit_code == 2, result.output
-        assert said in result.output
+        assert message in result.output

@@ -210,8 +210,8 @@ def test_rounding_is_what_the_allocator_gave_beyond_what_was_asked(asked: int) -
 
 
 def measured(*pools: CudaPool, lines: tuple[Line, ...] = ()) -> Measured:
-    told = Layout(lines=(Line("built", -1, "parameter", 40), Line("built", -1, "bucket", 7)))
-    return Measured(lines=lines, pools=pools, layout=told, steps=1)
+    answer = Layout(lines=(Line("built", -1, "parameter", 40), Line("built", -1, "bucket", 7)))
+    return Measured(lines=lines, pools=pools, layout=answer, steps=1)
 
 
 RIGHT = CudaPool(-1, "built", 40, 472, 512, 2 << 20, 0)

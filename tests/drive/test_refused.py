@@ -23,6 +23,10 @@ def test_the_tracebacks_of_ranks_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException) as raised:
         state_dict_loader.load({"a": torch.zeros(3)}, checkpoint_id=tmp_path)
     assert "Traceback" in str(raised.value) and "^^^^" in str(raised.value)
-    said = gist(raised.value)
-    assert said.startswith("CheckpointException: CheckpointException ranks:dict_keys([0]): File")
-    assert "No such file or directory" in said and "Traceback" not in said and "\n" not in said
+    message = gist(raised.value)
+    assert message.startswith("CheckpointException: CheckpointException ranks:dict_keys([0]): File")
+    assert (
+        "No such file or directory" in message
+        and "Traceback" not in message
+        and "\n" not in message
+    )

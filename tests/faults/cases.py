@@ -76,9 +76,9 @@ def drawn(
 def _passes(case: Case) -> tuple[bool, int]:
     """Blocks that are gone through, in all steps; last where there is no step before another, or
     one tensor only, since then several causes explain what is seen."""
-    told = case.training.steps > 2 and len(case.model.blocks) > 1
+    answer = case.training.steps > 2 and len(case.model.blocks) > 1
     blocks = (1 + len(case.model.blocks)) * case.training.microbatches * case.training.steps
-    return not told, blocks
+    return not answer, blocks
 
 
 @cache

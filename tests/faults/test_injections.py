@@ -111,10 +111,10 @@ def test_two_at_once_are_two_findings(pool: Pool) -> None:
 
 
 def test_where_it_finds_nothing_the_case_is_unsupported(pool: Pool) -> None:
-    for name, case, said in (
+    for name, case, message in (
         ("ddp+gather-stale", Case(), "nothing to inject gather-stale into: no all-gathers"),
         ("fsdp2+norm-local", Case(), "no reduction of a norm between ranks"),
         ("fsdp2+average-becomes-sum", Case(mesh=(1,)), "needs 2 ranks or more"),
     ):
         outcome = ran(pool, name, case)
-        assert outcome.status == "unsupported" and said in outcome.reason
+        assert outcome.status == "unsupported" and message in outcome.reason

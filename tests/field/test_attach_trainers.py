@@ -75,5 +75,5 @@ def test_without_a_reference_states_hold(trainer: str, tmp_path: Path) -> None:
 def test_bugs_are_named(
     trainer: str, fault: str, options: tuple[str, ...], cause: str, tmp_path: Path
 ) -> None:
-    said = result(trainer, tmp_path, "--fault", fault, *options)
-    assert cause in said.partition("violated")[2], said
+    message = result(trainer, tmp_path, "--fault", fault, *options)
+    assert cause in message.partition("violated")[2], message

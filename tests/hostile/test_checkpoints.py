@@ -290,10 +290,12 @@ def test_right_indices_are_read(saved: Path, tmp_path: Path, protocol: int) -> N
 
 def test_what_is_verified(saved: Path, tmp_path: Path) -> None:
     """Each format says what it lets be verified, and what it does not."""
-    said = {form: trial("checkpoint", saved / form).output for form in ("new.pt", "old.pt", "dcp")}
-    assert "verified: every record of torch.save against its CRC-32" in said["new.pt"]
-    assert "cannot be verified: values (these files of torch.save have no" in said["old.pt"]
-    assert "cannot be verified: that all files are of one save" in said["dcp"]
+    message = {
+        form: trial("checkpoint", saved / form).output for form in ("new.pt", "old.pt", "dcp")
+    }
+    assert "verified: every record of torch.save against its CRC-32" in message["new.pt"]
+    assert "cannot be verified: values (these files of torch.save have no" in message["old.pt"]
+    assert "cannot be verified: that all files are of one save" in message["dcp"]
     safetensors = trial("checkpoint", saved / "model.safetensors", "--json", "a.json").output
     assert "cannot be verified: values (safetensors has no checksums)" in safetensors
     assert json.loads((tmp_path / "a.json").read_text())["unverifiable"]

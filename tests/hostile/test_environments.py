@@ -241,13 +241,13 @@ def assert_survived(
     )  # fmt: skip
     try:
         out, error = (text.decode() for text in done.communicate(timeout=300))
-        said = f"{command}: {done.returncode}\n{out[-3000:]}{error[-3000:]}"
-        assert done.returncode in codes, said
-        assert says in out + error, said
-        assert "Traceback" not in out + error and "please report" not in error, said
+        message = f"{command}: {done.returncode}\n{out[-3000:]}{error[-3000:]}"
+        assert done.returncode in codes, message
+        assert says in out + error, message
+        assert "Traceback" not in out + error and "please report" not in error, message
         assert_printable(out + error)
         if done.returncode == 2 and "2>&-" not in command:
-            assert "error: " in error, said
+            assert "error: " in error, message
         left.gone(10)
         names = [one for one in os.listdir(temporary) if not one.startswith(STAYING)]
         assert not names

@@ -129,8 +129,8 @@ def test_values_in_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["replay", "report", "checkpoint", "run", "memory", "faults"])
 def test_arguments(command: str) -> None:
     """A file or a name that is not there is named in one printable line."""
-    said = refused(command, f"no{ESCAPES.replace(chr(0), '')}\n{FAKED}\nerror: faked.json")
-    assert "\nerror: faked" not in said
+    message = refused(command, f"no{ESCAPES.replace(chr(0), '')}\n{FAKED}\nerror: faked.json")
+    assert "\nerror: faked" not in message
 
 
 def test_a_case_file(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_the_console() -> None:
 def test_lines_of_an_attached_run(capsys: pytest.CaptureFixture[str]) -> None:
     """What `attach` prints about a problem of a rank, into the output of a training."""
     session._say(stopped_text(3, Problem(1, POISON)))
-    said = capsys.readouterr().err
-    assert "owned" in said
-    assert_lines(said)
+    message = capsys.readouterr().err
+    assert "owned" in message
+    assert_lines(message)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def length_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     """Seconds that the run takes here and now, to its own end."""
     run = Running(tmp_path_factory.mktemp("whole"))
     try:
-        said, _ = run.wait()
-        assert run.process.returncode == 0, said
+        message, _ = run.wait()
+        assert run.process.returncode == 0, message
         run.assert_nothing_is_left()
         return time.monotonic() - run.began
     finally:
@@ -103,15 +103,15 @@ def test_a_run_that_is_killed(length_s: float, tmp_path: Path, kill: Kill) -> No
         for number, delay in zip(kill.signals, kill.delays(length_s), strict=False):
             time.sleep(delay)
             run.process.send_signal(number)
-        said, seconds = run.wait()
-        assert "Traceback" not in said, said
+        message, seconds = run.wait()
+        assert "Traceback" not in message, message
         run.assert_nothing_is_left()
     finally:
         run.left.kill()
-    assert_code(run.process.returncode, kill, said)
-    assert_whole(run, said)
+    assert_code(run.process.returncode, kill, message)
+    assert_whole(run, message)
     if signal.SIGKILL not in kill.signals:
-        assert seconds < WRITTEN_S * patience(), said
+        assert seconds < WRITTEN_S * patience(), message
 
 
 def patience() -> float:
@@ -119,17 +119,17 @@ def patience() -> float:
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
-def assert_code(code: int, kill: Kill, said: str) -> None:
+def assert_code(code: int, kill: Kill, message: str) -> None:
     """That of the run's own end, of an interrupted one, or of one that Python did not start yet."""
     before_start = {-int(number) for number in kill.signals}
-    assert code in {0, INTERRUPTED} | before_start, f"{code} of {kill.signals}: {said}"
+    assert code in {0, INTERRUPTED} | before_start, f"{code} of {kill.signals}: {message}"
 
 
-def assert_whole(run: Running, said: str) -> None:
+def assert_whole(run: Running, message: str) -> None:
     """Every line of the journal decodes, and reports can be made of it."""
     journal = run.report / "journal.ndjson"
     if not journal.exists():
-        assert run.process.returncode, said
+        assert run.process.returncode, message
         left = [path.name for path in run.report.glob("*")] if run.report.exists() else []
         assert not left or run.process.returncode == -signal.SIGKILL, left
         return
@@ -138,7 +138,7 @@ def assert_whole(run: Running, said: str) -> None:
     for line in lines[:-1]:
         msgspec.json.decode(line)
     if run.process.returncode == INTERRUPTED:
-        assert (run.report / "report.md").exists(), said
+        assert (run.report / "report.md").exists(), message
         assert read(journal)[-1].outcome == "interrupted"  # type: ignore[union-attr]
     again = subprocess.run(
         [sys.executable, "-m", "zerocheck", "report", run.report, "--report-dir", "again"],

@@ -39,14 +39,14 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 @pytest.mark.parametrize("name", sliced(tuple(LEAKS), OFTEN))
 def test_the_next_case_is_judged_as_in_fresh_ranks(pool: Pool, name: str) -> None:
     """A leak is named, and undone or its ranks replaced; a right implementation after it holds."""
-    _, said, undone = LEAKS[name]
+    _, message, undone = LEAKS[name]
     first = Trial(pool, f"{SUBJECTS}:{name}", CASE)
     result = first.result()
     assert result.segments[0].outcome == "finished", result.segments[0].summary()
     leaks, team = result.segments[0].leaks, result.segments[0].team
     assert first.judged(result).status == "holds"
-    if said:
-        assert any(said in leak for leak in leaks), leaks
+    if message:
+        assert any(message in leak for leak in leaks), leaks
         assert undone == (not any("ranks were replaced" in leak for leak in leaks)), leaks
     else:
         assert not leaks

@@ -22,12 +22,12 @@ POISON = f"[red]x[/red] <b>|`\\{ESCAPES}\n{FAKED}\n## faked\n::error::faked"
 def trial(*args: object, codes: tuple[int, ...] = (0, 1, 2)) -> Result:
     """Run the command line in this process; fails for another exit code, or a traceback."""
     result = CliRunner().invoke(main, list(map(str, args)))
-    said = result.output[-2000:]
-    assert result.exit_code in codes, f"{args}: exit code {result.exit_code}\n{said}"
-    assert "Traceback" not in result.output, said
+    message = result.output[-2000:]
+    assert result.exit_code in codes, f"{args}: exit code {result.exit_code}\n{message}"
+    assert "Traceback" not in result.output, message
     assert_lines(result.output)
     if result.exit_code == 2:
-        assert "error: " in result.output, said
+        assert "error: " in result.output, message
     return result
 
 

@@ -41,8 +41,8 @@ def observe(
     directory = Path(given) if given else tmp_path_factory.mktemp("observations")
 
     def run(implementation: str, case: Case, *, anew: bool = False) -> Observed:
-        said = implementation.encode() + msgspec.json.encode(case)
-        kept = directory / hashlib.sha256(said).hexdigest()
+        message = implementation.encode() + msgspec.json.encode(case)
+        kept = directory / hashlib.sha256(message).hexdigest()
         if not kept.exists() or (anew and not given):
             observed = _run(request.getfixturevalue("pool"), implementation, case)
             kept.write_bytes(pickle.dumps((observed.seen, observed.tensors)))

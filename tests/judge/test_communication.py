@@ -191,8 +191,8 @@ def test_steps_that_are_not_told_of_are_as_the_last_one() -> None:
         Call("all_reduce", size, 2, "float32", "backward", step) for step, size in ((0, 8), (2, 12))
     )
     layout = Layout(lines=(), calls=calls, last=2)
-    told = [[call.bytes for call in predicted(layout, step)] for step in range(5)]
-    assert told == [[8], [], [12], [12], [12]]
+    answer = [[call.bytes for call in predicted(layout, step)] for step in range(5)]
+    assert answer == [[8], [], [12], [12], [12]]
     quiet = Layout(lines=(), calls=calls[:1], last=1)
     assert predicted(quiet, 0) and not predicted(quiet, 1) and not predicted(quiet, 9)
     always = (Call("all_reduce", 8, 2, "float32", "backward"),)

@@ -125,18 +125,23 @@ def test_what_is_said_names_the_worst_element() -> None:
     misfit = compare(observed, Enclosure(torch.zeros_like(observed), _of(*[1.0] * 7)))[1]
     assert misfit is not None
     given = {"obligation": "update", "step": 4, "role": "parameter", "ranks": (1,)}
-    said = describe(misfit, _layout(), **given, explanation="x")
-    assert said.tensors == ("b", "a", "c") and said.element == (1, 1)
-    assert (said.observed, said.expected, said.bound, said.ratio) == (5.0, 0.0, 1.0, 5.0)
-    assert (said.wrong, said.total, said.step, said.ranks) == (3, 7, 4, (1,))
-    assert not said.mild and said.causes == ()
+    message = describe(misfit, _layout(), **given, explanation="x")
+    assert message.tensors == ("b", "a", "c") and message.element == (1, 1)
+    assert (message.observed, message.expected, message.bound, message.ratio) == (
+        5.0,
+        0.0,
+        1.0,
+        5.0,
+    )
+    assert (message.wrong, message.total, message.step, message.ranks) == (3, 7, 4, (1,))
+    assert not message.mild and message.causes == ()
 
 
 def test_what_is_said_of_some_elements() -> None:
     observed = _of(3.0, math.nan, 0.0)
     misfit = compare(observed, exactly(torch.zeros(3)))[1]
     assert misfit is not None
-    said = describe(
+    message = describe(
         misfit,
         _layout(),
         obligation="clip",
@@ -148,9 +153,9 @@ def test_what_is_said_of_some_elements() -> None:
         causes=("y",),
         mild=True,
     )
-    assert said.tensors == ("a", "b") and said.element == (1,)
-    assert (said.observed, said.ratio, said.wrong, said.total) == (3.0, None, 2, 3)
-    assert said.mild and said.causes == ("y",)
+    assert message.tensors == ("a", "b") and message.element == (1,)
+    assert (message.observed, message.ratio, message.wrong, message.total) == (3.0, None, 2, 3)
+    assert message.mild and message.causes == ("y",)
 
 
 def test_exactly_leaves_no_room() -> None:

@@ -49,7 +49,7 @@ def test_a_declared_mean_in_the_losses_holds(observe: Callable, scale: float | N
 
 
 @pytest.mark.parametrize(
-    ("kind", "microbatches", "cause", "said"),
+    ("kind", "microbatches", "cause", "message"),
     [
         # With five the bound is wider than what the backward rounds otherwise.
         (MeanInTheLosses, 3, "mean in the losses", "declare Semantics(divide_ranks='loss')"),
@@ -58,9 +58,9 @@ def test_a_declared_mean_in_the_losses_holds(observe: Callable, scale: float | N
     ],
 )
 def test_what_is_wrong_is_named(
-    observe: Callable, kind: type[Implementation], microbatches: int, cause: str, said: str
+    observe: Callable, kind: type[Implementation], microbatches: int, cause: str, message: str
 ) -> None:
     training = Training(steps=2, microbatches=microbatches, clip=0.01)
     found = _judged(observe, kind, msgspec.structs.replace(CASE, training=training))
     assert found["gradient"].causes == (cause,)
-    assert said in found["gradient"].explanation
+    assert message in found["gradient"].explanation

@@ -133,10 +133,10 @@ def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
         {n: b * factor for n, b in rank.items() if b.is_floating_point()} for rank in passes.buffers
     ]
     given = {"step": 0, "before": passes.buffers}
-    told = buffers.check(
+    answer = buffers.check(
         floating, passes.buffers, Semantics(), tolerances=ran.tolerances.buffers, **given
     )  # type: ignore[arg-type]
-    assert (told is not None) is violated
+    assert (answer is not None) is violated
     assert buffers.check(floating, passes.buffers, Semantics(), **given) is not None  # type: ignore[arg-type]
     derived = expected(passes, ran.layout, CASE, Semantics()).enclosure
     estimated = expected(

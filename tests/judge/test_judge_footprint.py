@@ -41,8 +41,8 @@ def test_the_last_step_counts_and_the_fullest_rank() -> None:
     assert got == MeasuredBytes(
         copy=COPY, held=85, total=150, sent=100.0, trained=92, elements=23, stage=2
     )
-    told = [Measured(lines=lines(1, 1), layout=Layout(lines=lines(1, 1)))] * 2
-    assert (measured_bytes(Case(mesh=(2,), model=MODEL), told) or got).predicted
+    answer = [Measured(lines=lines(1, 1), layout=Layout(lines=lines(1, 1)))] * 2
+    assert (measured_bytes(Case(mesh=(2,), model=MODEL), answer) or got).predicted
     assert measured_bytes(Case(mesh=(2,), model=MODEL), [Measured(), Measured()]) is None
 
 

@@ -44,7 +44,7 @@ def test_tilings_that_are_whole(held: list) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("held", "message"),
     [
         ([(0, (0, 4)), (1, (5, 10))], "no rank holds elements 4 to 4 of 10"),
         ([(0, (0, 4)), (1, (4, 9))], "no rank holds elements 9 to 9 of 10"),
@@ -58,8 +58,8 @@ def test_tilings_that_are_whole(held: list) -> None:
         ([(0, (0, 10)), (1, (0, 10)), (1, (0, 10))], "elements 0 to 9 stand twice on rank 1"),
     ],
 )
-def test_tilings_that_are_not(held: list, said: str) -> None:
-    assert said in _flat(*held)
+def test_tilings_that_are_not(held: list, message: str) -> None:
+    assert message in _flat(*held)
 
 
 def test_boxes() -> None:

@@ -229,20 +229,20 @@ def test_names_without_a_gradient() -> None:
     assert _seen([A]).held(1, "state", "parameter") is None
 
 
-def _scales(*told: StepObservation) -> list[float]:
-    one = _seen([A], steps=told)
-    return [one.loss_scales(index)[0] for index in range(len(told))]
+def _scales(*answer: StepObservation) -> list[float]:
+    one = _seen([A], steps=answer)
+    return [one.loss_scales(index)[0] for index in range(len(answer))]
 
 
 def test_loss_scales() -> None:
-    def told(scale: float, *, skipped: bool = False, reported: bool = True) -> StepObservation:
+    def answer(scale: float, *, skipped: bool = False, reported: bool = True) -> StepObservation:
         return StepObservation(losses=(), loss_scale=scale, skipped=skipped, reported=reported)
 
-    last = told(1.0, reported=False)
-    assert _scales(told(8.0), told(4.0), last) == [8.0, 4.0, 4.0]
-    assert _scales(told(8.0), told(4.0, skipped=True), last) == [8.0, 4.0, 2.0]
-    assert _scales(told(0.0), told(-1.0), told(math.inf), told(math.nan)) == [1.0] * 4
-    assert _scales(told(2.0, reported=False)) == [2.0]
+    last = answer(1.0, reported=False)
+    assert _scales(answer(8.0), answer(4.0), last) == [8.0, 4.0, 4.0]
+    assert _scales(answer(8.0), answer(4.0, skipped=True), last) == [8.0, 4.0, 2.0]
+    assert _scales(answer(0.0), answer(-1.0), answer(math.inf), answer(math.nan)) == [1.0] * 4
+    assert _scales(answer(2.0, reported=False)) == [2.0]
 
 
 def test_gather_and_scatter() -> None:
@@ -305,11 +305,11 @@ def test_causes_explain_all_ranks() -> None:
 def test_the_owner_is_right() -> None:
     off = [*WHOLE[:6], 6.5, 7.0]
     shown = held(off, WHOLE, WHOLE)
-    told = SimpleNamespace(
+    answer = SimpleNamespace(
         layout=layout(), held=lambda step, point, role: shown if role == "parameter" else None
     )
     owned = state(WHOLE)
-    violation = publish.check(told, owned, step=4)  # type: ignore[arg-type]
+    violation = publish.check(answer, owned, step=4)  # type: ignore[arg-type]
     assert violation is not None and violation.ranks == (0,) and violation.step == 4
     assert (violation.observed, violation.expected) == (6.5, 6.0)
 

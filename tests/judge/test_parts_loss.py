@@ -116,7 +116,7 @@ def _told(*ranks: tuple[bool, float]) -> list[StepObservation]:
 
 
 @pytest.mark.parametrize(
-    ("told", "ranks", "cause"),
+    ("answer", "ranks", "cause"),
     [
         ([(False, 1.0), (False, 1.0)], None, ""),
         ([(True, 2.0), (True, 2.0)], None, ""),
@@ -131,9 +131,9 @@ def _told(*ranks: tuple[bool, float]) -> list[StepObservation]:
     ],
 )
 def test_what_ranks_report(
-    told: list[tuple[bool, float]], ranks: tuple[int, ...] | None, cause: str
+    answer: list[tuple[bool, float]], ranks: tuple[int, ...] | None, cause: str
 ) -> None:
-    violation = skip.check_reports(_told(*told), step=2)
+    violation = skip.check_reports(_told(*answer), step=2)
     assert (violation and violation.ranks) == ranks
     if violation is not None:
         assert violation.causes == (cause,) and violation.step == 2
@@ -162,8 +162,8 @@ def test_when_a_step_is_skipped(
 ) -> None:
     one = state(P, exp_avg=M)
     case = Case(mesh=(2,), training=Training(loss_scale=8.0 if scaling else None))
-    told = _told((skipped, 8.0), (skipped, 8.0))
-    found, violation = skip.check(one, one, layout(), case, told, finite=finite, step=1)
+    answer = _told((skipped, 8.0), (skipped, 8.0))
+    found, violation = skip.check(one, one, layout(), case, answer, finite=finite, step=1)
     assert found is over
     assert (violation and violation.causes[0]) == cause
 
@@ -177,9 +177,9 @@ def test_a_skipped_step_leaves_every_bit(role: str) -> None:
     else:
         vector = after.parameter if role == "parameter" else after.moments[role]
         vector[6] = torch.nextafter(vector[6], torch.tensor(9.0))
-    told = _told((True, 8.0), (True, 8.0))
+    answer = _told((True, 8.0), (True, 8.0))
     case = Case(mesh=(2,), training=Training(loss_scale=8.0))
-    over, violation = skip.check(before, after, layout(), case, told, finite=False, step=1)
+    over, violation = skip.check(before, after, layout(), case, answer, finite=False, step=1)
     assert over and violation is not None
     assert violation.role == role and violation.tensors == ("c",)
     if role != "step":
@@ -187,8 +187,8 @@ def test_a_skipped_step_leaves_every_bit(role: str) -> None:
         assert violation.observed == float(vector[6]) != violation.expected
     # Of what is frozen nobody keeps moments or a count.
     frozen = layout(frozen="c")
-    over, violation = skip.check(before, after, frozen, case, told, finite=False, step=1)
+    over, violation = skip.check(before, after, frozen, case, answer, finite=False, step=1)
     assert over and (violation is None) is (role != "parameter")
     # A step that was not skipped changes what it likes.
-    told = _told((False, 8.0), (False, 8.0))
-    assert skip.check(before, after, layout(), case, told, finite=True, step=1) == (False, None)
+    answer = _told((False, 8.0), (False, 8.0))
+    assert skip.check(before, after, layout(), case, answer, finite=True, step=1) == (False, None)

@@ -28,12 +28,12 @@ CALLS = tuple(
 TOLD: dict[Term, int] = {"gathered": 104, "bucket": 164, "working": 500}
 
 
-def layout(told: dict[Term, int] = TOLD, steps: int = 1) -> Layout:
+def layout(answer: dict[Term, int] = TOLD, steps: int = 1) -> Layout:
     highest = tuple(
         Highest(phase, step, term, size)
         for step in range(steps)
         for phase in ("forward", "backward")
-        for term, size in told.items()
+        for term, size in answer.items()
     )
     return Layout(lines=(), calls=CALLS, last=steps - 1, highest=highest)
 

@@ -141,7 +141,7 @@ def test_the_maximum_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "message"),
     [
         ((5.0,) * 5, None),
         ((5.0, 6.0, 5.0, 5.0, 5.0), "b"),
@@ -150,12 +150,12 @@ def test_the_maximum_is_exact() -> None:
         ((5.0, 5.0, 5.0, 5.0, None), "e"),
     ],
 )
-def test_the_count_of_steps(counts: Sequence[float | None], said: str | None) -> None:
+def test_the_count_of_steps(counts: Sequence[float | None], message: str | None) -> None:
     before = _before()
     right = _after(_case(), before)
     after = State(right.parameter, right.per_rank, right.moments, right.present, list(counts))
     _, violation = _judge(before, after)
-    assert (violation and violation.tensors[0]) == said
+    assert (violation and violation.tensors[0]) == message
     if violation is not None:
         assert violation.role == "step" and violation.causes == ("step count",)
 

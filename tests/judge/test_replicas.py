@@ -53,7 +53,7 @@ def test_replicas_hold_the_same_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranges", "cause", "said"),
+    ("ranges", "cause", "message"),
     [
         (
             ((0, 2), (0, 2), (2, 4), (2, 4)),
@@ -66,10 +66,10 @@ def test_replicas_hold_the_same_parts() -> None:
         (((0, 2), (2, 4), (0, 0), (0, 0)), "replicas hold other parts", "rank 2 holds nothing"),
     ],
 )
-def test_replicas_that_hold_other_parts(ranges: tuple, cause: str, said: str) -> None:
+def test_replicas_that_hold_other_parts(ranges: tuple, cause: str, message: str) -> None:
     violation = _all(*ranges)
     assert violation is not None and violation.obligation == "ownership"
-    assert said in violation.explanation
+    assert message in violation.explanation
     assert violation.causes == (cause,)
 
 

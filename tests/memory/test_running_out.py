@@ -47,8 +47,8 @@ def _runs_out(published: Sequence[str], suggested: str) -> None:
     assert over.bytes["activation"] > sum(over.bytes.values()) / 2
     assert report.device.asks is None  # no stage helps against activations
     assert suggested == next(one.command for one in report.device.tried if one.fits)
-    said = render(report)
-    assert suggested in said and set(published) <= {"...", *said.splitlines()}
+    message = render(report)
+    assert suggested in message and set(published) <= {"...", *message.splitlines()}
 
 
 def published() -> list[list[str]]:

@@ -59,7 +59,7 @@ def test_what_is_frozen_unused_bf16_and_transposed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("alone", r"returns the model alone; needed is \(model, batch\) or \(model, batch, loss\)"),
         ("failing", "fails: RuntimeError: no weights here"),
@@ -81,8 +81,8 @@ def test_what_is_frozen_unused_bf16_and_transposed() -> None:
         ("gptt", "has no 'gptt'; did you mean 'gpt'?"),
     ],
 )
-def test_what_cannot_be_judged(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_judged(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         looked(name)
 
 

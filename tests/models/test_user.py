@@ -143,7 +143,7 @@ def _other(**fields: object) -> Change:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (_other(name="wtf.weight"), "only the case has the parameter wtf.weight"),
         (_other(shape=(5, 8)), r"wte.weight has shape \(20, 8\), in the case it is \(5, 8\)"),
@@ -153,9 +153,9 @@ def _other(**fields: object) -> Change:
         (lambda user: replace(user, parameters=user.parameters[::-1]), "another order"),
     ],
 )
-def test_another_model_than_that_of_the_case_is_refused(change: Change, said: str) -> None:
+def test_another_model_than_that_of_the_case_is_refused(change: Change, message: str) -> None:
     user = inspect_model(f"{MODELS}:gpt")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         build_model(Case(model=Model(user=change(user))))
 
 

@@ -192,7 +192,7 @@ def backward(context: RankContext, argument: str) -> float:
     return float(weight.sum())
 
 
-def told(context: RankContext, argument: str) -> list[str]:
+def places(context: RankContext, argument: str) -> list[str]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     return [os.environ[name] for name in (*names, "GROUP_WORLD_SIZE")]
 

@@ -24,8 +24,10 @@ def test_a_rank_that_takes_ever_more(
     with Pool(TARGET, patience_s=2.0, grace_s=0.4, cores=Cores(directory=str(tmp_path))) as pool:
         result = pool.wait(pool.submit(2, f"endless {argument}".encode()))
         assert result.outcome == "crashed" and result.first_failed == 0
-        said = result.rank_outcomes[0].text
-        assert said.startswith("out of memory: the rank held 0.") and "of the 0.3 GB" in said, said
+        message = result.rank_outcomes[0].text
+        assert (
+            message.startswith("out of memory: the rank held 0.") and "of the 0.3 GB" in message
+        ), message
         assert pool.wait(pool.submit(2, b"put 30000000")).outcome == "finished"
 
 

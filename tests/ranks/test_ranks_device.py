@@ -113,7 +113,7 @@ def test_the_mesh_of_ranks_that_share_takes_the_default_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "count", "visible", "said"),
+    ("device", "count", "visible", "message"),
     [
         ("cuda:2", 2, None, "this machine has 2 CUDA devices (allowed: cpu, cuda, cuda:0, cuda:1)"),
         ("cuda:1", 1, None, "this machine has 1 CUDA device (allowed: cpu, cuda, cuda:0)"),
@@ -127,7 +127,7 @@ def test_a_device_that_is_not_there(
     device: str,
     count: int,
     visible: str | None,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -136,7 +136,7 @@ def test_a_device_that_is_not_there(
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     with pytest.raises(UsageError) as raised:
         prepare(device, 0)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     check_there("cpu")
 
 

@@ -106,8 +106,8 @@ def test_hang(ask: Ask) -> None:
     assert "skip_one" in result.rank_outcomes[2].stack
     text = result.summary()
     place = r"in _reduce \(.*ranks_targets\.py:\d+\)"
-    said = f"rank 0 waited at step 2, forward, {place}, last collective all_reduce #1"
-    assert re.search(said, text)
+    message = f"rank 0 waited at step 2, forward, {place}, last collective all_reduce #1"
+    assert re.search(message, text)
     assert "stack of ranks 0, 2" in text or text.count("stack of rank") == 2
     assert works_again(ask)
 

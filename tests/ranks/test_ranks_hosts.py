@@ -11,17 +11,17 @@ from zerocheck.ranks import Pool
 
 
 def test_each_rank_is_told_its_place(ask: Ask) -> None:
-    told = answers(ask(3, "told", hosts=(2,)))
-    assert told == [
+    places = answers(ask(3, "places", hosts=(2,)))
+    assert places == [
         ["0", "3", "0", "2", "0", "2"],
         ["1", "3", "1", "2", "0", "2"],
         ["2", "3", "0", "1", "1", "2"],
     ]
-    assert [t[2:] for t in answers(ask(2, "told"))] == [
+    assert [t[2:] for t in answers(ask(2, "places"))] == [
         ["0", "2", "0", "1"],
         ["1", "2", "0", "1"],
     ]
-    assert [t[2:] for t in answers(ask(2, "told", hosts=(1,), fresh=True))] == [
+    assert [t[2:] for t in answers(ask(2, "places", hosts=(1,), fresh=True))] == [
         ["0", "1", "0", "2"],
         ["0", "1", "1", "2"],
     ]
@@ -52,5 +52,5 @@ def test_the_launchers_own_are_not_handed_down(
     name: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "7")
-    assert "7" not in answers(ask(2, "told", fresh=True))[1]
+    assert "7" not in answers(ask(2, "places", fresh=True))[1]
     assert os.environ[name] == "7"

@@ -152,14 +152,14 @@ def test_a_zygote_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "slow_import.py").write_text(
         "import time\nend = time.process_time() + 4\nwhile time.process_time() < end: pass\n"
     )
-    said = waited_for(tmp_path, "slow_import")
-    assert "ready" in said
+    message = waited_for(tmp_path, "slow_import")
+    assert "ready" in message
 
 
 def test_a_zygote_that_does_nothing_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "stuck_import.py").write_text("import time\ntime.sleep(60)\n")
-    said = waited_for(tmp_path, "stuck_import")
-    assert "no answer for 2 s, in which it did nothing" in said
+    message = waited_for(tmp_path, "stuck_import")
+    assert "no answer for 2 s, in which it did nothing" in message
 
 
 WAITING = f"""

@@ -51,7 +51,7 @@ def start(two: TwoHosts, tmp_path: Path, ranks: int, *arguments: str) -> list[An
     return running
 
 
-def told(text: str) -> str:
+def answer(text: str) -> str:
     """Without what torchrun and c10d say."""
     return "\n".join(line for line in text.splitlines() if not re.match(r"\[?[WEI]\d{4} ", line))
 
@@ -72,9 +72,9 @@ def test_ranks_on_two_hosts_and_a_slow_link(two: TwoHosts, tmp_path: Path) -> No
     other_out, other_err = there.communicate(timeout=PATIENCE_S)
 
     assert (here.returncode, there.returncode) == (1, 1), (out, err, other_err)
-    assert told(other_out) == "" and not (tmp_path / "b" / "zerocheck-report").exists()
-    for said in (err, other_err):  # one exit code on all ranks, and none that was ended
-        assert set(re.findall(r"exitcode  : (\S+)", said)) == {"1"}
+    assert answer(other_out) == "" and not (tmp_path / "b" / "zerocheck-report").exists()
+    for message in (err, other_err):  # one exit code on all ranks, and none that was ended
+        assert set(re.findall(r"exitcode  : (\S+)", message)) == {"1"}
     assert "zerocheck ends with exit code 1: see zerocheck-report/report.md" in err
     assert "6 cases" in out and f"on {2 * EACH} ranks" in out
 

@@ -103,9 +103,9 @@ def test_a_violation_without_a_finding_fails_too() -> None:
 
 def test_a_crash_fails_every_obligation_and_shows_its_stacks() -> None:
     assert failing(failed(), "ddp") == {(o, BASIC) for o in EQUIVALENCE}
-    said = outcome_of(tally(failed()), "ddp", "clip", BASIC)
-    assert said.text.startswith("CRASHED ddp: the ranks crashed: IndexError")
-    assert "Traceback" in said.detail and "Traceback" not in said.text
+    message = outcome_of(tally(failed()), "ddp", "clip", BASIC)
+    assert message.text.startswith("CRASHED ddp: the ranks crashed: IndexError")
+    assert "Traceback" in message.detail and "Traceback" not in message.text
 
 
 def test_known_and_stale_issues() -> None:
@@ -124,8 +124,8 @@ def test_what_was_not_checked_fails() -> None:
     assert failing(records) == {("clip", BASIC)}
     records = [started(), case(status="unsupported", reason="no mesh"), finished(1)]
     assert failing(records) == {(o, g) for o in EQUIVALENCE for g in groups_of(o)}
-    said = coverage_outcome(tally(records), "zero2")
-    assert said.outcome == "failed" and "since no mesh" in said.text
+    message = coverage_outcome(tally(records), "zero2")
+    assert message.outcome == "failed" and "since no mesh" in message.text
 
 
 def test_an_obligation_that_a_model_leaves_no_room_for_is_skipped() -> None:

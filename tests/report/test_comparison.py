@@ -201,7 +201,7 @@ def test_every_form_of_an_earlier_run(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("garbage", "not a record of a journal"),
         ("[1]", "is no report.json of format 1, and no journal"),
@@ -211,10 +211,10 @@ def test_every_form_of_an_earlier_run(tmp_path: Path, form: str) -> None:
         (None, "cannot read .*old: No such file"),
     ],
 )
-def test_what_is_no_earlier_run(tmp_path: Path, text: str | None, said: str) -> None:
+def test_what_is_no_earlier_run(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "old").write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_report(tmp_path / "old")
 
 
@@ -233,7 +233,7 @@ def test_all_forms_say_all(tmp_path: Path) -> None:
     text = console.export_text()
     written = {path.name: path.read_text() for path in write_changes(found, tmp_path)}
     assert set(written) == set(AGAINST_FORMATS)
-    for said in ("2.13.0", "2.14.0", "zero2 / gradient / x W", "no *stars*", "0.25", "0.5"):
-        assert said in text and said in written["against.json"]
+    for message in ("2.13.0", "2.14.0", "zero2 / gradient / x W", "no *stars*", "0.25", "0.5"):
+        assert message in text and message in written["against.json"]
     assert r"no \*stars\*" in written["against.md"] and "## Newly violated" in written["against.md"]
     assert text.strip().endswith("2 newly violated")

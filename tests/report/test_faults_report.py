@@ -147,11 +147,11 @@ def test_progress_has_a_line_for_each() -> None:
     progress = FaultsProgress(Console(file=into, width=200, highlight=False))
     for record in RECORDS:
         progress.handle(record)
-    said = into.getvalue()
-    assert "6 faults, profile ci" in said
-    assert "1/6 a: gradient, 2 cases, 0.5 s, cause gradient x W" in said
-    assert "5/6 eeeee: ESCAPED, 100 cases" in said and "escaped: eeeee" in said
-    assert "it takes 2 cases and 0.5 s in the median" in said
+    message = into.getvalue()
+    assert "6 faults, profile ci" in message
+    assert "1/6 a: gradient, 2 cases, 0.5 s, cause gradient x W" in message
+    assert "5/6 eeeee: ESCAPED, 100 cases" in message and "escaped: eeeee" in message
+    assert "it takes 2 cases and 0.5 s in the median" in message
 
 
 def test_smallest_cases_stand_in_every_format() -> None:

@@ -67,7 +67,7 @@ def records() -> list[Record]:
     ]
 
 
-def said() -> str:
+def message() -> str:
     console = Console(file=io.StringIO(), width=200)
     progress = ProgressDisplay(console)
     for record in records():
@@ -77,7 +77,7 @@ def said() -> str:
 
 
 def test_the_console_says_one_line_for_each_implementation() -> None:
-    text = said()
+    text = message()
     assert (
         "fsdp2, 4 ranks: 1.03 times 16 Psi/N (1,000 elements); redundancy 1.02; "
         "3.00 Psi sent (paper: 3)\n"

@@ -91,10 +91,10 @@ def test_the_summary_is_added_to_what_is_there(
     path = tmp_path / "summary"
     path.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
-    said: list[str] = []
-    github.publish(tally(failed()), said.append)
+    notes: list[str] = []
+    github.publish(tally(failed()), notes.append)
     assert path.read_text() == "before\n" + markdown.render(tally(failed()))
-    assert said == github.commands(tally(failed()))
+    assert notes == github.commands(tally(failed()))
 
 
 def test_the_summary_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +115,9 @@ def test_a_summary_that_cannot_be_written_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    said: list[str] = []
-    github.publish(tally(held()), said.append)
-    (line,) = said
+    notes: list[str] = []
+    github.publish(tally(held()), notes.append)
+    (line,) = notes
     assert parsed(line)[0] == "warning" and "Is a directory" in parsed(line)[2]
 
 

@@ -124,8 +124,8 @@ def test_the_verdict_stands_at_the_top() -> None:
 
 def test_a_finding_says_where_it_parts_and_how_far() -> None:
     words = " ".join(" ".join(Page(html.render(tally(failed()))).words).split())
-    for said in ("parts at step 1, gradient, ranks: 2", "3e+07 times the bound", "96 of 128"):
-        assert said in words
+    for message in ("parts at step 1, gradient, ranks: 2", "3e+07 times the bound", "96 of 128"):
+        assert message in words
     assert "zerocheck replay zerocheck-report/findings/zero2-gradient.json" in words
 
 
@@ -186,11 +186,11 @@ def test_a_free_run_round_trips_and_stands_in_the_json(tmp_path: Path) -> None:
     path.write_bytes(b"".join(encode(one) + b"\n" for one in records))
     again = read_journal(path)
     assert repr(again) == repr(records)
-    (told,) = json.loads(render_json(tally(again)))["drift"]
-    assert told["own"]["relative"] == ["inf"] * 3 and told["replica"]["relative"][2] == 1e-8
+    (answer,) = json.loads(render_json(tally(again)))["drift"]
+    assert answer["own"]["relative"] == ["inf"] * 3 and answer["replica"]["relative"][2] == 1e-8
 
 
 def test_a_reason_has_a_line_for_each_rank() -> None:
-    told = finding(reason="hung after 5 s\n  rank 0 waited\n\trank 1 finished\x1b[31m")
-    text = html.render(tally([*failed()[:3], told, finished(1)]))
+    answer = finding(reason="hung after 5 s\n  rank 0 waited\n\trank 1 finished\x1b[31m")
+    text = html.render(tally([*failed()[:3], answer, finished(1)]))
     assert "<dd>hung after 5 s\nrank 0 waited\nrank 1 finished\\x1b[31m</dd>" in text

@@ -99,8 +99,8 @@ def test_markdown_has_a_row_for_each_number_of_ranks() -> None:
 
 def test_what_is_copied_between_devices_is_named() -> None:
     some = [started("fsdp2"), timed(0, replace(PACE, copied=0.6)), finished(0)]
-    said = "copies between devices (offload) take 60 % of the step"
-    assert said in markdown.render(tally(some))
+    message = "copies between devices (offload) take 60 % of the step"
+    assert message in markdown.render(tally(some))
 
 
 def test_json_has_all_figures() -> None:

@@ -57,8 +57,8 @@ def test_a_run_that_holds(terminal: bool) -> None:
 def test_what_is_unsupported_does_not_hold() -> None:
     refused = [case(number, "zero2", "unsupported", reason="no dtype") for number in (2, 3)]
     records = [started(planned=4), case(0), case(1), *refused, finished()]
-    said = "all obligations hold in 2 cases; 2 others are unsupported"
-    assert said in shown(records, terminal=False)
+    message = "all obligations hold in 2 cases; 2 others are unsupported"
+    assert message in shown(records, terminal=False)
 
 
 def test_plain_lines_in_between() -> None:
@@ -74,12 +74,12 @@ def test_the_last_stretch_says_what_it_is(last: str) -> None:
     """Once, when all cases are judged: shrinking is slow, and counts nothing."""
     end = [case(1), finding()] if last == "a finding" else [finding(), case(1)]
     records = [started(planned=2), case(0, "zero2", "violated", gradient="violated"), *end]
-    said = "all 2 cases are judged; now the smallest case of each finding is looked for"
+    message = "all 2 cases are judged; now the smallest case of each finding is looked for"
     text = shown([*records, finding(cases=2)], terminal=False, shrink=True)
-    assert text.count(said) == 1
-    assert said not in shown(records, terminal=False)
-    assert said not in shown(records[:-1], terminal=False, shrink=True)
-    assert said not in shown(held(), terminal=False, shrink=True)
+    assert text.count(message) == 1
+    assert message not in shown(records, terminal=False)
+    assert message not in shown(records[:-1], terminal=False, shrink=True)
+    assert message not in shown(held(), terminal=False, shrink=True)
 
 
 def test_an_interrupted_run() -> None:

@@ -28,9 +28,9 @@ def test_predicted_within_two_percent(ranks: Pool, name: str) -> None:
     assert abs(predicted(seen) - most) < 0.02 * most
     assert seen.layout is not None
     for one in last:
-        for told in seen.layout.highest or ():
-            if (told.step, told.phase) == (seen.layout.last, one.phase):
-                assert one.highest.get(told.term, 0) == told.bytes, (one.phase, told.term)
+        for answer in seen.layout.highest or ():
+            if (answer.step, answer.phase) == (seen.layout.last, one.phase):
+                assert one.highest.get(answer.term, 0) == answer.bytes, (one.phase, answer.term)
 
 
 def test_activations_are_the_same_and_checkpointing_lowers_them_alone(ranks: Pool) -> None:

@@ -114,7 +114,7 @@ def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run, p
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
+    ("name", "status", "message"),
     [
         ("KilledInStep1", "crashed", "rank 1 died of SIGKILL"),
         ("Aborts", "crashed", "rank 0 died of SIGABRT"),
@@ -126,7 +126,7 @@ def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run, p
     ],
 )
 def test_every_way_to_break_has_its_verdict(
-    run_subject: Run, name: str, status: str, said: str
+    run_subject: Run, name: str, status: str, message: str
 ) -> None:
     code, records = run_subject(name, max_cases=1, profile="quick", seed=3, shrink=False)
     assert code == 1
@@ -135,7 +135,7 @@ def test_every_way_to_break_has_its_verdict(
     finding = records.of(Finding)[-1]
     assert finding.status == status
     assert finding.confirmed == 1
-    assert said in finding.reason
+    assert message in finding.reason
     # Where each rank stood is said of all of them.
     assert "rank 0" in finding.reason
     assert "rank 1" in finding.reason
@@ -194,7 +194,7 @@ def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("NoBuild", "lacks build()"),
         ("Misdeclared", "capabilities 'loss_scaling'; did you mean 'loss_scale'"),
@@ -205,14 +205,14 @@ def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
         ("Buidl", "has no 'Buidl'; did you mean 'build'?"),
     ],
 )
-def test_what_cannot_be_used_is_said(run_subject: Run, name: str, said: str) -> None:
+def test_what_cannot_be_used_is_said(run_subject: Run, name: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         run_subject(name)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "import no_such_module\n",
@@ -223,12 +223,12 @@ def test_what_cannot_be_used_is_said(run_subject: Run, name: str, said: str) -> 
         ("import os\nos._exit(4)\n", "ended the process that tried it"),
     ],
 )
-def test_a_file_that_does_not_import(tmp_path: Path, pool: Pool, text: str, said: str) -> None:
+def test_a_file_that_does_not_import(tmp_path: Path, pool: Pool, text: str, message: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(UsageError) as error:
         run(RunOptions(implementations=(f"{path}:build",), report_dir=tmp_path), [], ranks=pool)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_same_seed_gives_the_same_run(run_subject: Run) -> None:
@@ -294,10 +294,10 @@ def test_a_case_file_that_cannot_be_used_is_refused(tmp_path: Path, run_subject:
         "not a case": (b"[1, 2]", "is not a case file"),
         "huge": (msgspec.json.encode(huge), "elements"),
     }
-    for name, (content, said) in bad.items():
+    for name, (content, message) in bad.items():
         path = tmp_path / f"{name}.json"
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=re.escape(said)):
+        with pytest.raises(UsageError, match=re.escape(message)):
             replay(path, implementation="ddp")
     with pytest.raises(UsageError, match="cannot read"):
         replay(tmp_path / "absent.json")
@@ -336,16 +336,16 @@ def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("ReturnsNoReport", "train_step must return zerocheck.StepReport, got NoneType"),
         ("Misspells", "unknown moment in step.reached 'reducd'; did you mean 'reduced'?"),
     ],
 )
-def test_misuse_of_the_contract_is_the_headline(run_subject: Run, name: str, said: str) -> None:
+def test_misuse_of_the_contract_is_the_headline(run_subject: Run, name: str, message: str) -> None:
     code, records = run_subject(name, max_cases=1)
     assert code == 1
-    assert said in records.of(Finding)[-1].title
+    assert message in records.of(Finding)[-1].title
 
 
 def test_a_frozen_parameter_may_say_that_it_has_no_gradient(run_subject: Run) -> None:

@@ -84,9 +84,9 @@ def test_max_cases_leave_pairs_out_and_fail_the_run(run_subject: Run) -> None:
     code, records = run_subject("RefusesDropoutWhenBuilt", max_cases=4)
     assert code == 1
     assert len(records.of(CaseFinished)) == 4
-    (said,) = records.of(RunFinished)[0].why
-    assert "supported pairs of features were left out, e.g. " in said
-    assert said.endswith("(--max-cases 4)")
+    (message,) = records.of(RunFinished)[0].why
+    assert "supported pairs of features were left out, e.g. " in message
+    assert message.endswith("(--max-cases 4)")
     assert {one.status for one in records.of(CaseFinished)} <= {"holds", "unsupported"}
 
 

@@ -105,9 +105,9 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(pool: Pool) -> None:
     for over in (False, True):
         case = Case(resume=(TrainingSegment(over=over),))
         found = violations([Trial(pool, f"{SUBJECTS}:SavingBegins", case).outcome()])
-        told = [(v.obligation, v.role, v.step, v.causes) for v in independent(found)]
+        answer = [(v.obligation, v.role, v.step, v.causes) for v in independent(found)]
         causes = ("changed by saving", "first step counted by saving")
-        assert told == [("roundtrip", "step", -1, causes)] * over
+        assert answer == [("roundtrip", "step", -1, causes)] * over
 
 
 def test_the_random_state_of_another_rank_is_seen_where_ranks_are_as_many(pool: Pool) -> None:
@@ -133,12 +133,12 @@ def test_ranks_that_wait_for_one_that_refused_are_no_hang(pool: Pool) -> None:
     """A damaged file is refused by one rank alone; and so is a whole one, which is tried first."""
     case = Case(seed=1, mesh=(2,), resume=(TrainingSegment(mesh=(2,), damage="truncate"),))
     (violation,) = violations([Trial(pool, f"{SUBJECTS}:RefusesAlone", case).outcome()])
-    told = (violation.obligation, violation.ranks, violation.causes)
-    assert told == ("damage", (1,), ("ranks disagree",))
+    answer = (violation.obligation, violation.ranks, violation.causes)
+    assert answer == ("damage", (1,), ("ranks disagree",))
     assert "others loaded it, or waited" in violation.explanation
     (violation,) = violations([Trial(pool, f"{SUBJECTS}:NeverLoads", case).outcome()])
-    told = (violation.obligation, violation.ranks, violation.causes)
-    assert told == ("roundtrip", (1,), ("refused",))
+    answer = (violation.obligation, violation.ranks, violation.causes)
+    assert answer == ("roundtrip", (1,), ("refused",))
     assert "ValueError: nothing of mine" in violation.explanation
 
 

@@ -151,22 +151,22 @@ def shown(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
         check=True,
     )
     replies = [json.loads(line) for line in done.stdout.splitlines()]
-    return {name: (code, said) for name, (code, said) in zip(given, replies, strict=True)}
+    return {name: (code, message) for name, (code, message) in zip(given, replies, strict=True)}
 
 
 @pytest.mark.parametrize("name", [*known_files(), *injected(), "a user's"])
 def test_a_fault_is_shown(shown: dict[str, tuple[int, str]], name: str) -> None:
-    code, said = shown[name]
-    assert code == 1 and "Traceback" not in said, said
+    code, message = shown[name]
+    assert code == 1 and "Traceback" not in message, message
     crash = name in known_files() and known_files()[name].status == "crashed"
-    assert crash or " expected " in said, said
+    assert crash or " expected " in message, message
 
 
 def test_what_is_right_shows_nothing(shown: dict[str, tuple[int, str]]) -> None:
     right = {name: reply for name, reply in shown.items() if name.startswith("right ")}
     assert len(right) >= 12
-    for name, (code, said) in right.items():
-        assert code == 0 and "off by" not in said, (name, said)
+    for name, (code, message) in right.items():
+        assert code == 0 and "off by" not in message, (name, message)
 
 
 def test_a_users_fault_is_told_in_numbers(shown: dict[str, tuple[int, str]]) -> None:
@@ -174,8 +174,8 @@ def test_a_users_fault_is_told_in_numbers(shown: dict[str, tuple[int, str]]) -> 
 
 
 def test_another_error_is_not_the_crash(shown: dict[str, tuple[int, str]]) -> None:
-    code, said = shown["another error"]
-    assert code == 1 and "Traceback" in said and "no_such_option" in said
+    code, message = shown["another error"]
+    assert code == 1 and "Traceback" in message and "no_such_option" in message
 
 
 def test_a_script_is_run_by_itself(python: Path, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_no_script_measures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "said"),
+    ("name", "fields", "message"),
     [
         ("zero2", {}, "zero2 is zerocheck's own code"),
         ("zerocheck.faults.article:ArticleStage1", {}, "is zerocheck's own code"),
@@ -152,7 +152,7 @@ def test_no_script_measures() -> None:
 def test_refusals_name_what_is_in_the_way(
     name: str,
     fields: dict[str, object],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,7 +160,7 @@ def test_refusals_name_what_is_in_the_way(
     (tmp_path / "my.py").write_text("def build(model, case, mesh):\n    return None\n")
     with pytest.raises(UsageError) as refused:
         script(name, **fields)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_of_several_violations_the_title_says_which() -> None:
@@ -168,9 +168,9 @@ def test_of_several_violations_the_title_says_which() -> None:
     other = case_file("ddp", "update", step=1, title="AdamW is wrong").judgement
     assert file.judgement is not None and other is not None
     both = Judgement(statuses={}, violations=(*file.judgement.violations, *other.violations))
-    for title, said in (("AdamW is wrong", "parameter"), ("not told", "gradient of")):
+    for title, message in (("AdamW is wrong", "parameter"), ("not told", "gradient of")):
         text = script_of(msgspec.structs.replace(file, judgement=both, title=title))
-        assert f'rank {{rank}}, {said}", expected' in text
+        assert f'rank {{rank}}, {message}", expected' in text
 
 
 def test_an_obligation_that_no_script_shows() -> None:
@@ -179,7 +179,7 @@ def test_an_obligation_that_no_script_shows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("", "has no function mine"),
         ("class mine: pass", "a class needs zerocheck"),
@@ -193,11 +193,11 @@ def test_an_obligation_that_no_script_shows() -> None:
         ),
     ],
 )
-def test_users_code_that_needs_zerocheck(tmp_path: Path, source: str, said: str) -> None:
+def test_users_code_that_needs_zerocheck(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "code.py").write_text(source.replace("return Built", "return zerocheck.Built"))
     with pytest.raises(UsageError) as refused:
         script(f"{tmp_path}/code.py:mine")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_what_is_offloaded_is_in_the_script() -> None:

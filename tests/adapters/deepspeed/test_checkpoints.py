@@ -114,15 +114,15 @@ def _refused(mesh: DeviceMesh, kind: type[Implementation], case: Case, folder: s
 
 @needs_deepspeed
 @pytest.mark.parametrize(
-    ("universal", "said"), [(False, "found no checkpoint"), (True, "ds_to_universal failed")]
+    ("universal", "message"), [(False, "found no checkpoint"), (True, "ds_to_universal failed")]
 )
 def test_a_directory_without_a_checkpoint_is_refused(
-    tmp_path: Path, universal: bool, said: str
+    tmp_path: Path, universal: bool, message: str
 ) -> None:
     """On every rank; DeepSpeed alone only warns."""
     case = Case(mesh=(2,), options=stored_as({"universal": universal}))
     ranks = in_ranks(2, _refused, loading.load("deepspeed2"), case, str(tmp_path))
-    assert all(said in one for one in ranks), ranks
+    assert all(message in one for one in ranks), ranks
 
 
 def _gradients(

@@ -33,7 +33,7 @@ SMALL, LARGE = 4 * (2 * 16 * 16 + 32), 4 * (2 * 16 * 64 + 80)
 """Bytes of a block's parameters."""
 
 
-def told(name: str, sharding: Sharding, term: Term, phase: str = "backward") -> int:
+def answer(name: str, sharding: Sharding, term: Term, phase: str = "backward") -> int:
     """The most of the last step that is told of."""
     case = replace(CASE, sharding=sharding)
     layout = load(name).layout(build_model(case), case, 0)
@@ -104,43 +104,43 @@ def test_zero3_gathers_as_many_units_ahead_as_it_is_told(prefetch: int) -> None:
     most = max(sum(blocks[n : n + 1 + prefetch]) for n in range(len(blocks)))
     for phase in ("forward", "backward"):
         sharding = Sharding(wrap="block", prefetch=prefetch)
-        assert told("zero3", sharding, "gathered", phase) == root + most
+        assert answer("zero3", sharding, "gathered", phase) == root + most
 
 
 def test_fsdp2_holds_what_it_gathers_beside_what_it_copies() -> None:
     """In the forward it keeps the buffer of the unit before too, while it copies."""
     root = 2 * LINEAR
-    assert told("fsdp2", Sharding(wrap="block", prefetch=0), "gathered", "forward") == (
+    assert answer("fsdp2", Sharding(wrap="block", prefetch=0), "gathered", "forward") == (
         root + SMALL + 2 * LARGE
     )
     # In the backward the next unit is gathered ahead, once the buffer is let go of.
-    assert told("fsdp2", Sharding(wrap="block", prefetch=0), "gathered") == root + 2 * LARGE
+    assert answer("fsdp2", Sharding(wrap="block", prefetch=0), "gathered") == root + 2 * LARGE
 
 
 @pytest.mark.parametrize("name", ["zero3", "fsdp2"])
 def test_the_window_shrinks_with_finer_wrapping_and_grows_with_prefetching(name: str) -> None:
     for term in ("gathered", "working"):
         of_wraps = [
-            told(name, Sharding(wrap=wrap, prefetch=1), term)  # type: ignore[arg-type]
+            answer(name, Sharding(wrap=wrap, prefetch=1), term)  # type: ignore[arg-type]
             for wrap in ("layer", "block", "whole")
         ]
         assert all(one < other for one, other in pairwise(of_wraps))
-        ahead = [told(name, Sharding(wrap="layer", prefetch=n), term) for n in (1, 2, 4)]  # type: ignore[arg-type]
+        ahead = [answer(name, Sharding(wrap="layer", prefetch=n), term) for n in (1, 2, 4)]  # type: ignore[arg-type]
         assert all(one < other for one, other in pairwise(ahead))
 
 
 def test_larger_buckets_are_larger() -> None:
     for term in ("bucket", "working"):
-        sizes = [told("zero2", Sharding(bucket=n), term) for n in (256, 2048, 1 << 14)]  # type: ignore[arg-type]
+        sizes = [answer("zero2", Sharding(bucket=n), term) for n in (256, 2048, 1 << 14)]  # type: ignore[arg-type]
         assert all(one < other for one, other in pairwise(sizes))
     everything = 2 * LINEAR + 2 * SMALL + 2 * LARGE
-    assert told("zero2", Sharding(), "bucket") == everything
-    assert told("zero1", Sharding(), "bucket") == 0
+    assert answer("zero2", Sharding(), "bucket") == everything
+    assert answer("zero1", Sharding(), "bucket") == 0
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_outside_of_forward_and_backward_nothing_is_gathered(name: str) -> None:
-    assert told(name, Sharding(), "gathered", "step") == 0
+    assert answer(name, Sharding(), "gathered", "step") == 0
 
 
 @pytest.mark.parametrize("name", ["zero3", "fsdp2"])

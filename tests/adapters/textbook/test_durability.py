@@ -145,36 +145,38 @@ def _failing(mesh: DeviceMesh, directory: str, rank: int) -> list[tuple[str, flo
         _write(mesh, directory, OLD)
     count = torch.tensor(len(seen.names))
     torch.distributed.broadcast(count, rank)
-    told = []
+    answer = []
     for at in range(int(count)):
-        said = ""
+        message = ""
         with disturbed(at if mesh.get_rank() == rank else None, fail) as seen:
             try:
                 _write(mesh, directory, NEW)
             except CheckpointError as error:
-                said = str(error)
+                message = str(error)
         value = _value(mesh, directory, 3 * mesh.size())
-        told.append((seen.names[at] if mesh.get_rank() == rank else "", value, said))
+        answer.append((seen.names[at] if mesh.get_rank() == rank else "", value, message))
         _write(mesh, directory, OLD)
-    return told
+    return answer
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path, rank: int) -> None:
     """A full disk, a read-only one: every rank says so, and the old one loads."""
-    told = in_ranks(2, _failing, str(tmp_path), rank)
+    answer = in_ranks(2, _failing, str(tmp_path), rank)
     refused = 0
-    for one, other in zip(*told, strict=True):
+    for one, other in zip(*answer, strict=True):
         assert one[1:] == other[1:]
         if one[2]:
             assert "made to fail" in one[2] and f"rank {rank}" in one[2]
             refused += 1
         else:
             assert one[1] == NEW
-    assert refused > len(told[0]) // 2
-    assert any("Errno 28" in said for _, _, said in told[0])
+    assert refused > len(answer[0]) // 2
+    assert any("Errno 28" in message for _, _, message in answer[0])
     # Only where the name is replaced and cannot be synced: to open the directory, and the sync.
-    assert [value for _, value, said in told[0] if said].count(NEW) == (2 if rank == 0 else 0)
+    assert [value for _, value, message in answer[0] if message].count(NEW) == (
+        2 if rank == 0 else 0
+    )
 
 
 def _second_writer(mesh: DeviceMesh, directory: str) -> list[str]:
@@ -192,15 +194,15 @@ def _second_writer(mesh: DeviceMesh, directory: str) -> list[str]:
 
 
 def test_every_rank_of_a_second_writer_is_told(tmp_path: Path) -> None:
-    told = in_ranks(2, _second_writer, str(tmp_path))
-    assert told[0] == told[1] and "another training is saving" in told[0][0]
+    answer = in_ranks(2, _second_writer, str(tmp_path))
+    assert answer[0] == answer[1] and "another training is saving" in answer[0][0]
     assert in_ranks(1, _values, [str(tmp_path)], 6) == [[OLD]]
 
 
 def _refusals(mesh: DeviceMesh, directory: str) -> list[str]:
     """What every rank is told of each file that is damaged."""
     _write(mesh, directory, OLD)
-    told = []
+    answer = []
     for path in sorted(path for path in Path(directory).rglob("*") if path.is_file()):
         right = path.read_bytes()
         if not right:
@@ -208,12 +210,12 @@ def _refusals(mesh: DeviceMesh, directory: str) -> list[str]:
         _damage(mesh, lambda path=path, right=right: path.write_bytes(right[:-2] + b"??"))
         with pytest.raises(CheckpointError) as error:
             _value(mesh, directory, 3 * mesh.size())
-        told.append(str(error.value))
+        answer.append(str(error.value))
         _damage(mesh, lambda path=path, right=right: path.write_bytes(right))
     _damage(mesh, lambda: shutil.rmtree(directory))
     with pytest.raises(CheckpointError) as error:
         _value(mesh, directory, 3)
-    return [*told, str(error.value)]
+    return [*answer, str(error.value)]
 
 
 def _damage(mesh: DeviceMesh, do: Callable[[], object]) -> None:
@@ -224,7 +226,7 @@ def _damage(mesh: DeviceMesh, do: Callable[[], object]) -> None:
 
 
 def test_every_rank_refuses_what_one_finds_damaged(tmp_path: Path) -> None:
-    told = in_ranks(3, _refusals, str(tmp_path / "checkpoint"))
-    assert told[0] == told[1] == told[2]
-    assert all("damaged" in words for words in told[0][:-1]) and len(told[0]) >= 7
-    assert "there is no whole checkpoint" in told[0][-1]
+    answer = in_ranks(3, _refusals, str(tmp_path / "checkpoint"))
+    assert answer[0] == answer[1] == answer[2]
+    assert all("damaged" in words for words in answer[0][:-1]) and len(answer[0]) >= 7
+    assert "there is no whole checkpoint" in answer[0][-1]

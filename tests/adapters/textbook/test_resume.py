@@ -204,8 +204,8 @@ def _refused(mesh: DeviceMesh, job: Job) -> str:
 )
 def test_another_model_is_refused(tmp_path: Path, other: Case, words: str) -> None:
     in_ranks(2, save_all, [Job(Zero1, _placed(KINDS["buffers"], 2, 0), str(tmp_path))])
-    told = in_ranks(2, _refused, Job(Zero3, _placed(other, 2, 1), str(tmp_path)))
-    assert told[0] == told[1] and words in told[0]
+    answer = in_ranks(2, _refused, Job(Zero3, _placed(other, 2, 1), str(tmp_path)))
+    assert answer[0] == answer[1] and words in answer[0]
 
 
 def _gap(mesh: DeviceMesh, directory: str, kept: int, dtype: torch.dtype) -> str:
@@ -222,7 +222,7 @@ def _gap(mesh: DeviceMesh, directory: str, kept: int, dtype: torch.dtype) -> str
 
 def test_a_gap_and_another_dtype_are_refused(tmp_path: Path) -> None:
     """torch would leave the memory as it was, and cast."""
-    (told,) = in_ranks(1, _gap, str(tmp_path), 3, torch.float32)
-    assert "only a part of model.half" in told
-    (told,) = in_ranks(1, _gap, str(tmp_path), 4, torch.bfloat16)
-    assert "model.half is" in told and "torch.bfloat16" in told
+    (answer,) = in_ranks(1, _gap, str(tmp_path), 3, torch.float32)
+    assert "only a part of model.half" in answer
+    (answer,) = in_ranks(1, _gap, str(tmp_path), 4, torch.bfloat16)
+    assert "model.half is" in answer and "torch.bfloat16" in answer

@@ -32,10 +32,10 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_one_file_is_damaged(both: tuple[Path, Path], kind: DamageKind, seed: int) -> None:
     new, old = both
     before = contents(new)
-    said = damage(new, kind, seed, older=old)
+    message = damage(new, kind, seed, older=old)
     after = contents(new)
     changed = [name for name in before if after.get(name) != before[name]]
-    assert len(changed) == 1 and changed[0] in said and changed[0] != "empty"
+    assert len(changed) == 1 and changed[0] in message and changed[0] != "empty"
     if kind == "flip":
         one, other = before[changed[0]], after[changed[0]]
         assert sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True)) == 1
@@ -45,8 +45,8 @@ def test_one_file_is_damaged(both: tuple[Path, Path], kind: DamageKind, seed: in
 
 def test_the_same_seed_does_the_same(both: tuple[Path, Path]) -> None:
     new, old = both
-    said = damage(new, "flip", 3, older=old)
-    assert damage(new, "flip", 3, older=old) == said  # flipped back
+    message = damage(new, "flip", 3, older=old)
+    assert damage(new, "flip", 3, older=old) == message  # flipped back
     assert contents(new)["tensors"] == b"bbbb"
 
 

@@ -34,12 +34,12 @@ def _case(millions: int, world_size: int = 2, **training: object) -> Case:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What this host is made to have, in bytes."""
-    told = SimpleNamespace(memory=256 * GB, disk=1000 * GB)
-    monkeypatch.setattr(host_memory, "available_bytes", lambda: told.memory)
+    answer = SimpleNamespace(memory=256 * GB, disk=1000 * GB)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: answer.memory)
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda _: SimpleNamespace(free=told.disk), raising=True
+        shutil, "disk_usage", lambda _: SimpleNamespace(free=answer.disk), raising=True
     )
-    return told
+    return answer
 
 
 def test_a_billion_parameters_fit_where_their_ranks_do(host: SimpleNamespace) -> None:
@@ -66,7 +66,7 @@ def test_of_several_hosts_each_has_its_ranks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("case", "memory", "said"),
+    ("case", "memory", "message"),
     [
         (_case(1000, 8), 40, r"my.py:model \(1,000 million parameters\) on 8 ranks needs about "
          r"52 GB of memory on this host, and 40 GB are available; --world-sizes 5 would need 40 "),
@@ -74,9 +74,9 @@ def test_of_several_hosts_each_has_its_ranks(monkeypatch: pytest.MonkeyPatch) ->
         (_case(1000, 2, microbatches=4), 20, r"on 2 ranks with 4 microbatches needs about 28 GB"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(host: SimpleNamespace, case: Case, memory: int, said: str) -> None:
+def test_what_does_not_fit(host: SimpleNamespace, case: Case, memory: int, message: str) -> None:
     host.memory = memory * GB
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         host_memory.check([_case(1), case])
 
 

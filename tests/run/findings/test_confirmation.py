@@ -182,8 +182,8 @@ def test_a_replay_that_names_it_otherwise_says_what_the_run_called_it(
     )
     replayed = ReplayedCase(file, "zero2")
     replayed.outcomes.append(Outcome(status="violated", judgement=judged))
-    said = f"\nThe run named it by all its failing cases: {called}"
-    assert replayed.verdict == "reproduced: violated again" + said * named
+    message = f"\nThe run named it by all its failing cases: {called}"
+    assert replayed.verdict == "reproduced: violated again" + message * named
     other = ReplayedCase(file, "zero3")
     other.outcomes.append(Outcome(status="violated", judgement=judged))
     assert "The run named it" not in other.verdict

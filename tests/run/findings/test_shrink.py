@@ -110,8 +110,8 @@ def test_a_fault_that_needs_three_ranks(smallest: Smallest) -> None:
 def test_a_fault_of_what_ranks_do_not_divide_is_not_one_of_three_ranks(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged_where_uneven")
     assert shrunk.finished.case.world_size <= 3
-    said = "only with a parameter whose first dim the world does not divide"
-    assert shrunk.extent.startswith(said)
+    message = "only with a parameter whose first dim the world does not divide"
+    assert shrunk.extent.startswith(message)
     assert " ranks on" not in shrunk.extent
     assert shrunk.groups == ("world",)
 

@@ -189,7 +189,7 @@ def test_the_journal_round_trips(few: tuple[int, Collect], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"names": ("gather-stal",)}, "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
         ({"profile": "cj"}, "unknown profile 'cj'; did you mean 'ci'?"),
@@ -202,10 +202,10 @@ def test_the_journal_round_trips(few: tuple[int, Collect], tmp_path: Path) -> No
         ),
     ],
 )
-def test_wrong_usage(given: dict[str, object], said: str) -> None:
+def test_wrong_usage(given: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         MatrixOptions(**given)  # type: ignore[arg-type]
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_without_names_all_faults_are_hunted() -> None:

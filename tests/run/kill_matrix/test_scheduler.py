@@ -63,52 +63,52 @@ def answer(ask: TrialRequest, results: Results) -> str:
 Search = Generator[tuple[TrialRequest, ...], tuple[str, ...], None]
 
 
-def search(name: str, told: list[str], cases: int = 3) -> Search:
+def search(name: str, lines: list[str], cases: int = 3) -> Search:
     for seed in range(cases):
-        told.extend((yield (TrialRequest(name, Case(seed=seed)),)))
+        lines.extend((yield (TrialRequest(name, Case(seed=seed)),)))
 
 
 def test_each_search_gets_its_own_answers() -> None:
     ranks = Ranks()
-    told: dict[str, list[str]] = {name: [] for name in "abcde"}
-    run_searches(ranks, (search(name, into) for name, into in told.items()), answer, ahead=3)
-    assert told == {name: [f"{name} on {seed}" for seed in range(3)] for name in told}
+    lines: dict[str, list[str]] = {name: [] for name in "abcde"}
+    run_searches(ranks, (search(name, into) for name, into in lines.items()), answer, ahead=3)
+    assert lines == {name: [f"{name} on {seed}" for seed in range(3)] for name in lines}
     assert len(ranks.submitted) == len(ranks.waited) == 15
     assert ranks.most == 3
 
 
 def test_what_several_ask_for_is_run_once() -> None:
     ranks = Ranks()
-    told: list[list[str]] = [[] for _ in range(6)]
-    run_searches(ranks, (search("same", into) for into in told), answer, ahead=2)
-    assert all(into == [f"same on {seed}" for seed in range(3)] for into in told)
+    lines: list[list[str]] = [[] for _ in range(6)]
+    run_searches(ranks, (search("same", into) for into in lines), answer, ahead=2)
+    assert all(into == [f"same on {seed}" for seed in range(3)] for into in lines)
     assert len(ranks.submitted) == 3
 
 
 def test_several_answers_come_together_in_their_order() -> None:
     ranks = Ranks(early=("b",))
-    told: list[tuple[str, ...]] = []
+    lines: list[tuple[str, ...]] = []
 
     def pairs() -> Search:
         for names in (("a", "b"), ("b", "a", "b"), ("c", "a")):
-            told.append((yield tuple(TrialRequest(name, Case()) for name in names)))
+            lines.append((yield tuple(TrialRequest(name, Case()) for name in names)))
 
     run_searches(ranks, [pairs(), pairs()], answer)
-    said = [("a on 0", "b on 0"), ("b on 0", "a on 0", "b on 0"), ("c on 0", "a on 0")]
-    assert sorted(told) == sorted(said * 2)
+    message = [("a on 0", "b on 0"), ("b on 0", "a on 0", "b on 0"), ("c on 0", "a on 0")]
+    assert sorted(lines) == sorted(message * 2)
     assert ranks.waited == ["b", "a", "c"]
 
 
 def test_a_free_run_is_another_one() -> None:
     ranks = Ranks()
-    told: list[str] = []
+    lines: list[str] = []
 
     def both() -> Search:
         for free in (False, True, False):
-            told.extend((yield (TrialRequest("a", Case(), free=free),)))
+            lines.extend((yield (TrialRequest("a", Case(), free=free),)))
 
     run_searches(ranks, [both()], answer)
-    assert len(told) == 3 and len(ranks.submitted) == 2
+    assert len(lines) == 3 and len(ranks.submitted) == 2
 
 
 def test_what_has_come_back_is_not_kept_waiting() -> None:

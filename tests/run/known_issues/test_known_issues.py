@@ -53,7 +53,7 @@ GOOD = entry("zero2 / gradient / gradient x W")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             GOOD + entry("fsdp / gradient"),
@@ -88,8 +88,8 @@ GOOD = entry("zero2 / gradient / gradient x W")
         ("[[issue]\n", r"is not TOML: .*line 1"),
     ],
 )
-def test_refusals(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as error:
+def test_refusals(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         issues_of(tmp_path, text)
     assert "known.toml" in str(error.value)
 

@@ -34,7 +34,7 @@ def test_what_is_given_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"implementations": ("fsdp",)}, "unknown implementation 'fsdp'; did you mean 'fsdp2'"),
         ({"implementations": ("my.py",)}, "name the class or build function in it too: my.py:NAME"),
@@ -55,8 +55,8 @@ def test_what_is_given_twice_counts_once() -> None:
         ({"max_cases": 0}, "max cases 0 is out of range"),
     ],
 )
-def test_refusals(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_refusals(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         RunOptions(**given)
 
 

@@ -78,7 +78,7 @@ def test_the_nearest_table_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('profil = "ci"', "unknown key 'profil'; did you mean 'profile'? (allowed: known_issues,"),
         ('profile = "cj"', "unknown profile 'cj'; did you mean 'ci'?"),
@@ -94,20 +94,22 @@ def test_the_nearest_table_counts(tmp_path: Path) -> None:
         ("report_dir = []", "report_dir is a string, not []"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_its_file(tmp_path: Path, line: str, said: str) -> None:
+def test_a_wrong_setting_is_refused_with_its_file(tmp_path: Path, line: str, message: str) -> None:
     project(tmp_path, f"[tool.zerocheck]\n{line}\n")
     with pytest.raises(UsageError) as caught:
         project_settings(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / 'pyproject.toml'}, [tool.zerocheck]: {said}")
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'pyproject.toml'}, [tool.zerocheck]: {message}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("[tool", "is not TOML"), ("[tool]\nzerocheck = 1\n", "tool.zerocheck is a table, not 1")],
 )
-def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     project(tmp_path, text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         project_settings(tmp_path)
 
 
@@ -128,7 +130,7 @@ def test_what_is_typed(name: str, text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("seed", "x", "here: seed 'x' is not a whole number"),
         ("world_sizes", "1,two", "here: world size 'two' is not a whole number"),
@@ -136,10 +138,10 @@ def test_what_is_typed(name: str, text: str, value: Any) -> None:
         ("max_cases", "0", "here: max cases 0 is out of range"),
     ],
 )
-def test_what_is_typed_wrong(name: str, text: str, said: str) -> None:
+def test_what_is_typed_wrong(name: str, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         of_texts({name: text}, "here")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_paths_are_taken_from_the_folder_of_their_file() -> None:

@@ -58,8 +58,8 @@ def test_what_a_sharder_does_wrong_is_said(pool: Pool, name: str, begins: str) -
     case = CASE
     if "Bucket" in name:
         case = replace(CASE, sharding=Sharding(bucket=64))
-    (said,) = patterns(case, timed(pool, name, case))
-    assert said.startswith(begins)
+    (message,) = patterns(case, timed(pool, name, case))
+    assert message.startswith(begins)
 
 
 def test_a_slow_rank_leaves_the_others_idle(pool: Pool) -> None:

@@ -66,9 +66,9 @@ def test_what_no_judged_case_had_was_left_out_and_fails_the_run() -> None:
 def test_a_case_that_crashed_exercised_nothing() -> None:
     run = counted(wanted(PLAIN, UNUSED), ran(PLAIN), ran(UNUSED, "crashed"))
     left = (PAIRS.of(UNUSED) & ~PAIRS.of(PLAIN)).bit_count()
-    said = why(run)[-1]
-    assert f"zero2: {left} of " in said
-    assert f"({left} stand in cases that crashed or hung)" in said
+    message = why(run)[-1]
+    assert f"zero2: {left} of " in message
+    assert f"({left} stand in cases that crashed or hung)" in message
 
 
 def test_a_violated_case_was_judged() -> None:
@@ -128,8 +128,8 @@ def test_vacuous_exercises_are_counted_and_named() -> None:
     def vacuous(*obligations: str) -> CaseFinished:
         done = ran(PLAIN)
         assert isinstance(done.judgement, Judgement)
-        told = msgspec.structs.replace(done.judgement, vacuous=obligations)
-        return msgspec.structs.replace(done, judgement=told)
+        answer = msgspec.structs.replace(done.judgement, vacuous=obligations)
+        return msgspec.structs.replace(done, judgement=answer)
 
     run = counted(wanted(PLAIN), *[vacuous("clip")] * 3, vacuous())
     implementation = run.implementations["zero2"]
@@ -137,6 +137,6 @@ def test_vacuous_exercises_are_counted_and_named() -> None:
     assert (clip.checked, clip.vacuous, clip.informative) == (4, 3, 1)
     assert implementation.cells["loss"].vacuous == 0
     assert set(implementation.hardly_checked) == {"clip"}
-    said = "clip could have failed in 1 of 4 cases; in the others the norm does not reach"
-    assert said in "\n".join(coverage_lines(run))
+    message = "clip could have failed in 1 of 4 cases; in the others the norm does not reach"
+    assert message in "\n".join(coverage_lines(run))
     assert "| 3 of 4 " in markdown(run)

@@ -80,7 +80,7 @@ def test_a_torn_line_within_is_refused_with_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "holds no records"),
         (b"\n", "line 1: not a record"),
@@ -95,10 +95,10 @@ def test_a_torn_line_within_is_refused_with_its_number(tmp_path: Path) -> None:
         ((encode(started()) + b"\n") * 2, "line 2: a journal starts with"),
     ],
 )
-def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
+def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "j"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read(path)
 
 

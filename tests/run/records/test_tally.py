@@ -64,7 +64,7 @@ def test_unsupported_beside_holds_exits_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "message"),
     [
         ([], "nothing was checked: no case was run"),
         (
@@ -82,10 +82,10 @@ def test_unsupported_beside_holds_exits_0() -> None:
         ),
     ],
 )
-def test_nothing_checked_exits_1(records: list[Record], said: str) -> None:
+def test_nothing_checked_exits_1(records: list[Record], message: str) -> None:
     counted = tally([started(), *records])
     assert exit_code(counted) == 1
-    assert why(counted) == (f"zero2: {said}",)
+    assert why(counted) == (f"zero2: {message}",)
 
 
 def test_what_an_implementation_says_that_no_case_exercises() -> None:
@@ -95,8 +95,8 @@ def test_what_an_implementation_says_that_no_case_exercises() -> None:
     assert list(unchecked(counted)) == [("zero2", "clip", "it clips nothing")]
     assert list(unchecked(tally([one, case(), case(1, "ddp")]))) == []
     counted = tally([one, case(), case(1, "ddp", clip="not exercised")])
-    (said,) = why(counted)
-    assert "ddp: nothing was checked for clip" in said
+    (message,) = why(counted)
+    assert "ddp: nothing was checked for clip" in message
     # Where nothing else was looked at either, the run fails all the same.
     nothing = case(**dict.fromkeys(EQUIVALENCE, "not exercised"))  # type: ignore[arg-type]
     assert exit_code(tally([one, nothing, case(1, "ddp")])) == 1

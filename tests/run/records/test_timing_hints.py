@@ -22,8 +22,8 @@ def pace(
 
 def test_one_reduction_for_each_parameter() -> None:
     case = replace(CASE, sharding=Sharding(bucket=1 << 20))
-    (said,) = patterns(case, pace("all_reduce", 256, alone=TENSORS))
-    assert said == (
+    (message,) = patterns(case, pace("all_reduce", 256, alone=TENSORS))
+    assert message == (
         "too many small collectives: one reduction for each parameter tensor: 12 of a median of "
         "32 bytes in a step, for 6 layers"
     )
@@ -37,8 +37,8 @@ def test_a_bucket_that_is_larger_than_asked_for() -> None:
     # 396 elements, the largest tensor has 64: buckets of 16 are at least 4.95.
     case = replace(CASE, sharding=Sharding(bucket=16))
     given = pace("reduce_scatter", 800, obeys=("bucket",), calls=4)
-    (said,) = patterns(case, given)
-    assert said == (
+    (message,) = patterns(case, given)
+    assert message == (
         "a bucket that spikes memory: 4 reductions in a step, the largest of 800 bytes, where "
         "buckets of 16 elements need 5 at least"
     )
@@ -52,8 +52,8 @@ def test_a_bucket_that_is_larger_than_asked_for() -> None:
 
 def test_a_gather_of_the_whole_model() -> None:
     whole = 4 * ELEMENTS
-    (said,) = patterns(CASE, pace("all_gather", whole, obeys=("wrap",), calls=2))
-    assert said.startswith("a wrapping that gathers too much: one all-gather of 1,584 bytes")
+    (message,) = patterns(CASE, pace("all_gather", whole, obeys=("wrap",), calls=2))
+    assert message.startswith("a wrapping that gathers too much: one all-gather of 1,584 bytes")
     assert not patterns(CASE, pace("all_gather", whole, obeys=("wrap",), calls=3))
     assert not patterns(CASE, pace("all_gather", whole - 4, obeys=("wrap",), calls=2))
     assert not patterns(CASE, pace("all_gather", whole, calls=2))

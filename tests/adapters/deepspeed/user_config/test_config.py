@@ -66,11 +66,11 @@ def test_a_config_of_stage_2_as_people_write_it(given: Any) -> None:
     assert options.overlap_comm and options.reduce_scatter and options.own_optimizer
     assert not options.contiguous_gradients and not options.round_robin_gradients
     assert "bucket" not in made.fixed["sharding"] and not made.zero and not made.top
-    said = "\n".join(made.notes)
-    assert "runs as stage 2 of DeepSpeed\n" in said
-    assert "scheduler: each case sets the learning rate of each step itself" in said
-    assert "train_batch_size, train_micro_batch_size_per_gpu: cases draw the ranks" in said
-    assert "drawn: zero_optimization.reduce_bucket_size, zero_optimization.allgather_bu" in said
+    message = "\n".join(made.notes)
+    assert "runs as stage 2 of DeepSpeed\n" in message
+    assert "scheduler: each case sets the learning rate of each step itself" in message
+    assert "train_batch_size, train_micro_batch_size_per_gpu: cases draw the ranks" in message
+    assert "drawn: zero_optimization.reduce_bucket_size, zero_optimization.allgather_bu" in message
     assert list(made.without) == ["buffers"]
 
 
@@ -188,7 +188,7 @@ def test_what_the_engine_is_given_as_it_stands(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"gradient_cliping": 1.0}, "no key 'gradient_cliping'; did you mean 'gradient_clipping'"),
         (zero(2, overlap_com=True), "'zero_optimization.overlap_com'; did you mean 'overlap_comm'"),
@@ -255,9 +255,9 @@ def test_what_the_engine_is_given_as_it_stands(given: Any) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(
-    given: Any, config: object, said: str
+    given: Any, config: object, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         given(config)
     assert "ds_config.json" in str(caught.value)
 
