@@ -20,7 +20,7 @@ from .layout import ParameterLayout
 from .ownership import Ownership
 from .state import State
 
-Seen = tuple[Sequence[RankObservation], Fetch]
+SegmentObservations = tuple[Sequence[RankObservation], Fetch]
 """Observations of all ranks in one segment, and their tensors: see `judge.case.judge`."""
 
 
@@ -32,7 +32,9 @@ class LoadAttempt(NamedTuple):
     wrong: Violation | None = None
 
 
-def control(segment: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Violation | None]:
+def control(
+    segment: Case, loaded: SegmentObservations, saved: Checkpoint
+) -> tuple[Resume, Violation | None]:
     """Judge a segment that only loads, without kill or damage: (roundtrip, violation or None)."""
     observations, _ = loaded
     ranks = tuple(rank for rank, one in enumerate(observations) if one.checkpoint.refused)
@@ -48,7 +50,7 @@ def control(segment: Case, loaded: Seen, saved: Checkpoint) -> tuple[Resume, Vio
 def tried(
     case: Case,
     segment: Case,
-    loaded: Seen,
+    loaded: SegmentObservations,
     saved: Checkpoint,
     done: str,
     missing: Sequence[str] = (),
@@ -121,7 +123,7 @@ def _error(refused: str) -> str:
     return refused.splitlines()[0][:150]
 
 
-def _of_saved_states(segment: Case, loaded: Seen, saved: Checkpoint) -> bool:
+def _of_saved_states(segment: Case, loaded: SegmentObservations, saved: Checkpoint) -> bool:
     """Return True if every loaded element is that of a state of the saving training."""
     observation = _observed(segment, loaded)
     at = segment.training.first - 1
@@ -144,13 +146,13 @@ def _of_saved_states(segment: Case, loaded: Seen, saved: Checkpoint) -> bool:
     return True
 
 
-def _observed(segment: Case, loaded: Seen) -> Observation:
+def _observed(segment: Case, loaded: SegmentObservations) -> Observation:
     return Observation(
         ParameterLayout.of(build_model(segment), segment), *loaded, segment.training.first
     )
 
 
-def _compared(segment: Case, loaded: Seen, saved: Checkpoint) -> Violation | None:
+def _compared(segment: Case, loaded: SegmentObservations, saved: Checkpoint) -> Violation | None:
     """Compare the loaded state with a checkpoint."""
     observation = _observed(segment, loaded)
     layout = observation.layout

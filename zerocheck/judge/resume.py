@@ -27,7 +27,7 @@ from ..protocol.verdicts import (
 from .assemble import Fetch
 from .case import CaseJudge
 from .checkpoint import Checkpoint, compare_loaded, compare_saved
-from .load_attempts import Seen, control, tried
+from .load_attempts import SegmentObservations, control, tried
 from .local import as_on_a_rank
 from .obligations.export import check_export
 from .rank_device import ran_on
@@ -36,7 +36,7 @@ from .state import State
 
 def judge_segments(
     case: Case,
-    segments: Sequence[Seen],
+    segments: Sequence[SegmentObservations],
     *,
     done: str = "",
     missing: Sequence[str] = (),

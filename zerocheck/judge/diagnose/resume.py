@@ -264,7 +264,9 @@ def _permuted(wrong: Wrong) -> bool:
 
 
 def of_steps(steps: Steps, known: ResumeEvidence) -> tuple[str, ...]:
-    """Find the causes that explain every wrong step count."""
+    """Find the causes that explain every wrong step count; none where all are right."""
+    if not steps:
+        return ()
     found: list[str] = []
     if all(loaded in (None, 0.0) for loaded, _ in steps):
         found.append(bugs.STEP_COUNT_LOST)

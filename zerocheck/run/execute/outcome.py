@@ -13,7 +13,7 @@ from ...case.measurement import unmeasured
 from ...case.schema import Case
 from ...errors import HarnessError, Unsupported
 from ...judge.case import judge
-from ...judge.load_attempts import Seen
+from ...judge.load_attempts import SegmentObservations
 from ...judge.measurements import judge_measured, merged
 from ...judge.resume import judge_segments
 from ...judge.words import declared, with_words
@@ -113,11 +113,18 @@ def _judged(
 
 
 def _judged_steps(
-    case: Case, segments: Sequence[Seen], results: Results, *, digest: bool, words: bool
+    case: Case,
+    segments: Sequence[SegmentObservations],
+    results: Results,
+    *,
+    digest: bool,
+    words: bool,
 ) -> Judgement:
     """Return the judgement of all obligations but those of memory."""
 
-    def judgement(segments: Sequence[Seen], *, digest: bool, brief: bool) -> Judgement:
+    def judgement(
+        segments: Sequence[SegmentObservations], *, digest: bool, brief: bool
+    ) -> Judgement:
         if case.resume:
             done, missing = results.done, results.missing
             return judge_segments(
