@@ -28,10 +28,10 @@
   at a time
 - `reference.py`: local gradient of the unwrapped model on one device, and its error bound
 - `replay.py`: replay of the bundle of a checked step: one process, no ranks
-- `run_parameters.py`: parameters of a live run, put together from what its ranks report
+- `run_parameters.py`: parameters of a live run and the places of their shards, from what its ranks
+  report
 - `same_model.py`: comparison of the models of all ranks: a sharded or replicated run has only one
 - `session.py`: `zerocheck.attach`: checks of chosen steps of a running training script
-- `shard_map.py`: places of all shards of a live run, in the form in which ownership is judged
 - `slices.py`: context of a checked step on one rank: its own shards, in slices that fit in memory
 - `step_record.py`: record of one checked step on one rank: small structured data, and the tensors
   that it names

@@ -21,7 +21,7 @@ from .copies import COPIES
 from .joint_context import JointContext
 from .norms import Norms
 from .rank_checks import merged
-from .shard_map import ShardMap
+from .run_parameters import ShardMap
 from .step_record import AFTER, Fetch, RankVerdict
 
 

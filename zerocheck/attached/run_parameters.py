@@ -1,4 +1,4 @@
-"""Parameters of a live run, put together from what its ranks report."""
+"""Parameters of a live run and the places of their shards, from what its ranks report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from ..floating_point import Format
 from ..judge.layout import ParameterLayout, ParameterPlace
-from .step_record import StepSummary, dtype_of
+from ..protocol.observations import Entry, Point
+from .step_record import AFTER, RankVerdict, StepSummary, dtype_of
 
 
 class RunParameter(NamedTuple):
@@ -54,3 +55,29 @@ def layout_of(parameters: Iterable[RunParameter]) -> ParameterLayout:
         places.append(ParameterPlace(one.name, one.shape, start, stop, one.trains, 0, format))
         start = stop
     return ParameterLayout.of_places(places)
+
+
+class ShardMap:
+    """Shards that all ranks hold after a checked step: a `judge.ownership.Shards`."""
+
+    replica = 0
+
+    def __init__(self, verdicts: Sequence[RankVerdict]) -> None:
+        self._verdicts = verdicts
+        self.world_size = len(verdicts)
+        self.layout = layout_of(run_parameters([one.summary for one in verdicts]))
+
+    def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
+        """Return one number for each rank: every shard map is checked once."""
+        return tuple((rank,) for rank in range(self.world_size))
+
+    def entries(self, step: int, point: Point, role: str) -> list[list[Entry]]:
+        """Return, per rank, the places of its shards of a role."""
+        return [
+            [
+                piece.entry
+                for piece, hashes in zip(one.summary.pieces, one.hashes, strict=True)
+                if f"{AFTER}.{role}" in hashes
+            ]
+            for one in self._verdicts
+        ]
