@@ -59,7 +59,10 @@ CHOSEN = {
     "zerocheck.judge.state": 0.25,
     "zerocheck.judge.case": 0.05,
     "zerocheck.judge.context": 0.05,
+    "zerocheck.optimizers.adamw.bounds": 0.15,
+    "zerocheck.optimizers.sgd.bounds": 0.25,
     "zerocheck_reference.adamw": 0.25,
+    "zerocheck_reference.sgd": 0.25,
     "zerocheck_reference.clip": 0.15,
     "zerocheck_reference.gradient": 0.1,
     "zerocheck_reference.precision": 0.25,
@@ -71,7 +74,7 @@ DIAGNOSIS = ("UpdateJudge._words", "UpdateJudge._segment")
 """Not mutated: they say what explains a violation, as judge/diagnose does, which faults that ranks
 run with see."""
 
-TESTS = ("tests/judge", "tests/reference")
+TESTS = ("tests/judge", "tests/optimizers", "tests/reference")
 LEFT_OUT = ("tests/judge/test_sensitivity.py",)
 """It judges 200 cases some twenty times each: too slow, and medians see no single mutant."""
 
