@@ -15,7 +15,7 @@ from .step_record import AFTER, RankVerdict, ShardPiece
 class ShardMap:
     """Shards that all ranks hold after a checked step: a `judge.ownership.Shards`."""
 
-    replica = 0
+    replicated = None
 
     def __init__(self, verdicts: Sequence[RankVerdict]) -> None:
         self._verdicts = verdicts

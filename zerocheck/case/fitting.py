@@ -45,10 +45,10 @@ def fit(case: Case) -> Case:
         training = _replace(training, overflow=None)
     elif training.overflow is not None:
         training = _replace(training, overflow=min(training.overflow, last))
+    case = fit_plan(case)
     sharding = case.sharding
-    if len(case.mesh) == 1 and sharding.sync == "shards":
+    if sharding.sync == "shards" and not case.axes.has("replicate"):
         sharding = _replace(sharding, sync="last")
-    sharding = fit_plan(_replace(case, sharding=sharding)).sharding
     hosts = case.hosts
     if not case.resume:  # else they are those of other numbers of ranks too
         hosts = spelled(counts(hosts, case.world_size))

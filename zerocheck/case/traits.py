@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .mesh import Mesh, mesh_of
 from .schema import Case
 
 
@@ -10,14 +11,10 @@ def reduced_precision(case: Case) -> bool:
     return case.precision.compute != "fp32" or case.precision.reduce != "fp32"
 
 
-def two_axes(case: Case) -> bool:
-    """Return True if some segment has a mesh of two axes."""
-    return len(case.mesh) > 1 or any(len(segment.mesh) > 1 for segment in case.resume)
-
-
-def cuts(case: Case) -> bool:
-    """Return True if layers are sharded over ranks (tensor parallelism)."""
-    return case.sharding.tensor_parallel > 1
+def meshes(case: Case) -> tuple[Mesh, ...]:
+    """Return the mesh of each training segment."""
+    later = (mesh_of(segment.mesh, case.sharding.tensor_parallel) for segment in case.resume)
+    return (case.axes, *later)
 
 
 def estimated(case: Case) -> bool:
@@ -25,4 +22,4 @@ def estimated(case: Case) -> bool:
 
     That is the case if the model is compiled, or its layers are sharded.
     """
-    return case.training.compile != "none" or cuts(case)
+    return case.training.compile != "none" or case.axes.has("tp")

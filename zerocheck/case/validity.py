@@ -20,6 +20,7 @@ from .shapes import (
     uncalled,
     unfrozen,
 )
+from .tensor_parallel import allows
 
 MAX_ELEMENTS = 1 << 28
 """Most elements of parameters, and of one microbatch's activations (1 GiB each in fp32)."""
@@ -50,8 +51,8 @@ def check(case: Case) -> None:
     _check_masked(case)
     _check_optimizer(case)
     _check_training(case)
-    _check_sync(case)
     _check_tensor_parallel(case)
+    _check_sync(case)
     _check_resume(case)
 
 
@@ -234,7 +235,7 @@ def _check_training(case: Case) -> None:
 
 
 def _check_sync(case: Case) -> None:
-    if case.sharding.sync == "shards" and len(case.mesh) == 1:
+    if case.sharding.sync == "shards" and not case.axes.has("replicate"):
         raise UsageError(
             "sharding.sync 'shards' needs a mesh of two axes, such as [2, 2]; given is "
             f"{list(case.mesh)}; allowed: 'last' or 'each'"
@@ -247,7 +248,7 @@ def _check_tensor_parallel(case: Case) -> None:
         ("mesh", case.mesh),
         *((f"resume[{number}].mesh", segment.mesh) for number, segment in enumerate(case.resume)),
     ):
-        if count > 1 and (len(mesh) > 1 or mesh[0] % count):
+        if not allows(mesh, count):
             raise UsageError(
                 f"sharding.tensor_parallel is {count} and {where} is {list(mesh)}; allowed: a mesh "
                 "of one axis, whose size it divides"

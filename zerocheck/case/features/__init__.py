@@ -49,14 +49,14 @@ OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "res
 COMPILED = frozenset(("compile", "compile-aot", "compile-inductor"))
 """Names of those that only cases with a compiled model have, which are slow."""
 
-CUT = frozenset(("tensor-parallel", "tensor-parallel-alone"))
-"""Names of those that only cases with tensor parallelism have."""
+OF_TP = frozenset(("tensor-parallel", "tensor-parallel-alone"))
+"""Names of those that no mesh without the axis tp has."""
 
-IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED | CUT)
+IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED | OF_TP)
 """Names of the features of which a covering array has all pairs."""
 
-ON_TWO_AXES = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
-"""Names of those that no mesh of one axis has."""
+OF_REPLICATE = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
+"""Names of those that no mesh without the axis replicate has."""
 
 OF_PRECISION = frozenset(("compute-bf16", "compute-fp16", "reduce-narrow", "reduce-wide"))
 """Names of those that no case in fp32 has."""
@@ -110,15 +110,15 @@ def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
 __all__ = [
     "BASIC",
     "COMPILED",
-    "CUT",
     "FEATURES",
     "GROUPS",
     "IN_PAIRS",
     "OF_OPTIMIZERS",
     "OF_PRECISION",
+    "OF_REPLICATE",
     "OF_RESUME",
     "OF_STEPS",
-    "ON_TWO_AXES",
+    "OF_TP",
     "Feature",
     "Present",
     "feature",
