@@ -16,8 +16,8 @@ from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import (
     FEATURES,
+    OF_AXIS,
     OF_OPTIMIZERS,
-    OF_REPLICATE,
     OF_STEPS,
     feature,
     features,
@@ -71,7 +71,7 @@ def test_every_feature_occurs_for_each_world_size() -> None:
         counts = {
             name for case in draw(500, seed=1, world_sizes=(size,)) for name in features(case)
         }
-        left = set(OF_STEPS) - counts - OF_REPLICATE - ASKED_FOR
+        left = set(OF_STEPS) - counts - {*OF_AXIS["replicate"]} - ASKED_FOR
         # Two hosts of two ranks have one each.
         assert left <= {"hosts-uneven"} | {name for name in left if name.startswith("world-")}
         assert size == 2 or "hosts-uneven" not in left

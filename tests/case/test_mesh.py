@@ -97,13 +97,13 @@ def test_the_mesh_of_a_case(
 ) -> None:
     case = Case(mesh=sizes, sharding=Sharding(tensor_parallel=tensor_parallel))
     assert case.axes == mesh(**expected) and case.axes.world_size == case.world_size
-    assert case.axes is mesh_of(sizes, tensor_parallel)  # it is made once
+    assert case.axes is mesh_of(sizes, (tensor_parallel,))  # it is made once
 
 
 def test_a_size_that_tensor_parallelism_does_not_divide() -> None:
     case = Case(mesh=(3,), sharding=Sharding(tensor_parallel=2))
     assert case.world_size == 3
-    with pytest.raises(ValueError, match="does not divide 3"):
+    with pytest.raises(ValueError, match="do not divide 3"):
         _ = case.axes
 
 

@@ -9,11 +9,11 @@ import torch
 from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.fitting import fit
+from zerocheck.case.fitting import fit, fit_axes
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training, TrainingSegment
 from zerocheck.case.segments import samples_read
-from zerocheck.case.tensor_parallel import fit_plan, plan_of, sharded_dim
+from zerocheck.case.tensor_parallel import plan_of, sharded_dim
 from zerocheck.case.traits import estimated
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
@@ -112,17 +112,17 @@ def test_bounds_are_estimated() -> None:
         ),
     ],
 )
-def test_a_mesh_that_cannot_be_cut_so_is_refused(case: Case, where: str) -> None:
+def test_a_mesh_that_tensor_parallelism_does_not_fit_is_refused(case: Case, where: str) -> None:
     with pytest.raises(UsageError) as error:
         check(case)
     assert str(error.value) == (
         f"sharding.tensor_parallel is 2 and {where}; allowed: a mesh of one axis, whose size it "
         "divides"
     )
-    check(fit_plan(case))
-    assert fit_plan(case).sharding.tensor_parallel == 1
+    check(fit_axes(case))
+    assert fit_axes(case).sharding.tensor_parallel == 1
     check(fit(replace(case, resume=())))
-    assert fit_plan(of(2)) == of(2)
+    assert fit_axes(of(2)) == of(2)
 
 
 def test_it_is_drawn_by_the_seed_and_changes_nothing_else() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import COMPILED, OF_OPTIMIZERS, OF_PRECISION, OF_TP, features
+from zerocheck.case.features import COMPILED, OF_INNER_AXES, OF_OPTIMIZERS, OF_PRECISION, features
 from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
@@ -118,7 +118,7 @@ def _as_plain_as_can_be(has: Collection[str], wanted: Collection[str]) -> bool:
     """In fp32, not compiled and no layer sharded over tp, unless the fault needs that."""
     return all(
         not rare.isdisjoint(wanted) or rare.isdisjoint(has)
-        for rare in (OF_PRECISION, COMPILED, OF_TP)
+        for rare in (OF_PRECISION, COMPILED, OF_INNER_AXES)
     )
 
 

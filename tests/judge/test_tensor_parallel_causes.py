@@ -73,7 +73,7 @@ def test_row_wise_biases_alone_are_repeated() -> None:
 
 
 def test_ranks_that_share_layers_must_draw_alike() -> None:
-    mesh = mesh_of((4,), tensor_parallel=2)
+    mesh = mesh_of((4,), (2,))
     assert loss.check_random([[b"a"], [b"a"], [b"b"], [b"b"]], mesh, step=0) is None
     apart = loss.check_random([[b"a"], [b"a"], [b"b"], [b"c"]], mesh, step=0)
     assert apart is not None

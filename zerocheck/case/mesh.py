@@ -7,7 +7,7 @@ read samples of their own, and the parts in which a copy of the parameters is he
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, get_args
@@ -25,6 +25,10 @@ SPLITS: Mapping[AxisName, frozenset[Split]] = {
 }
 """What each axis splits. Along replicate, ranks hold equal shards; along tp (tensor parallelism),
 ranks read the same samples and compute parts of each layer."""
+
+
+INNER: Mapping[AxisName, str] = {"tp": "tensor_parallel"}
+"""Axes within the last size of `Case.mesh`, and the field of `Sharding` with the size of each."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +127,27 @@ class Mesh:
         return index
 
 
-@cache
-def mesh_of(sizes: tuple[int, ...], tensor_parallel: int = 1) -> Mesh:
-    """Return the mesh of a case's fields.
+def fits(sizes: Sequence[int], inner: Sequence[int]) -> bool:
+    """Return True if there is a mesh of these sizes: see `mesh_of`.
 
-    sizes: (S,) or (R, S), as `Case.mesh`; tensor_parallel: as in `Sharding`, so many neighbours are
-    on an axis of their own. Raises ValueError if it does not divide the last size.
+    Inner axes and a replicate axis exclude one another, since no implementation has both.
     """
-    shard = sizes[-1]
-    if shard % tensor_parallel:
-        raise ValueError(f"tensor_parallel {tensor_parallel} does not divide {shard} ranks")
-    given: dict[AxisName, int] = {"shard": shard // tensor_parallel}
+    ranks = math.prod(inner)
+    return ranks == 1 or (len(sizes) == 1 and sizes[0] % ranks == 0)
+
+
+@cache
+def mesh_of(sizes: tuple[int, ...], inner: tuple[int, ...] = (1,) * len(INNER)) -> Mesh:
+    """Return the mesh of a case's fields; an inner axis of size 1 is left out.
+
+    sizes: (S,) or (R, S), as `Case.mesh`; inner: sizes of INNER. Raises ValueError if these do not
+    divide S.
+    """
+    ranks = math.prod(inner)
+    if sizes[-1] % ranks:
+        raise ValueError(f"inner axes {list(inner)} do not divide {sizes[-1]} ranks")
+    given: dict[AxisName, int] = {"shard": sizes[-1] // ranks}
     if len(sizes) > 1:
         given["replicate"] = sizes[0]
-    if tensor_parallel > 1:
-        given["tp"] = tensor_parallel
+    given |= {name: size for name, size in zip(INNER, inner, strict=True) if size > 1}
     return Mesh(tuple(Axis(name, given[name], SPLITS[name]) for name in AXES if name in given))

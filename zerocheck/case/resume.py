@@ -13,8 +13,8 @@ import msgspec
 
 from .drawing import draw
 from .features import features
+from .fitting import fit_axes
 from .schema import Case, DamageKind, MeshSizes, TrainingSegment
-from .tensor_parallel import fit_plan
 from .values import CHECKPOINTS
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def draw_resumed(
             case = _resumed(base, segments, fixed, source)
             if replicates and number % 3 == 2:
                 case = _replicated(case, axes)
-            case = fit_plan(case)
+            case = fit_axes(case)
             has = features(case)
             if wanted <= set(has) and case not in found:
                 offered[case] = [name for name in has if name not in UNCOUNTED]

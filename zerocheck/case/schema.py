@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from .mesh import Mesh, mesh_of
+from .mesh import INNER, Mesh, mesh_of
 from .option_set import OptionValues
 from .options import stored
 
@@ -310,6 +310,11 @@ class Sharding(_Data, frozen=True, kw_only=True):
     come in another order than on one device, so what it computes is held against bounds that are
     estimated."""
 
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes within the shard axis, in the order of INNER."""
+        return tuple(getattr(self, field) for field in INNER.values())
+
 
 class Disturbance(_Data, frozen=True, kw_only=True):
     """Delays that reorder ranks, in milliseconds at most, drawn again each time; 0 is none."""
@@ -394,6 +399,6 @@ class Case(_Data, frozen=True, kw_only=True):
     def axes(self) -> Mesh:
         """Mesh of `mesh` with named axes: code asks it, and not the sizes.
 
-        Raises ValueError if `sharding.tensor_parallel` does not divide the ranks.
+        Raises ValueError if the sizes of inner axes do not divide the ranks.
         """
-        return mesh_of(self.mesh, self.sharding.tensor_parallel)
+        return mesh_of(self.mesh, self.sharding.inner)

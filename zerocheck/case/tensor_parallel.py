@@ -20,9 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
-
-from .schema import Case, MeshSizes, Model
+from .schema import Model
 from .shapes import leaves_a_rank_empty, parameter_shapes
 
 Style = Literal["column", "gathered", "row", "split", "vocabulary"]
@@ -81,20 +79,3 @@ def drawn(seed: int, world_size: int) -> int:
     if kind == 5 and world_size > 1:
         return world_size
     return sizes[seed % len(sizes)] if kind == 11 and sizes else 1
-
-
-def allows(mesh: MeshSizes, count: int) -> bool:
-    """Return True if a mesh of these sizes can have `count` ranks on the axis tp.
-
-    Without a replicate axis only: no implementation has both.
-    """
-    return count == 1 or (len(mesh) == 1 and mesh[0] % count == 0)
-
-
-def fit_plan(case: Case) -> Case:
-    """Remove tensor parallelism where a mesh of the case, or of a segment, does not allow it."""
-    count = case.sharding.tensor_parallel
-    if all(allows(mesh, count) for mesh in (case.mesh, *(one.mesh for one in case.resume))):
-        return case
-    sharding = msgspec.structs.replace(case.sharding, tensor_parallel=1)
-    return msgspec.structs.replace(case, sharding=sharding)

@@ -13,13 +13,13 @@ def reduced_precision(case: Case) -> bool:
 
 def meshes(case: Case) -> tuple[Mesh, ...]:
     """Return the mesh of each training segment."""
-    later = (mesh_of(segment.mesh, case.sharding.tensor_parallel) for segment in case.resume)
-    return (case.axes, *later)
+    sizes = (case.mesh, *(segment.mesh for segment in case.resume))
+    return tuple(mesh_of(one, case.sharding.inner) for one in sizes)
 
 
 def estimated(case: Case) -> bool:
     """Return True if bounds are estimated, since kernels differ from those of one device.
 
-    That is the case if the model is compiled, or its layers are sharded.
+    That is the case if the model is compiled, or its activations are split.
     """
-    return case.training.compile != "none" or case.axes.has("tp")
+    return case.training.compile != "none" or case.axes.parts("activations") > 1

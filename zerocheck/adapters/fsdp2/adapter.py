@@ -57,9 +57,9 @@ class Fsdp2(BuiltImplementation):
     reduced. With `sharding.prefetch` units name the ones to gather ahead. An optimizer that is made
     first (`optimizer_first`) trains nothing, and torch does not say so.
 
-    With a replicate axis (HSDP) gradients are reduce-scattered over the shard axis, then all-reduced
-    over the replicate axis. That may wait for the last microbatch (`sync` "shards"). torch averages
-    over each axis, so that it divides once per axis.
+    With a replicate axis (HSDP) gradients are reduce-scattered over the shard axis, then
+    all-reduced over the replicate axis. That may wait for the last microbatch (`sync` "shards").
+    torch averages over each axis, so that it divides once per axis.
 
     Where a parameter is used on some ranks only, ranks would reduce-scatter different sets of
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from ...hosts import counts
+from ..mesh import AxisName
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable
 from .row import table
@@ -74,3 +76,9 @@ WORLD = table(
     ),
     dimension="world",
 )
+
+OF_AXIS: Mapping[AxisName, tuple[str, ...]] = {
+    "replicate": ("two-axes", "one-replica", "one-shard", "sync-shards"),
+    "tp": ("tensor-parallel", "tensor-parallel-alone"),
+}
+"""Features that only a mesh with the axis has, the plainest first."""

@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 from msgspec.structs import replace
 
 from ... import signals
-from ...case.features import COMPILED, OF_PRECISION, OF_TP
+from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
+from ...case.mesh import INNER
 from ...errors import ExitCode
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
@@ -127,7 +128,7 @@ class _Matrix:
         rare = (
             (OF_PRECISION, "capabilities", "precision"),
             (COMPILED, "capabilities", "compile"),
-            (OF_TP, "axes", "tp"),
+            *(({*OF_AXIS[axis]}, "axes", axis) for axis in INNER),
         )
         for names, field, declared in rare:
             # Few faults are written for that.

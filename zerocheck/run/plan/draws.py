@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...case.drawing import draw
-from ...case.features import OF_REPLICATE, features
+from ...case.features import OF_AXIS, features
+from ...case.mesh import INNER
 from ...case.schema import Case, MeshSizes
 from ...errors import UsageError
 from ...protocol.verdicts import Obligation
@@ -64,7 +65,10 @@ APART = (
     # In no pair, since such cases are slow. Inductor takes a minute or more: for those who ask.
     SeparateDraws(frozenset(("compile",)), {"training.compile": "eager"}),
     SeparateDraws(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
-    SeparateDraws(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
+    *(
+        SeparateDraws(frozenset(OF_AXIS[axis][:1]), {f"sharding.{field}": 2})
+        for axis, field in INNER.items()
+    ),
     # A race shows where all three meet, and then in a third of the runs (faults/catalogue/races).
     SeparateDraws(
         frozenset(("delays", "microbatches", "bucket-small")),
@@ -195,7 +199,7 @@ def _with_features(
 
 
 def replicas_asked(options: RunOptions) -> bool:
-    return not OF_REPLICATE.isdisjoint(options.features)
+    return not {*options.features}.isdisjoint(OF_AXIS["replicate"])
 
 
 def mapping(value: object) -> dict[str, object]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...case.features import COMPILED, OF_PRECISION, OF_TP
+from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
+from ...case.mesh import INNER
 from ...case.options import plain
 from ...case.schema import MeshSizes
 from ...errors import UsageError
@@ -38,8 +39,9 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
     if "compile" not in described.capabilities and COMPILED.isdisjoint(options.features):
         fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
-    if "tp" not in described.axes and OF_TP.isdisjoint(options.features):
-        fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
+    for axis, field in INNER.items():
+        if axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis]):
+            fixed["sharding"] = {field: 1, **mapping(fixed.get("sharding"))}
     if not options.features:  # a user who asks for them gets the reason
         without: dict[str, object] = {}
         if "loss_scale" not in described.capabilities:
