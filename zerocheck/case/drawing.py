@@ -103,8 +103,7 @@ class CaseMaker:
     def fixing(self, fields: Mapping[str, Any]) -> CaseMaker:
         """Return a maker of cases of the same ranks with further fixed fields."""
         both = merged_fields(self._nested, fields)
-        single = [mesh[0] for mesh in self._worlds if len(mesh) == 1]
-        return CaseMaker(single, both, [mesh for mesh in self._worlds if len(mesh) > 1])
+        return CaseMaker((), both, self._worlds)
 
     def make(self, choose: Choose, part: Part[Block | None] = _apart) -> Case | None:
         """Make a valid case, or return None where the fixed fields contradict the choices."""

@@ -19,11 +19,11 @@ from ..contract.implementation import Moment
 from ..contract.shard import Index
 
 
-def _is_cut(parameter: torch.Tensor) -> bool:
+def _is_sharded(parameter: torch.Tensor) -> bool:
     """Return True if the ranks of the tp axis hold different parts of the parameter."""
     return (
         isinstance(parameter, DTensor)
-        and parameter.device_mesh.ndim > 1
+        and "tp" in (parameter.device_mesh.mesh_dim_names or ())
         and not parameter.placements[-1].is_replicate()
     )
 
@@ -47,7 +47,7 @@ class ReplicatedSummedOverTp(Fsdp2):
             if moment == "reduced":
                 for parameter in self.built.model.parameters():
                     grad: Any = parameter.grad
-                    if grad is not None and not _is_cut(parameter):
+                    if grad is not None and not _is_sharded(parameter):
                         dist.all_reduce(grad.to_local(), group=group)
             step.reached(moment)
 
@@ -62,7 +62,7 @@ class StridedTakenForPlain(Fsdp2):
 
     def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:
         shape, index = super()._place(name, parameter)
-        if not _is_cut(parameter) or not isinstance(parameter, DTensor):
+        if not _is_sharded(parameter) or not isinstance(parameter, DTensor):
             return shape, index
         mesh, last = parameter.device_mesh, parameter.placements[-1]
         if not (isinstance(last, Shard) and last.dim == 0) or shape[0] % mesh.size():

@@ -13,7 +13,7 @@ def reasons(case: Case) -> Iterator[str]:
     if case.model.user is not None:
         yield "the model is the user's own (model.user)"
     if case.axes.has("replicate"):
-        yield "the mesh has two axes, replicate and shard"
+        yield "the mesh has 2 axes"
     if case.hosts:
         yield "its ranks are told that they are on several hosts (hosts)"
     if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
