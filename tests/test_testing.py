@@ -16,6 +16,7 @@ from hypothesis.errors import FailedHealthCheck
 import zerocheck
 from zerocheck import shared_ranks, strategies, testing
 from zerocheck.case.capabilities import CAPABILITIES
+from zerocheck.case.mesh import AXES
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import Unsupported, UsageError
 from zerocheck.protocol.replies import Description
@@ -30,7 +31,7 @@ ARTICLE = "zerocheck.faults.article:ArticleStage1"
 SMALL = Case(mesh=(2,), training=Training(steps=1))
 
 
-EVERYTHING = Description(restores=True, capabilities=CAPABILITIES)
+EVERYTHING = Description(restores=True, capabilities=CAPABILITIES, axes=AXES)
 
 
 def supported(cases: Sequence[Case]) -> list[str | None]:
@@ -166,6 +167,7 @@ CONFTEST = """
 import hypothesis
 from zerocheck import pytest_plugin, strategies, testing
 from zerocheck.case.capabilities import CAPABILITIES
+from zerocheck.case.mesh import AXES
 from zerocheck.protocol.replies import Description
 from zerocheck.single_case import SingleVerdict
 
@@ -183,7 +185,7 @@ class Judge:
         return SingleVerdict(text="VIOLATED it is wrong" if wrong else "", notes=("a note",))
 
 # They start without ranks.
-described = Description(restores=True, capabilities=CAPABILITIES)
+described = Description(restores=True, capabilities=CAPABILITIES, axes=AXES)
 strategies._asked = lambda name, options: (described, strategies._supports_all)
 testing._judge = Judge
 """

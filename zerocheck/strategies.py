@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from .case.capabilities import CAPABILITIES
 from .case.codec import merged_fields
 from .case.features import OF_RESUME
+from .case.mesh import AXES
 from .case.options import drawn_values
 from .case.schema import Case
 from .case.space import Asking, CaseSpace
@@ -82,7 +83,7 @@ def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseS
     else:
         every = tuple(drawn_values())
         described, ask = (
-            Description(options=every, restores=True, capabilities=CAPABILITIES),
+            Description(options=every, restores=True, capabilities=CAPABILITIES, axes=AXES),
             _supports_all,
         )
     both = merged_fields(fixed_fields(options, described), fixed)

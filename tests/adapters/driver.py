@@ -93,7 +93,7 @@ def _live(rank: int, world_size: int, folder: Path, function: Any, given: Any) -
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
-        mesh = init_device_mesh("cpu", (world_size,))
+        mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
         answer = (True, function(mesh, *given))
         dist.barrier()
     except BaseException:

@@ -190,7 +190,7 @@ def steps(name: str) -> dict[str, list[str]]:
         from msgspec.structs import replace
 
         case = replace(case, training=replace(case.training, loss_scale=None))
-    mesh = init_device_mesh(DEVICE, case.mesh, mesh_dim_names=("shard",))
+    mesh = init_device_mesh(DEVICE, case.axes.sizes, mesh_dim_names=case.axes.names)
     found: dict[str, set[str]] = {}
     with on_the_device():
         model = moved(build_model(case))

@@ -150,8 +150,6 @@ def test_what_kinds_handle_is_not_refused_and_the_rest_with_a_reason(
     assert kind.supports(Case()) is None
     for case in (Case(mesh=(2, 2)), Case(resume=(TrainingSegment(mesh=(2, 2)),))):
         reason = kind.supports(case)
-        assert (
-            reason is None if "two_axes" in kind.capabilities else "one axis only" in (reason or "")
-        )
+        assert reason is None if "replicate" in kind.axes else "one axis only" in (reason or "")
     reason = kind.supports(Case(precision=Precision(compute="bf16")))
     assert reason is None if "precision" in kind.capabilities else "fp32" in (reason or "")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zerocheck.case import covering
 from zerocheck.case.covering import ALONE, Pairs, candidates, cost, cover
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import FEATURES, OF_OPTIMIZERS, OF_STEPS, ON_TWO_AXES, features
+from zerocheck.case.features import FEATURES, OF_AXIS, OF_OPTIMIZERS, OF_STEPS, features
 from zerocheck.case.options import defaults
 from zerocheck.case.schema import Case, Model
 
@@ -69,7 +69,7 @@ def test_what_excludes_each_other_is_not_waited_for(pool: dict[Case, int]) -> No
         assert not known & {(one, other), (other, one)}
     # Every feature is possible on its own, but for what is there for those who ask.
     drawn = set(OF_STEPS) - {"compile-inductor", "compute-fp16", *OF_OPTIMIZERS["sgd"]}
-    assert {name for pair in known for name in pair} == drawn - ON_TWO_AXES
+    assert {name for pair in known for name in pair} == drawn - {*OF_AXIS["replicate"]}
 
 
 def test_one_rank_exercises_its_own_pairs_only() -> None:

@@ -16,9 +16,9 @@ from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import (
     FEATURES,
+    OF_AXIS,
     OF_OPTIMIZERS,
     OF_STEPS,
-    ON_TWO_AXES,
     feature,
     features,
 )
@@ -45,13 +45,13 @@ ASKED_FOR = {"compile-inductor", "compute-fp16", *OF_OPTIMIZERS["sgd"]}
 
 
 def test_every_feature_occurs() -> None:
-    on_two_axes = draw(100, seed=0, world_sizes=(), meshes=MESHES)
-    counts = Counter(name for case in (*DRAWN, *on_two_axes) for name in features(case))
+    replicated = draw(100, seed=0, world_sizes=(), meshes=MESHES)
+    counts = Counter(name for case in (*DRAWN, *replicated) for name in features(case))
     assert set(counts) == set(OF_STEPS) - ASKED_FOR
     assert min(counts.values()) >= 10, counts.most_common()[-5:]
 
 
-def test_meshes_of_two_axes_change_no_other_case() -> None:
+def test_a_replicate_axis_changes_no_other_case() -> None:
     both = draw(300, seed=0, world_sizes=(2,), meshes=MESHES)
     assert {case.mesh for case in both} == {(2,), *MESHES}
     for case in both:
@@ -71,7 +71,7 @@ def test_every_feature_occurs_for_each_world_size() -> None:
         counts = {
             name for case in draw(500, seed=1, world_sizes=(size,)) for name in features(case)
         }
-        left = set(OF_STEPS) - counts - ON_TWO_AXES - ASKED_FOR
+        left = set(OF_STEPS) - counts - {*OF_AXIS["replicate"]} - ASKED_FOR
         # Two hosts of two ranks have one each.
         assert left <= {"hosts-uneven"} | {name for name in left if name.startswith("world-")}
         assert size == 2 or "hosts-uneven" not in left

@@ -1,4 +1,4 @@
-"""Which layers are cut, who reads what, and that drawn cases with tensor parallelism can be run."""
+"""Which layers are sharded, who reads what, and that drawn cases with tp can be run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.fitting import fit
+from zerocheck.case.fitting import fit, fit_axes
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training, TrainingSegment
 from zerocheck.case.segments import samples_read
-from zerocheck.case.tensor_parallel import cut_dim, fit_plan, plan_of
+from zerocheck.case.tensor_parallel import plan_of, sharded_dim
 from zerocheck.case.traits import estimated
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
@@ -59,9 +59,12 @@ def test_layers_that_always_run_are_cut_where_every_rank_gets_a_part() -> None:
 
 def test_a_bias_is_cut_with_the_rows_and_replicated_with_the_columns() -> None:
     plan = plan_of(MODEL, 2)
-    assert [cut_dim(plan, f"blocks.0.{name}") for name in ("up.weight", "up.bias")] == [0, 0]
-    assert [cut_dim(plan, f"blocks.0.{name}") for name in ("down.weight", "down.bias")] == [1, None]
-    assert cut_dim(plan, "blocks.3.norm.weight") is None
+    assert [sharded_dim(plan, f"blocks.0.{name}") for name in ("up.weight", "up.bias")] == [0, 0]
+    assert [sharded_dim(plan, f"blocks.0.{name}") for name in ("down.weight", "down.bias")] == [
+        1,
+        None,
+    ]
+    assert sharded_dim(plan, "blocks.3.norm.weight") is None
 
 
 def test_a_tied_head_is_cut_as_the_embedding_is() -> None:
@@ -72,7 +75,9 @@ def test_a_tied_head_is_cut_as_the_embedding_is() -> None:
 
 def test_ranks_that_cut_the_same_layers_read_the_same() -> None:
     case = of(2, model=MODEL, data=Data(masked=True), training=Training(loss_scale=2.0, overflow=0))
-    assert case.readers == 2 and [case.reader(rank) for rank in range(4)] == [0, 0, 1, 1]
+    mesh = case.axes
+    assert mesh.data_parallel_size == 2
+    assert [mesh.data_parallel_rank(rank) for rank in range(4)] == [0, 0, 1, 1]
     alone = replace(case, mesh=(2,), sharding=Sharding())
     for rank in range(4):
         own = batch(case, step=1, rank=rank, microbatch=0)
@@ -107,17 +112,17 @@ def test_bounds_are_estimated() -> None:
         ),
     ],
 )
-def test_a_mesh_that_cannot_be_cut_so_is_refused(case: Case, where: str) -> None:
+def test_a_mesh_that_tensor_parallelism_does_not_fit_is_refused(case: Case, where: str) -> None:
     with pytest.raises(UsageError) as error:
         check(case)
     assert str(error.value) == (
         f"sharding.tensor_parallel is 2 and {where}; allowed: a mesh of one axis, whose size it "
         "divides"
     )
-    check(fit_plan(case))
-    assert fit_plan(case).sharding.tensor_parallel == 1
+    check(fit_axes(case))
+    assert fit_axes(case).sharding.tensor_parallel == 1
     check(fit(replace(case, resume=())))
-    assert fit_plan(of(2)) == of(2)
+    assert fit_axes(of(2)) == of(2)
 
 
 def test_it_is_drawn_by_the_seed_and_changes_nothing_else() -> None:
@@ -132,7 +137,7 @@ def test_it_is_drawn_by_the_seed_and_changes_nothing_else() -> None:
 
 def test_resumed_cases_have_it_where_all_segments_can() -> None:
     fixed = {"sharding": {"tensor_parallel": 2}}
-    cases = draw_resumed(24, seed=1, world_sizes=(2, 4, 6), fixed=fixed, two_axes=True)
+    cases = draw_resumed(24, seed=1, world_sizes=(2, 4, 6), fixed=fixed, replicates=True)
     for case in cases:
         check(case)
     assert {case.sharding.tensor_parallel for case in cases} == {1, 2}

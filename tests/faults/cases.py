@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slices import sliced
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import COMPILED, CUT, OF_OPTIMIZERS, OF_PRECISION, features
+from zerocheck.case.features import COMPILED, OF_INNER_AXES, OF_OPTIMIZERS, OF_PRECISION, features
 from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
@@ -51,12 +51,12 @@ def drawn(
     *,
     restored: bool = False,
     delays: bool = False,
-    two_axes: bool = False,
+    replicates: bool = False,
     sgd: bool = False,
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
     mid-training, so that every implementation runs them. All have `delays`, or it is left to
-    chance. two_axes: on meshes with several ranks on both axes; sgd: in place of AdamW."""
+    chance. replicates: on meshes with several ranks on both axes; sgd: in place of AdamW."""
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
     if sgd:
         fixed["optimizer"] = {"kind": "sgd"}
@@ -64,9 +64,9 @@ def drawn(
         fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
         fixed["training"] = {"microbatches": microbatches}
-    sizes = () if two_axes else (world_size,)
+    sizes = () if replicates else (world_size,)
     cases = draw(
-        700, seed=world_size, world_sizes=sizes, fixed=fixed, meshes=_meshes(world_size, two_axes)
+        700, seed=world_size, world_sizes=sizes, fixed=fixed, meshes=_meshes(world_size, replicates)
     )
     # Of a slice the shortest come first.
     ordered = sliced(cases[1:], sorted(cases[1:], key=_passes))
@@ -115,10 +115,10 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
 
 
 def _as_plain_as_can_be(has: Collection[str], wanted: Collection[str]) -> bool:
-    """In fp32, not compiled and no layer cut, unless the fault needs that."""
+    """In fp32, not compiled and no layer sharded over tp, unless the fault needs that."""
     return all(
         not rare.isdisjoint(wanted) or rare.isdisjoint(has)
-        for rare in (OF_PRECISION, COMPILED, CUT)
+        for rare in (OF_PRECISION, COMPILED, OF_INNER_AXES)
     )
 
 
@@ -133,9 +133,9 @@ def _has_known_issue(fault: Fault, case: Case) -> bool:
     )
 
 
-def _meshes(world_size: int, two_axes: bool) -> list[tuple[int, int]]:
+def _meshes(world_size: int, replicates: bool) -> list[tuple[int, int]]:
     sizes = [size for size in range(2, world_size) if world_size % size == 0]
-    return [(world_size // size, size) for size in sizes] if two_axes else []
+    return [(world_size // size, size) for size in sizes] if replicates else []
 
 
 _TRIED = ("resume-killed", "resume-flip", "resume-truncate", "resume-remove", "resume-mix")
@@ -146,7 +146,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
     if fault.obligation in RESUME:
         yield from resumed(fault.world, fault.features, fault.without)[:MOST]
         return
-    two_axes = "two-axes" in fault.features
+    replicates = "two-axes" in fault.features
     queues = [
         (
             case
@@ -155,7 +155,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
                 fault.microbatches,
                 restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
-                two_axes=two_axes,
+                replicates=replicates,
                 sgd=bool(OF_SGD & {*fault.features}),
             )
             if set(fault.features) <= has
@@ -163,7 +163,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
             and _as_plain_as_can_be(has, fault.features)
             and not _has_known_issue(fault, case)
         )
-        for size in (fault.world, fault.world + (2 if two_axes else 1))
+        for size in (fault.world, fault.world + (2 if replicates else 1))
     ]
     for position in range(MOST):
         # The larger team is slower, and needed only to tell causes apart.

@@ -34,7 +34,7 @@ class NeverDivided(Right):
     semantics = replace(Right.semantics, divide_ranks="loss")
 
     def _objective(self, loss, weight, count):  # type: ignore[no-untyped-def]
-        return super()._objective(loss, weight, count) * self.case.readers
+        return super()._objective(loss, weight, count) * self.case.axes.data_parallel_size
 
 
 def _judged(observe: Callable, kind: type[Implementation], case: Case = CASE) -> dict:

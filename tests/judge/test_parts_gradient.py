@@ -18,6 +18,7 @@ from zerocheck.judge.obligations.gradient import check
 
 SECOND_ORDER = 1.000001
 CASE = Case(mesh=(3,), training=Training(microbatches=2))
+RANKS = CASE.axes.data_parallel_size
 
 
 def _passes(world: int = 3, count: int = 2, *, zero: bool = False) -> Passes:
@@ -82,8 +83,8 @@ def test_what_is_not_finite_must_be_just_that() -> None:
 def test_loss_divisor() -> None:
     assert loss_divisor(CASE, Semantics()) == 2.0
     assert loss_divisor(CASE, Semantics(divide="gradient")) == 1.0
-    assert loss_divisor(CASE, Semantics(divide_ranks="loss")) == 2.0 * CASE.readers
-    assert loss_divisor(CASE, Semantics(divide_ranks="loss", divide="gradient")) == CASE.readers
+    assert loss_divisor(CASE, Semantics(divide_ranks="loss")) == 2.0 * RANKS
+    assert loss_divisor(CASE, Semantics(divide_ranks="loss", divide="gradient")) == RANKS
     assert loss_divisor(CASE, Semantics(divide_ranks="loss", average="sum")) == 2.0
 
 

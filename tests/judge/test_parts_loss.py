@@ -9,6 +9,7 @@ import pytest
 import torch
 from small import SIZE, layout, state
 
+from zerocheck.case.mesh import mesh_of
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
 from zerocheck.judge import skip
@@ -65,10 +66,11 @@ def test_too_few_and_too_many_losses() -> None:
 
 
 def test_random_states() -> None:
-    assert loss.check_random([[b"a", b"b"], [b"c", b"d"]], step=0) is None
-    assert loss.check_random([[b"a", b"a"], [b"c", b"d"]], step=0) is None, "one rank's own"
-    assert loss.check_random([[], []], step=0) is None
-    violation = loss.check_random([[b"a", b"b"], [b"x"], [b"c", b"b"]], step=1)
+    mesh = mesh_of((2,))
+    assert loss.check_random([[b"a", b"b"], [b"c", b"d"]], mesh, step=0) is None
+    assert loss.check_random([[b"a", b"a"], [b"c", b"d"]], mesh, step=0) is None, "one rank's own"
+    assert loss.check_random([[], []], mesh, step=0) is None
+    violation = loss.check_random([[b"a", b"b"], [b"x"], [b"c", b"b"]], mesh_of((3,)), step=1)
     assert violation is not None and violation.ranks == (0, 2)
 
 

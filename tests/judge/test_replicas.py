@@ -12,6 +12,7 @@ import torch
 from observing import Observed
 from small import held, layout, state
 
+from zerocheck.case.mesh import mesh_of
 from zerocheck.case.schema import Block, Case, Model, Sharding, Training
 from zerocheck.floating_point import Enclosure
 from zerocheck.judge import bounds
@@ -41,7 +42,8 @@ def _all(*ranges: tuple[int, int]) -> Violation | None:
         manifest = (*entries, Entry("b", (2, 2), start, stop))
         record = Recorded(0, "state", "parameter", 0, 0, 0, "float32")
         seen.append(RankObservation(manifests=(manifest,), records=(record,)))
-    observation = Observation(layout(), seen, lambda rank, record: torch.empty(0), replica=2)
+    mesh = mesh_of((len(ranges) // 2, 2))
+    observation = Observation(layout(), seen, lambda rank, record: torch.empty(0), replicated=mesh)
     return Ownership(observation).check(0, "state")
 
 
@@ -76,7 +78,7 @@ def test_replicas_that_hold_other_parts(ranges: tuple, cause: str, message: str)
 def _copies(*parts: list[float]) -> RoleState:
     """Ranks 0 and 1 hold one copy of 8 elements, ranks 2 and 3 another."""
     one = held(*parts, ranges=(range(4), range(4, 8)) * 2)
-    return RoleState(one.whole, one.parts, one.plans, one.manifests, 2)
+    return RoleState(one.whole, one.parts, one.plans, one.manifests, mesh_of((2, 2)))
 
 
 def test_a_replica_is_put_together_from_its_own_ranks() -> None:
@@ -108,7 +110,7 @@ def test_the_bound_encloses_both_orders_and_both_divisions(
             average="mean",
             divide="loss",
             accumulate=accumulate,
-            mesh=mesh,
+            mesh=mesh_of(mesh),
         )
         exact, absolute = wide.sum((0, 1)) / world, wide.abs().sum((0, 1)) / world
         enclosure = bounds.gradient(exact, absolute, roundings)
@@ -137,7 +139,7 @@ def test_an_axis_that_is_not_divided_by_is_outside() -> None:
         average="mean",
         divide="loss",
         accumulate="local",
-        mesh=(3, 3),
+        mesh=mesh_of((3, 3)),
     )
     assert roundings == 8 + 1 + 2 + 2
     enclosure = bounds.gradient(exact, exact, roundings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from msgspec.structs import replace
 
+from zerocheck.case.mesh import mesh_of
 from zerocheck.case.schema import Block, Case, Model, Sharding
 from zerocheck.compat import local_index
 from zerocheck.judge.diagnose.tensor_parallel import order_of_pieces, with_repeated_biases
@@ -71,12 +72,13 @@ def test_row_wise_biases_alone_are_repeated() -> None:
     assert int((changed != FLAT).sum()) == bias.stop - bias.start
 
 
-def test_ranks_that_cut_the_same_layers_must_draw_alike() -> None:
-    assert loss.check_random([[b"a"], [b"a"], [b"b"], [b"b"]], step=0, together=2) is None
-    apart = loss.check_random([[b"a"], [b"a"], [b"b"], [b"c"]], step=0, together=2)
+def test_ranks_that_share_layers_must_draw_alike() -> None:
+    mesh = mesh_of((4,), (2,))
+    assert loss.check_random([[b"a"], [b"a"], [b"b"], [b"b"]], mesh, step=0) is None
+    apart = loss.check_random([[b"a"], [b"a"], [b"b"], [b"c"]], mesh, step=0)
     assert apart is not None
     assert apart.causes == ("tensor-parallel ranks seeded apart",) and apart.ranks == (2, 3)
-    alike = loss.check_random([[b"a"], [b"a"], [b"a"], [b"a"]], step=0, together=2)
+    alike = loss.check_random([[b"a"], [b"a"], [b"a"], [b"a"]], mesh, step=0)
     assert alike is not None and alike.causes == ("seed for all",)
 
 

@@ -60,7 +60,7 @@ def layout_of(parameters: Iterable[RunParameter]) -> ParameterLayout:
 class ShardMap:
     """Shards that all ranks hold after a checked step: a `judge.ownership.Shards`."""
 
-    replica = 0
+    replicated = None
 
     def __init__(self, verdicts: Sequence[RankVerdict]) -> None:
         self._verdicts = verdicts

@@ -1,12 +1,13 @@
 """Case: everything that determines a run, as data. No torch.
 
-- `capabilities.py`: features of a case that an implementation must declare that it handles
+- `capabilities.py`: features and mesh axes of a case that an implementation must declare
 - `choices.py`: distribution of cases: one class that makes a case out of choices
 - `codec.py`: conversion of cases to JSON and plain data, and back, with helpful errors
 - `covering.py`: covering arrays: few cases in which every pair of features occurs
 - `drawing.py`: drawing of cases by seed: the same ones everywhere, without Hypothesis
 - `fitting.py`: removal of options that a case no longer supports after something was taken from it
 - `measurement.py`: cases whose memory and collectives can be measured, and from which step on
+- `mesh.py`: device mesh with named axes, and what each axis splits
 - `optimizer_options.py`: options of optimizers other than AdamW
 - `option_set.py`: options that one adapter declares: their values, draws and features
 - `options.py`: options that only some implementations have, drawn by the seed of a case

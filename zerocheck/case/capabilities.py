@@ -1,16 +1,15 @@
-"""Capabilities: features of a case that an implementation must declare that it handles."""
+"""Capabilities and mesh axes of a case that an implementation must declare that it handles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Literal, get_args
 
+from .mesh import AXES, AxisName
 from .schema import Case
-from .traits import cuts, reduced_precision, two_axes
+from .traits import meshes, reduced_precision
 
-Capability = Literal[
-    "loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"
-]
+Capability = Literal["loss_scale", "unfreeze", "compile", "precision"]
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 """All of them; `Implementation.capabilities` says what each means."""
 
@@ -24,9 +23,11 @@ def required(case: Case) -> Iterator[tuple[Capability, str]]:
         yield "unfreeze", "training.unfreeze"
     if training.compile != "none":
         yield "compile", "training.compile"
-    if two_axes(case):
-        yield "two_axes", "a mesh of two axes (two_axes)"
-    if cuts(case):
-        yield "tensor_parallel", "sharding.tensor_parallel"
     if reduced_precision(case):
         yield "precision", "case.precision (precision)"
+
+
+def required_axes(case: Case) -> tuple[AxisName, ...]:
+    """Return the names of the mesh axes that the case needs in some training segment."""
+    needed = {name for mesh in meshes(case) for name in mesh.names}
+    return tuple(name for name in AXES if name in needed)

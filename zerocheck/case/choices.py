@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from ..hosts import drawn as drawn_hosts
+from .mesh import mesh_of
 from .optimizer_options import with_options
 from .options import drawn as drawn_options
 from .options import placed
@@ -27,6 +28,7 @@ from .schema import (
     Data,
     Disturbance,
     Group,
+    MeshSizes,
     Model,
     Optimizer,
     Precision,
@@ -331,9 +333,11 @@ class Choices(Picker):
             ),
         )
 
-    def sharding(self, seed: int, mesh: tuple[int, ...]) -> Sharding:
+    def sharding(self, seed: int, mesh: MeshSizes) -> Sharding:
+        axes = mesh_of(mesh)
+        replicates = axes.has("replicate")
         syncs: tuple[SyncKind, ...] = ("last", "last", "each")
-        if len(mesh) > 1:
+        if replicates:
             syncs = ("last", "each", "shards")
         wrap = self.option("sharding.wrap", WRAPS)
         # Drawn models have about 300 elements: larger units than the first leave the root alone.
@@ -353,7 +357,7 @@ class Choices(Picker):
             # By the seed, so that all other choices stay what they are.
             tensor_parallel=self.field(
                 "sharding.tensor_parallel",
-                lambda: drawn_tensor_parallel(seed, mesh[0]) if len(mesh) == 1 else 1,
+                lambda: 1 if replicates else drawn_tensor_parallel(seed, axes.size("shard")),
             ),
             device_mesh=self.field("sharding.device_mesh", lambda: seed % 5 != 3),
             export_offload=self.field("sharding.export_offload", lambda: seed % 7 == 4),

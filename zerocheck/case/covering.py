@@ -15,7 +15,7 @@ from typing import Any
 
 from .drawing import CaseMaker
 from .features import FEATURES
-from .schema import Case, Mesh
+from .schema import Case, MeshSizes
 from .shapes import call_order
 
 ALONE = "world-1"
@@ -94,7 +94,7 @@ def candidates(
     world_sizes: Sequence[int],
     fixed: Mapping[str, Any] | None = None,
     having: Iterable[str] = (),
-    meshes: Sequence[Mesh] = (),
+    meshes: Sequence[MeshSizes] = (),
 ) -> dict[Case, int]:
     """Return distinct valid cases, the simplest first, and the pairs of each.
 

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .choices import Choices
 from .codec import merged, merged_fields
 from .picker import Choose, Part, T
-from .schema import Block, Case, Mesh
+from .schema import Block, Case, MeshSizes
 from .validity import check
 
 
@@ -22,12 +22,12 @@ def draw(
     seed: int,
     world_sizes: Sequence[int],
     fixed: Mapping[str, Any] | None = None,
-    meshes: Sequence[Mesh] = (),
+    meshes: Sequence[MeshSizes] = (),
 ) -> list[Case]:
     """Draw exactly `count` distinct valid cases, the simplest first; the same for equal arguments.
 
-    fixed: nested case fields that are not drawn, such as {"training": {"clip": None}}; meshes: of
-    two axes, beside those of one that `world_sizes` are.
+    fixed: nested case fields that are not drawn, such as {"training": {"clip": None}}; meshes:
+    sizes of further meshes, such as (R, S).
 
     Not drawn through Hypothesis, which repeats itself on purpose: of 200 cases that it generates
     65 are not new, and 200 hold fewer pairs of features than 50 drawn here. Its choices may also
@@ -64,7 +64,7 @@ def _apart(make: Callable[[], T]) -> T:
 class CaseMaker:
     """Maker of cases for the given world sizes, with the fixed fields in place.
 
-    meshes: of two axes, beside those of one. Raises UsageError for a world size below 1 or fixed
+    meshes: further ones, such as (R, S). Raises UsageError for a world size below 1 or fixed
     fields that no case has.
     """
 
@@ -72,7 +72,7 @@ class CaseMaker:
         self,
         world_sizes: Sequence[int],
         fixed: Mapping[str, Any] | None = None,
-        meshes: Sequence[Mesh] = (),
+        meshes: Sequence[MeshSizes] = (),
     ) -> None:
         if not (world_sizes or meshes) or any(size < 1 for size in world_sizes):
             raise UsageError(f"world sizes {list(world_sizes)}; allowed: one or more integers >= 1")
@@ -88,7 +88,7 @@ class CaseMaker:
                 self._fixed |= {f"{section}.{name}": getattr(part, name) for name in fields}
             else:
                 self._fixed[section] = getattr(base, section)
-        self._worlds: list[Mesh] = [(size,) for size in dict.fromkeys(world_sizes)]
+        self._worlds: list[MeshSizes] = [(size,) for size in dict.fromkeys(world_sizes)]
         self._worlds += dict.fromkeys(meshes)
         self.meshes = (base.mesh,) if "mesh" in self._fixed else tuple(self._worlds)
         """Meshes that its cases can have."""
@@ -103,8 +103,7 @@ class CaseMaker:
     def fixing(self, fields: Mapping[str, Any]) -> CaseMaker:
         """Return a maker of cases of the same ranks with further fixed fields."""
         both = merged_fields(self._nested, fields)
-        single = [mesh[0] for mesh in self._worlds if len(mesh) == 1]
-        return CaseMaker(single, both, [mesh for mesh in self._worlds if len(mesh) > 1])
+        return CaseMaker((), both, self._worlds)
 
     def make(self, choose: Choose, part: Part[Block | None] = _apart) -> Case | None:
         """Make a valid case, or return None where the fixed fields contradict the choices."""

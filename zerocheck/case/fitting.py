@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ..hosts import counts, spelled
+from .mesh import INNER, fits
 from .schema import Block, BlockKind, Case, Model, Optimizer
 from .shapes import matching, parameter_shapes, trainable
-from .tensor_parallel import fit_plan
 
 _OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
     "hidden": ("mlp", "experts"),
@@ -45,10 +45,10 @@ def fit(case: Case) -> Case:
         training = _replace(training, overflow=None)
     elif training.overflow is not None:
         training = _replace(training, overflow=min(training.overflow, last))
+    case = fit_axes(case)
     sharding = case.sharding
-    if len(case.mesh) == 1 and sharding.sync == "shards":
+    if sharding.sync == "shards" and not case.axes.has("replicate"):
         sharding = _replace(sharding, sync="last")
-    sharding = fit_plan(_replace(case, sharding=sharding)).sharding
     hosts = case.hosts
     if not case.resume:  # else they are those of other numbers of ranks too
         hosts = spelled(counts(hosts, case.world_size))
@@ -62,6 +62,15 @@ def fit(case: Case) -> Case:
         sharding=sharding,
         optimizer=_fitting_options(_fitting_groups(case.optimizer, model)),
     )
+
+
+def fit_axes(case: Case) -> Case:
+    """Remove inner axes where a mesh of the case, or of a segment, does not allow them."""
+    sizes = (case.mesh, *(segment.mesh for segment in case.resume))
+    if all(fits(one, case.sharding.inner) for one in sizes):
+        return case
+    sharding = _replace(case.sharding, **dict.fromkeys(INNER.values(), 1))
+    return _replace(case, sharding=sharding)
 
 
 def _fitting_model(model: Model) -> Model:

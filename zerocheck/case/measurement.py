@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .schema import Case
-from .traits import cuts
 
 UNMEASURED = (
     "torch compiles nothing under a dispatch mode, by which memory and collectives are followed "
@@ -12,7 +11,8 @@ UNMEASURED = (
 """Why the memory of a compiled model is not judged."""
 
 UNTOLD = (
-    "what DTensors hold and call within cut layers is not predicted yet (sharding.tensor_parallel)"
+    "what DTensors hold and call within sharded layers is not predicted yet "
+    "(sharding.tensor_parallel)"
 )
 """Why memory and collectives of tensor parallelism are not judged."""
 
@@ -21,7 +21,7 @@ def unmeasured(case: Case) -> str | None:
     """Return the reason why memory obligations are not judged for the case, or None."""
     if case.training.compile != "none":
         return UNMEASURED
-    return UNTOLD if cuts(case) else None
+    return UNTOLD if case.axes.has("tp") else None
 
 
 def settled(case: Case) -> int:

@@ -19,7 +19,7 @@ from ..errors import UsageError
 from .codec import to_plain
 from .fitting import fit
 from .options import defaults
-from .schema import Block, BlockKind, Case, Group, Mesh, Model, Optimizer, TrainingSegment
+from .schema import Block, BlockKind, Case, Group, MeshSizes, Model, Optimizer, TrainingSegment
 from .validity import check
 
 Cut = Callable[[Case], Iterator[Case]]
@@ -170,7 +170,7 @@ def _everything(case: Case) -> Iterator[Case]:
         yield _replace(plain, hosts=case.hosts)
 
 
-def _two_ranks(mesh: Mesh) -> Mesh:
+def _two_ranks(mesh: MeshSizes) -> MeshSizes:
     """Reduce to two ranks on one axis; one, if there is only one."""
     return (min(2, prod(mesh)),)
 
@@ -210,7 +210,7 @@ def _world(case: Case) -> Iterator[Case]:
     for ranks in dict.fromkeys((1, 2, 3, (size + 1) // 2, size - 1)):
         if 0 < ranks < size:
             yield _replace(case, mesh=(ranks,))
-    if len(case.mesh) > 1:
+    if case.axes.has("replicate"):
         yield _replace(case, mesh=(size,))
         for axis, length in enumerate(case.mesh):
             for shorter in range(1, min(length, 3)):

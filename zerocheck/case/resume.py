@@ -13,8 +13,8 @@ import msgspec
 
 from .drawing import draw
 from .features import features
-from .schema import Case, DamageKind, Mesh, TrainingSegment
-from .tensor_parallel import fit_plan
+from .fitting import fit_axes
+from .schema import Case, DamageKind, MeshSizes, TrainingSegment
 from .values import CHECKPOINTS
 
 T = TypeVar("T")
@@ -47,18 +47,19 @@ def draw_resumed(
     into: Sequence[str] = (),
     having: Collection[str] = (),
     harms: Sequence[Harm] = (),
-    two_axes: bool = False,
+    replicates: bool = False,
 ) -> list[Case]:
     """Draw up to `count` distinct cases with a checkpoint or more; the same for equal arguments.
 
     The pairs of world sizes to save and to load: see `_pairs`. fixed: as in `drawing.draw`;
     into: implementations that can load what is saved, beside the one that saved; having: features
-    that each must have; harms: what each ends with, in turns; by default few do; two_axes: one case
-    of three has meshes of two axes, with several ranks on both, where a world size can be cut so.
+    that each must have; harms: what each ends with, in turns; by default few do; replicates: one
+    case of three has a replicate axis, with several ranks on both axes, where a world size can be
+    split so.
     Fewer than `count` if there are no more.
     """
     source = random.Random(seed)  # only random() is used: its sequence is promised to stay
-    axes = random.Random(seed)  # of its own, so that all else is drawn as without two axes
+    axes = random.Random(seed)  # of its own, so that all else is drawn as without replicas
     tries = count * (OVERDRAW // OFFERED if having else 1)
     pairs = _pairs(tries, list(dict.fromkeys(world_sizes)), source)
     fixed = _without_unfreezing(fixed or {})
@@ -78,9 +79,9 @@ def draw_resumed(
         for base in bases[saving][:OFFERED]:
             segments = _drawn_segments(loading, world_sizes, into, harm, source)
             case = _resumed(base, segments, fixed, source)
-            if two_axes and number % 3 == 2:
-                case = _on_two_axes(case, axes)
-            case = fit_plan(case)
+            if replicates and number % 3 == 2:
+                case = _replicated(case, axes)
+            case = fit_axes(case)
             has = features(case)
             if wanted <= set(has) and case not in found:
                 offered[case] = [name for name in has if name not in UNCOUNTED]
@@ -107,8 +108,8 @@ def _resumed(
     return msgspec.structs.replace(base, resume=segments, sharding=sharding)
 
 
-def _on_two_axes(case: Case, source: random.Random) -> Case:
-    """Put the ranks on meshes of two axes, half of the time for each segment."""
+def _replicated(case: Case, source: random.Random) -> Case:
+    """Give the meshes a replicate axis, half of the time for each segment."""
     meshes = [
         _mesh(mesh, source) for mesh in (case.mesh, *(segment.mesh for segment in case.resume))
     ]
@@ -119,10 +120,10 @@ def _on_two_axes(case: Case, source: random.Random) -> Case:
     return msgspec.structs.replace(case, mesh=meshes[0], resume=tuple(segments))
 
 
-def _mesh(mesh: Mesh, source: random.Random) -> Mesh:
+def _mesh(mesh: MeshSizes, source: random.Random) -> MeshSizes:
     size = math.prod(mesh)
-    cuts = [(size // shards, shards) for shards in range(2, size) if size % shards == 0]
-    return _pick(cuts, source) if cuts and source.random() < 0.5 else mesh
+    splits = [(size // shards, shards) for shards in range(2, size) if size % shards == 0]
+    return _pick(splits, source) if splits and source.random() < 0.5 else mesh
 
 
 def _pairs(count: int, sizes: Sequence[int], source: random.Random) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from .mesh import INNER, Mesh, mesh_of
 from .option_set import OptionValues
 from .options import stored
 
@@ -281,7 +282,7 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """When the next unit is gathered in the backward: before or after the gradients of this one."""
     sync: SyncKind = "last"
     """Gradients are reduced with the last microbatch only, or with each; with "shards" over the
-    shard axis with each, and over the replicate axis with the last (a mesh of two axes)."""
+    shard axis with each, and over the replicate axis with the last."""
     use_orig_params: bool = True
     """FSDP1: the optimizer sees the original parameters, not the flat ones."""
     bucket_view: bool = False
@@ -304,10 +305,15 @@ class Sharding(_Data, frozen=True, kw_only=True):
     """FSDP1 and FSDP2: parameters, gradients and optimizer states lie on the CPU, in pageable or
     pinned memory, and the optimizer runs there."""
     tensor_parallel: Small = 1
-    """FSDP2: so many neighbouring ranks cut each layer (tensor parallelism) and read the same
-    samples; it divides the number of ranks, on a mesh of one axis. The sums of a layer come in
-    another order than on one device, so what it computes is held against bounds that are
+    """FSDP2: so many neighbouring ranks share each layer (tensor parallelism) and read the same
+    samples; it divides the number of ranks, on a mesh without a replicate axis. The sums of a layer
+    come in another order than on one device, so what it computes is held against bounds that are
     estimated."""
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes within the shard axis, in the order of INNER."""
+        return tuple(getattr(self, field) for field in INNER.values())
 
 
 class Disturbance(_Data, frozen=True, kw_only=True):
@@ -317,7 +323,7 @@ class Disturbance(_Data, frozen=True, kw_only=True):
     """Before each loss, each collective and each optimizer step."""
 
 
-Mesh = Annotated[
+MeshSizes = Annotated[
     tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...],
     Meta(min_length=1, max_length=2),
 ]
@@ -329,7 +335,7 @@ Hosts = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Met
 class TrainingSegment(_Data, frozen=True, kw_only=True):
     """Training segment after a checkpoint: other ranks load it and continue."""
 
-    mesh: Mesh = (2,)
+    mesh: MeshSizes = (2,)
     steps: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Steps that are taken after the load."""
     into: Annotated[str, Meta(max_length=256)] = ""
@@ -349,15 +355,15 @@ class TrainingSegment(_Data, frozen=True, kw_only=True):
 class Case(_Data, frozen=True, kw_only=True):
     """Everything that determines a run, except the implementation.
 
-    `mesh` holds the size of each axis: (W,) shards over W ranks; (R, S) replicates over R and
-    shards over S, and rank r S + s has place r on the first axis and s on the second. With
-    `sharding.tensor_parallel` T, (W,) is a mesh (W / T, T) of the axes shard and tp. `seed`
-    determines the initial weights, the state of a start in mid-training, every sample and
+    `seed` determines the initial weights, the state of a start in mid-training, every sample and
     every dropout mask.
     """
 
     format: Literal[2] = FORMAT
-    mesh: Mesh = (2,)
+    mesh: MeshSizes = (2,)
+    """Sizes of the axes, of which `axes` gives the names: (W,) shards over W ranks; (R, S)
+    replicates over R and shards over S. With `sharding.tensor_parallel` T, (W,) shards over W / T
+    ranks, and T neighbours are on the axis tp."""
     hosts: Hosts = ()
     """Ranks on each host, in the order of ranks; the last number stands for all hosts after it, and
     () is one host for all. Each rank's environment says so, as that of torchrun does, and nothing
@@ -390,20 +396,9 @@ class Case(_Data, frozen=True, kw_only=True):
         return size
 
     @property
-    def readers(self) -> int:
-        """Number of data-parallel ranks: those that read samples of their own."""
-        return self.world_size // self.sharding.tensor_parallel
+    def axes(self) -> Mesh:
+        """Mesh of `mesh` with named axes: code asks it, and not the sizes.
 
-    def reader(self, rank: int) -> int:
-        """Return the index of the data-parallel rank that this rank is, or is a part of."""
-        return rank // self.sharding.tensor_parallel
-
-    @property
-    def shards(self) -> int:
-        """Number of ranks on the shard axis: all of them, or those of one replica."""
-        return self.mesh[-1]
-
-    @property
-    def replicas(self) -> int:
-        """Number of ranks on the replicate axis; 1 where the mesh has no such axis."""
-        return self.mesh[0] if len(self.mesh) > 1 else 1
+        Raises ValueError if the sizes of inner axes do not divide the ranks.
+        """
+        return mesh_of(self.mesh, self.sharding.inner)

@@ -53,7 +53,7 @@ def only_loads(case: Case, number: int) -> bool:
 
 def samples_read(case: Case, steps: int) -> int:
     """Count the samples that all data-parallel ranks of a segment read in `steps` steps."""
-    return case.readers * case.training.microbatches * case.data.batch * steps
+    return case.axes.data_parallel_size * case.training.microbatches * case.data.batch * steps
 
 
 def samples_before(case: Case, number: int) -> int:

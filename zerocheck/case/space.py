@@ -19,7 +19,7 @@ from .features import features
 from .patterns import Pattern, patterns_of
 from .picker import Choose, Part
 from .reductions import differing, simpler
-from .schema import Block, Case, Mesh
+from .schema import Block, Case, MeshSizes
 
 Asking = Callable[[Sequence[Case]], list[str | None]]
 """asking(cases) -> for each case the reason why it is not supported, or None."""
@@ -39,7 +39,7 @@ class CaseSpace:
     def __init__(
         self,
         world_sizes: Sequence[int],
-        meshes: Sequence[Mesh] = (),
+        meshes: Sequence[MeshSizes] = (),
         fixed: Mapping[str, Any] | None = None,
         *,
         wanted: Collection[str] = (),

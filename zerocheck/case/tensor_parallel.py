@@ -1,13 +1,13 @@
 """Tensor parallelism of a drawn model: the layers that are sharded, how, and its drawing.
 
 No torch: `adapters/fsdp2/tensor_parallel.py` makes torch's styles of it. `Plan` names a layer by
-its path. The output features of a layer are cut over the ranks (column-wise), or its inputs are,
-and partial sums are added over the ranks (row-wise):
+its path. Either the output features of a layer are sharded over the ranks (column-wise), or its
+inputs are, and partial sums are added over the ranks (row-wise):
 
-    column         what it gives stays cut, for a row-wise layer that takes it so
-    gathered       column-wise, and what it gives is gathered
-    row            takes what is cut, gives the sum
-    split          row-wise, and takes what is whole: each rank uses its part
+    column         its output stays sharded, for a row-wise layer that takes it so
+    gathered       column-wise, and its output is gathered
+    row            its input is sharded, its output is the sum
+    split          row-wise, and its input is whole: each rank uses its part
     vocabulary     an embedding: each rank has some of the rows
 
 An MLP whose hidden width the ranks divide is column and row. Where they do not, and in an
@@ -20,16 +20,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
-
-from .schema import Case, Model
+from .schema import Model
 from .shapes import leaves_a_rank_empty, parameter_shapes
 
 Style = Literal["column", "gathered", "row", "split", "vocabulary"]
 Plan = Mapping[str, Style]
 
 DIM: dict[Style, int] = {"column": 0, "gathered": 0, "row": 1, "split": 1, "vocabulary": 0}
-"""The dim of the weight that is cut. A bias is cut with dim 0, and replicated with dim 1."""
+"""Sharded dim of the weight. A bias is sharded with dim 0, and replicated with dim 1."""
 
 OF_SEEDS = 23
 """One case of so many is drawn with tensor parallelism, and one more with as much as there is."""
@@ -65,7 +63,7 @@ def plan_of(model: Model, count: int) -> dict[str, Style]:
     }
 
 
-def cut_dim(plan: Plan, name: str) -> int | None:
+def sharded_dim(plan: Plan, name: str) -> int | None:
     """Return the dim of a parameter that is sharded, or None for one that is replicated."""
     layer, _, kind = name.rpartition(".")
     if layer not in plan:
@@ -81,13 +79,3 @@ def drawn(seed: int, world_size: int) -> int:
     if kind == 5 and world_size > 1:
         return world_size
     return sizes[seed % len(sizes)] if kind == 11 and sizes else 1
-
-
-def fit_plan(case: Case) -> Case:
-    """Remove tensor parallelism where a mesh of the case, or of a segment, does not allow it."""
-    count = case.sharding.tensor_parallel
-    meshes = (case.mesh, *(segment.mesh for segment in case.resume))
-    if count == 1 or all(len(mesh) == 1 and mesh[0] % count == 0 for mesh in meshes):
-        return case
-    sharding = msgspec.structs.replace(case.sharding, tensor_parallel=1)
-    return msgspec.structs.replace(case, sharding=sharding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .mesh import Mesh, mesh_of
 from .schema import Case
 
 
@@ -10,19 +11,15 @@ def reduced_precision(case: Case) -> bool:
     return case.precision.compute != "fp32" or case.precision.reduce != "fp32"
 
 
-def two_axes(case: Case) -> bool:
-    """Return True if some segment has a mesh of two axes."""
-    return len(case.mesh) > 1 or any(len(segment.mesh) > 1 for segment in case.resume)
-
-
-def cuts(case: Case) -> bool:
-    """Return True if layers are sharded over ranks (tensor parallelism)."""
-    return case.sharding.tensor_parallel > 1
+def meshes(case: Case) -> tuple[Mesh, ...]:
+    """Return the mesh of each training segment."""
+    sizes = (case.mesh, *(segment.mesh for segment in case.resume))
+    return tuple(mesh_of(one, case.sharding.inner) for one in sizes)
 
 
 def estimated(case: Case) -> bool:
     """Return True if bounds are estimated, since kernels differ from those of one device.
 
-    That is the case if the model is compiled, or its layers are sharded.
+    That is the case if the model is compiled, or its activations are split.
     """
-    return case.training.compile != "none" or cuts(case)
+    return case.training.compile != "none" or case.axes.parts("activations") > 1

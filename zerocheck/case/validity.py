@@ -7,6 +7,7 @@ import math
 from ..catalogue import NAMED, check_factory
 from ..errors import UsageError, unknown
 from .codec import from_plain, to_plain
+from .mesh import INNER, fits
 from .schema import MAX_WORLD_SIZE, Block, Case, OptimizerKind
 from .shapes import (
     activation_elements,
@@ -50,8 +51,8 @@ def check(case: Case) -> None:
     _check_masked(case)
     _check_optimizer(case)
     _check_training(case)
+    _check_axes(case)
     _check_sync(case)
-    _check_tensor_parallel(case)
     _check_resume(case)
 
 
@@ -234,23 +235,24 @@ def _check_training(case: Case) -> None:
 
 
 def _check_sync(case: Case) -> None:
-    if case.sharding.sync == "shards" and len(case.mesh) == 1:
+    if case.sharding.sync == "shards" and not case.axes.has("replicate"):
         raise UsageError(
             "sharding.sync 'shards' needs a mesh of two axes, such as [2, 2]; given is "
             f"{list(case.mesh)}; allowed: 'last' or 'each'"
         )
 
 
-def _check_tensor_parallel(case: Case) -> None:
-    count = case.sharding.tensor_parallel
+def _check_axes(case: Case) -> None:
     for where, mesh in (
         ("mesh", case.mesh),
         *((f"resume[{number}].mesh", segment.mesh) for number, segment in enumerate(case.resume)),
     ):
-        if count > 1 and (len(mesh) > 1 or mesh[0] % count):
+        if not fits(mesh, case.sharding.inner):
+            given = zip(INNER.values(), case.sharding.inner, strict=True)
+            asked = [f"sharding.{field} is {count}" for field, count in given if count > 1]
             raise UsageError(
-                f"sharding.tensor_parallel is {count} and {where} is {list(mesh)}; allowed: a mesh "
-                "of one axis, whose size it divides"
+                f"{' and '.join([*asked, where])} is {list(mesh)}; allowed: a mesh of one axis, "
+                "whose size it divides"
             )
 
 

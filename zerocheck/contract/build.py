@@ -169,7 +169,7 @@ class BuiltImplementation(Implementation):
         """Return the scalar to call backward on: the loss by weight and share, scaled."""
         if self.semantics.weight == "token" and weight != 1.0:
             loss = loss * weight
-        divisor = count * (self.case.readers if self.semantics.in_losses else 1)
+        divisor = count * (self.case.axes.data_parallel_size if self.semantics.in_losses else 1)
         if divisor > 1:
             loss = loss / divisor
         return loss if self.built.scaler is None else self.built.scaler.scale(loss)
@@ -335,12 +335,11 @@ def from_function(
 ) -> type[BuiltImplementation]:
     """Make the class, of this name, for a bare `build` function or a partial of one.
 
-    Attributes `semantics`, `fixed`, `options`, `capabilities`, `stage` and `supports` of the
-    function
-    become those of the class.
+    Attributes `semantics`, `fixed`, `options`, `capabilities`, `axes`, `stage` and `supports` of
+    the function become those of the class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for attribute in ("semantics", "fixed", "options", "capabilities", "stage", "without"):
+    for attribute in ("semantics", "fixed", "options", "capabilities", "axes", "stage", "without"):
         if hasattr(build, attribute):
             members[attribute] = getattr(build, attribute)
     if hasattr(build, "supports"):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.capabilities import Capability
+from ..case.mesh import AxisName
 from ..case.schema import Case
 from ..models.user import call_with
 from .layout import Layout
@@ -153,7 +154,7 @@ class Implementation:
     Subclass it, or give a function `build(model, case, mesh) -> Built` (see contract/build.py) if
     the code looks like torch. Required: `__init__`, `train_step`, `shards`. Optional: `supports`,
     `restore`, `close`, `layout`, `save` with `load`, `export`, and the class attributes
-    `semantics`, `fixed`, `without`, `options`, `capabilities`, `keeps`, `exchanges` and
+    `semantics`, `fixed`, `without`, `options`, `capabilities`, `axes`, `keeps`, `exchanges` and
     `stage`. What an implementation means by a step may depend on the case: `self.semantics` of the
     instance counts.
     """
@@ -164,12 +165,15 @@ class Implementation:
     capabilities: ClassVar[Collection[Capability]] = frozenset()
     """Features that it handles where the case asks for them: "loss_scale" (multiplies losses by a
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
-    `Step.unfreeze`), "compile" (compiles the model with the backend `training.compile`), "two_axes"
-    (replicates over the first axis of a mesh of two, and shards over the second), "precision"
-    (computes and reduces in the dtypes of `case.precision`, and says how in its `semantics`),
-    "tensor_parallel" (shards layers over the second axis of the mesh that it is then given; see
-    `sharding.tensor_parallel`).
+    `Step.unfreeze`), "compile" (compiles the model with the backend `training.compile`),
+    "precision" (computes and reduces in the dtypes of `case.precision`, and says how in its
+    `semantics`).
     Without it, such cases are unsupported and are not drawn."""
+    axes: ClassVar[Collection[AxisName]] = frozenset({"shard"})
+    """Axes of the mesh that it handles: "shard", the ranks over which it shards, or all of them
+    where it does not; "replicate" (ranks along it hold the same shards, of different samples); "tp"
+    (shards layers over it, see `sharding.tensor_parallel`). Cases with others are unsupported and
+    are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),
@@ -216,8 +220,7 @@ class Implementation:
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         """Set up training. `model` is not wrapped yet and equal on every rank.
 
-        `mesh` has the axes of case.mesh: shard, or replicate and shard. With
-        `sharding.tensor_parallel` they are shard and tp.
+        `mesh` has the axes of `case.axes`, by name: `mesh.get_group("shard")`.
         """
         raise NotImplementedError
 

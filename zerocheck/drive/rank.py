@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..case.capabilities import CAPABILITIES, required
+from ..case.capabilities import CAPABILITIES, required, required_axes
 from ..case.measurement import unmeasured
+from ..case.mesh import AXES
 from ..case.options import defaults
 from ..case.schema import Case, Sharding
-from ..case.traits import cuts
 from ..catalogue import INJECTED, PLANTING, apart
 from ..compat_memory import quiet_profiler
 from ..contract import loading
@@ -49,11 +49,6 @@ from .collectives import CollectiveTrace
 from .leaks.guard import LeakSink, StateGuard
 from .recorder import Recorder, Store
 from .steps import Driver, restores
-
-AXES = {1: ("shard",), 2: ("replicate", "shard")}
-"""Names of the mesh axes, by their number."""
-TENSOR_AXES = ("shard", "tp")
-"""Those with tensor parallelism."""
 
 _injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, ...], DeviceMesh] = {}
@@ -156,7 +151,8 @@ def _describe(name: str) -> Description:
     try:
         implementation = load(name)
         _check_declared(name, implementation)
-        _check_capabilities(name, implementation.capabilities)
+        _check_words(name, "capabilities", implementation.capabilities, CAPABILITIES)
+        _check_words(name, "axes", implementation.axes, AXES)
         kept(name, implementation)
         # Only plain data can be merged into a case.
         msgspec.json.encode(dict(implementation.fixed))
@@ -174,6 +170,7 @@ def _describe(name: str) -> Description:
         options=options,
         exchanges=tuple(implementation.exchanges),
         capabilities=tuple(one for one in CAPABILITIES if one in implementation.capabilities),
+        axes=tuple(one for one in AXES if one in implementation.axes),
     )
 
 
@@ -261,6 +258,7 @@ def _check_declared(name: str, implementation: type[Implementation]) -> None:
         ("fixed", "a mapping of case fields", Mapping),
         ("without", "a mapping of obligations to reasons", Mapping),
         ("capabilities", "a set of strings", Collection),
+        ("axes", "a set of strings", Collection),
         ("keeps", "a tuple of strings", Collection),
         ("exchanges", "a tuple of strings", Collection),
         ("options", "a tuple of strings, or None", Collection | None),
@@ -270,14 +268,15 @@ def _check_declared(name: str, implementation: type[Implementation]) -> None:
             raise UsageError(f"{name}: `{attribute}` is {given!r:.60}; needed is {needed}")
 
 
-def _check_capabilities(name: str, given: Collection[str]) -> None:
+def _check_words(name: str, attribute: str, given: Collection[str], known: Sequence[str]) -> None:
+    """Raise UsageError for a class attribute that is no set of known strings."""
     if isinstance(given, str):
         raise UsageError(
-            f"{name}: `capabilities` is the string {given!r}; needed is a set of strings"
+            f"{name}: `{attribute}` is the string {given!r}; needed is a set of strings"
         )
     for one in given:
-        if one not in CAPABILITIES:
-            raise unknown(f"word in {name}.capabilities", one, CAPABILITIES)
+        if one not in known:
+            raise unknown(f"word in {name}.{attribute}", one, known)
 
 
 def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
@@ -285,6 +284,12 @@ def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     for capability, problem in required(case):
         if capability not in implementation.capabilities:
             return f"it does not declare that it handles {problem} (class attribute capabilities)"
+    for axis in required_axes(case):
+        if axis not in implementation.axes:
+            return (
+                f"it does not declare that it handles a mesh with the axis {axis!r} (class "
+                "attribute axes)"
+            )
     return None
 
 
@@ -317,19 +322,12 @@ def _refusals(job: Supports) -> Refusals:
     return Refusals(reasons=tuple(numbers), of=tuple(of))
 
 
-def axes_of(case: Case) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return sizes and names of the axes of the case's device mesh."""
-    if cuts(case):
-        return (case.readers, case.sharding.tensor_parallel), TENSOR_AXES
-    return case.mesh, AXES[len(case.mesh)]
-
-
 def _mesh(case: Case, device: str = CPU) -> DeviceMesh:
     """Return the case's device mesh, made once per process group, with collectives."""
-    shape, names = axes_of(case)
-    key = (dist.group.WORLD, shape, names, device)
+    sizes, names = case.axes.sizes, case.axes.names
+    key = (dist.group.WORLD, sizes, names, device)
     mesh = _meshes.get(key)
     if mesh is None:
         _meshes.clear()
-        mesh = _meshes[key] = init_device_mesh(device, shape, mesh_dim_names=names)
+        mesh = _meshes[key] = init_device_mesh(device, sizes, mesh_dim_names=names)
     return mesh

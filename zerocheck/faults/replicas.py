@@ -91,7 +91,7 @@ class DividedByShardsOnly(Fsdp2):
         built = super().build(model, case, mesh)
         for module in built.model.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(float(case.shards))
+                module.set_gradient_divide_factor(float(case.axes.size("shard")))
         return built
 
 
@@ -107,18 +107,18 @@ class DividedByReplicasTwice(Zero3):
 
 
 class _Exchanged:
-    """Mesh of two axes whose groups are exchanged."""
+    """Mesh whose groups of the axes replicate and shard are exchanged."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.ndim, self.device_type = mesh.ndim, mesh.device_type
+        self.mesh_dim_names, self.device_type = mesh.mesh_dim_names, mesh.device_type
         self._mesh = mesh
 
-    def get_group(self, axis: int = 0) -> dist.ProcessGroup:
-        return self._mesh.get_group(self.ndim - 1 - axis)
+    def get_group(self, axis: str) -> dist.ProcessGroup:
+        return self._mesh.get_group("shard" if axis == "replicate" else "replicate")
 
 
 class AxesExchanged(Zero1):
-    """The first axis of the mesh is taken for the shard axis, and the second for the replicas.
+    """The replicate axis of the mesh is taken for the shard axis, and the other way round.
 
     Flagged: ownership.
     """
@@ -131,12 +131,12 @@ class AxesExchanged(Zero1):
 class _AllRanks:
     """Mesh with all ranks on one axis."""
 
-    ndim = 1
+    mesh_dim_names = ("shard",)
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.device_type = mesh.device_type
 
-    def get_group(self, axis: int = 0) -> dist.ProcessGroup | None:
+    def get_group(self, axis: str) -> dist.ProcessGroup | None:
         return dist.group.WORLD
 
 

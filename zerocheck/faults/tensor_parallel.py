@@ -14,17 +14,16 @@ from torch.distributed.tensor import DTensor, Shard
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..case.schema import Case
 from ..case.tensor_parallel import plan_of
-from ..case.traits import cuts
 from ..contract import Built, Step, StepReport
 from ..contract.implementation import Moment
 from ..contract.shard import Index
 
 
-def _is_cut(parameter: torch.Tensor) -> bool:
+def _is_sharded(parameter: torch.Tensor) -> bool:
     """Return True if the ranks of the tp axis hold different parts of the parameter."""
     return (
         isinstance(parameter, DTensor)
-        and parameter.device_mesh.ndim > 1
+        and "tp" in (parameter.device_mesh.mesh_dim_names or ())
         and not parameter.placements[-1].is_replicate()
     )
 
@@ -40,7 +39,7 @@ class ReplicatedSummedOverTp(Fsdp2):
         return super().build(model, case, mesh)
 
     def train_step(self, step: Step) -> StepReport:
-        if not cuts(self.case):
+        if not self.case.axes.has("tp"):
             return super().train_step(step)
         group = self._mesh.get_group("tp")
 
@@ -48,7 +47,7 @@ class ReplicatedSummedOverTp(Fsdp2):
             if moment == "reduced":
                 for parameter in self.built.model.parameters():
                     grad: Any = parameter.grad
-                    if grad is not None and not _is_cut(parameter):
+                    if grad is not None and not _is_sharded(parameter):
                         dist.all_reduce(grad.to_local(), group=group)
             step.reached(moment)
 
@@ -63,14 +62,14 @@ class StridedTakenForPlain(Fsdp2):
 
     def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:
         shape, index = super()._place(name, parameter)
-        if not _is_cut(parameter) or not isinstance(parameter, DTensor):
+        if not _is_sharded(parameter) or not isinstance(parameter, DTensor):
             return shape, index
         mesh, last = parameter.device_mesh, parameter.placements[-1]
         if not (isinstance(last, Shard) and last.dim == 0) or shape[0] % mesh.size():
             return shape, index
         rows = shape[0] // mesh.size()
-        first, second = mesh.get_local_rank(0), mesh.get_local_rank(1)
-        start = (first * mesh.size(1) + second) * rows
+        first, second = mesh.get_local_rank("shard"), mesh.get_local_rank("tp")
+        start = (first * mesh["tp"].size() + second) * rows
         return shape, (slice(start, start + rows), *(slice(0, size) for size in shape[1:]))
 
 
@@ -80,8 +79,8 @@ class BiasOnEveryRank(Fsdp2):
     Flagged: loss, with the bias T times too large.
     """
 
-    def cut(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().cut(model, case, mesh)
+    def shard_layers(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().shard_layers(model, case, mesh)
         count = mesh["tp"].size()
         plan = plan_of(case.model, count)
         for path, style in plan.items():
@@ -99,4 +98,4 @@ class DividedByAllRanks(Fsdp2):
     """
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
-        return super()._objective(loss, weight, count) / self.case.sharding.tensor_parallel
+        return super()._objective(loss, weight, count) / self.case.axes.size("tp")

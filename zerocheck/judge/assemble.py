@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import torch
 
+from ..case.mesh import Mesh
 from ..protocol.observations import Entry, Point, RankObservation, Recorded, StepObservation
 from . import vectors
 from .compare import same_bits
@@ -50,23 +51,23 @@ class RoleState:
     """One role at one point: what each rank holds, and the whole vector put together.
 
     whole: (size,), NaN where nobody holds anything; where several ranks hold an element, that of
-    the lowest rank. parts[r] and plans[r]: rank r's data and where it lies. replica: on a mesh of
-    two axes, how many ranks hold one copy together, one after the other; else 0.
+    the lowest rank. parts[r] and plans[r]: rank r's data and where it lies. replicated: the mesh
+    of the ranks, if it has a replicate axis; else None.
     """
 
     whole: torch.Tensor
     parts: tuple[torch.Tensor, ...]
     plans: tuple[ManifestPlan, ...]
     manifests: tuple[tuple[Entry, ...], ...]
-    replica: int = 0
+    replicated: Mesh | None = None
 
     def as_of(self, rank: int) -> torch.Tensor:
         """Return `whole`, with the shards of this rank's replica as the replica holds them.
 
         `whole` itself if no bit of that differs.
         """
-        count = self.replica or 1
-        members = range(rank // count * count, (rank // count + 1) * count)
+        mesh = self.replicated
+        members = (rank,) if mesh is None else mesh.group(rank, "shard")
         if all(same_bits(self.parts[r], self.plans[r].gather(self.whole)) for r in members):
             return self.whole
         if self.plans[rank].index is None:
@@ -123,8 +124,8 @@ class Observation:
     fetch: Fetch
     first: int = 0
     """Index of the first step."""
-    replica: int = 0
-    """As in `Held`."""
+    replicated: Mesh | None = None
+    """As in `RoleState`."""
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
     _held: dict[tuple[int, Point, str], RoleState | None] = field(init=False, default_factory=dict)
     _plans: dict[tuple[Entry, ...], ManifestPlan] = field(init=False, default_factory=dict)
@@ -311,7 +312,7 @@ class Observation:
             whole = vectors.empty(self.layout.size).fill_(torch.nan)
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
-        return RoleState(whole, tuple(parts), tuple(plans), tuple(manifests), self.replica)
+        return RoleState(whole, tuple(parts), tuple(plans), tuple(manifests), self.replicated)
 
 
 def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: ManifestPlan) -> bool:

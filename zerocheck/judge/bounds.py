@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..case.mesh import Mesh
 from ..floating_point import ETA, FP32, SECOND_ORDER, Enclosure, Format, U, rounded
 
 
@@ -21,7 +22,7 @@ def gradient_roundings(
     average: str,
     divide: str,
     accumulate: str,
-    mesh: Sequence[int] = (),
+    mesh: Mesh | None = None,
 ) -> int:
     """Count K, the roundings on the path of one term g_rm to the reduced gradient.
 
@@ -31,23 +32,31 @@ def gradient_roundings(
     `reduce_each` each microbatch is reduced and divided, then added; DDP has the sum in its next
     reduction again, so each of these is counted once per microbatch, as for `reduce_again`.
 
-    mesh: sizes of its axes, (N,) by default. Over (R, S), the sums over one axis and then over the
-    other, in either order, round a term (R - 1) + (S - 1) times; one sum over all R S ranks rounds
-    it R S - 1 times, which is no less and is counted. What is divided by N at once is rounded by
-    one division. Who averages over one axis and then over the other divides twice, by R and by S:
-    no less either, since N is a power of two only if both are. With `reduce_shards` a microbatch is
-    reduced over S ranks and divided, added to others, and the sum reduced over R and divided: the
-    path of one term has each of these once.
+    mesh: by default all ranks hold one copy. Of R copies, each on S ranks, the sums over one axis
+    and then over the other, in either order, round a term (R - 1) + (S - 1) times; one sum over all
+    R S ranks rounds it R S - 1 times, which is no less and is counted. What is divided by N at once
+    is rounded by one division. Who averages over one axis and then over the other divides twice, by
+    R and by S: no less either, since N is a power of two only if both are. With `reduce_shards` a
+    microbatch is reduced over S ranks and divided, added to others, and the sum reduced over R and
+    divided: the path of one term has each of these once.
     """
-    axes = tuple(mesh) or (world_size,)
-    scale = 0 if average == "sum" else sum(roundings_of_division(axis) for axis in axes)
+    sizes = (world_size,) if mesh is None else stages(mesh)
+    scale = 0 if average == "sum" else sum(roundings_of_division(size) for size in sizes)
     if divide == "gradient":
         scale += roundings_of_division(microbatches)
     if accumulate == "reduce_shards":
-        return sum(axis - 1 for axis in axes) + microbatches - 1 + scale
+        return sum(size - 1 for size in sizes) + microbatches - 1 + scale
     if accumulate in ("reduce_each", "reduce_again"):
         return microbatches * (world_size - 1 + scale) + microbatches - 1
     return (world_size - 1) + (microbatches - 1) + scale
+
+
+def stages(mesh: Mesh) -> tuple[int, int]:
+    """Return the sizes R and S of the groups over which gradients are summed: copies, and shards.
+
+    S counts the ranks of tensor parallelism too: the reference sums over all of them.
+    """
+    return mesh.size("replicate"), mesh.parts("parameters")
 
 
 def roundings_of_division(count: int) -> int:

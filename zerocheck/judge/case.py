@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 
 from ..case.schema import Case
-from ..case.traits import cuts
 from ..models.blocks import DTYPES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
@@ -65,7 +64,7 @@ class CaseJudge(CaseContext):
         start, self.start = self.start, None
         dtype = DTYPES.get(self.semantics.compute, torch.float32)
         violation = publish.check_start(before, *start, self.layout, dtype)
-        if cuts(self.case):
+        if self.case.axes.has("tp"):
             violation = order_of_pieces(
                 violation, before.parameter, start[0], self.layout, self.case
             )

@@ -9,7 +9,7 @@ import torch
 
 from ..case.schema import Case
 from ..case.segments import end_of
-from ..case.traits import cuts, estimated
+from ..case.traits import estimated
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
 from ..devices import CPU
@@ -53,8 +53,8 @@ class CaseContext:
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = ParameterLayout.of(model, case)
-        replica = case.shards if len(case.mesh) > 1 else 0
-        self.observation = Observation(self.layout, observations, fetch, self.first, replica)
+        replicated = case.axes if case.axes.has("replicate") else None
+        self.observation = Observation(self.layout, observations, fetch, self.first, replicated)
         self.declaration = observations[0].declaration
         self.semantics = Semantics(**self.declaration.semantics)  # type: ignore[arg-type]
         # Before the runner casts the model to its dtypes.
@@ -184,7 +184,7 @@ class StepContext:
     @property
     def left(self) -> list[tuple[str, ...]]:
         """Hashes of the random states that each rank's forwards left."""
-        return self.observation.left(self.index, apart=not cuts(self.case))
+        return self.observation.left(self.index, apart=not self.case.axes.has("tp"))
 
     def evaluated(self) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""
@@ -194,7 +194,7 @@ class StepContext:
         """Return a loss's violation, with the causes if other parameters explain it."""
         replayed, buffers = self.judged.replayed, self.judged.flat_buffers()
         found = replayed.of_other_parameters(self.index, self.before, violation, buffers)
-        if cuts(self.case):
+        if self.case.axes.has("tp"):
             tolerance = self.tolerance.initial.loss
             found = replayed.of_repeated_biases(self.index, self.before, found, tolerance)
         return found

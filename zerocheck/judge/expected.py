@@ -39,7 +39,7 @@ def loss_divisor(case: Case, semantics: Semantics) -> float:
 
 def loss_ranks(case: Case, semantics: Semantics) -> int:
     """Number of times a rank's gradient counts in the mean by which losses are divided, else 1."""
-    return case.readers if semantics.in_losses else 1
+    return case.axes.data_parallel_size if semantics.in_losses else 1
 
 
 def expected(
@@ -68,7 +68,7 @@ def expected(
         average=semantics.reduction,
         divide=semantics.divide,
         accumulate=semantics.accumulate,
-        mesh=case.mesh,
+        mesh=case.axes,
     )
     if any(math.frexp(scale)[0] != 0.5 for scale in scales):
         roundings += 2

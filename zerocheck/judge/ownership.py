@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from .. import causes as bugs
+from ..case.mesh import Mesh
 from ..contract.shard import Role
 from ..errors import did_you_mean
 from ..hosts import Hosts
@@ -28,7 +29,7 @@ class Shards(Protocol):
     def world_size(self) -> int: ...
 
     @property
-    def replica(self) -> int: ...
+    def replicated(self) -> Mesh | None: ...
 
     def manifests(self, step: int, point: Point, role: str) -> tuple[tuple[int, ...], ...]:
         """Return, per rank, the manifest numbers of a role; equal numbers have equal entries."""
@@ -79,7 +80,7 @@ class Ownership:
             },
             self._observation.world_size,
             self._hosts,
-            self._observation.replica,
+            self._observation.replicated,
         )
         for name, shards in by_name.items():
             ranks = tuple(sorted({rank for rank, _ in shards}))
@@ -112,7 +113,7 @@ class Ownership:
                 ranks = tuple(sorted({rank for rank, _ in here}))
                 problem = f"{role} {name!r}: {problem}"
                 return _violation(step, role, name, ranks, problem, of_tiling(tiling))
-            apart = replica_fault(by_name[name], tiling.world_size, tiling.replica)
+            apart = replica_fault(by_name[name], tiling.replicated)
             if apart is not None:
                 words_, *differing = apart
                 problem = f"{role} {name!r}: {words_}"
@@ -179,24 +180,23 @@ def tiling_fault(shards: Sequence[tuple[int, Entry]], shape: tuple[int, ...]) ->
 
 
 def replica_fault(
-    shards: Sequence[tuple[int, Entry]], world_size: int, replica: int
+    shards: Sequence[tuple[int, Entry]], replicated: Mesh | None
 ) -> tuple[str, int, int] | None:
     """Return (explanation, two ranks) if replicas of a shard hold different elements.
 
-    That is, ranks with the same place on the shard axis of a mesh of two axes. replica: as in
-    `Held`; 0 is right in any case.
+    That is, ranks along the replicate axis. replicated: as in `RoleState`.
 
     A gradient that is None on one of them is left to the obligation `gradient`.
     """
-    if not replica:
+    if replicated is None:
         return None
-    held: list[set[Key]] = [set() for _ in range(world_size)]
+    held: list[set[Key]] = [set() for _ in range(replicated.world_size)]
     for rank, entry in shards:
         if entry.present and entry.stop > entry.start:
             held[rank].add((entry.start, entry.stop, entry.box))
     none = {rank for rank, entry in shards if not entry.present}
-    for rank in range(world_size):
-        first = rank % replica
+    for rank in range(replicated.world_size):
+        first = replicated.group(rank, "replicate")[0]
         here, there = held[rank], held[first]
         if here != there and not none & {first, rank}:
             return (

@@ -104,14 +104,14 @@ def path_of(case: Case, semantics: Semantics, *, microbatches: int) -> Path:
         average=semantics.reduction,
         divide="loss",
         accumulate=semantics.accumulate,
-        mesh=case.mesh,
+        mesh=case.axes,
     )
     if semantics.divide == "gradient":
         reductions += bounds.roundings_of_division(microbatches)
     sums = microbatches - 1
     division = 0
     if semantics.divide_ranks == "own" and semantics.average == "mean":
-        division = sum(bounds.roundings_of_division(axis) for axis in case.mesh)
+        division = sum(bounds.roundings_of_division(size) for size in bounds.stages(case.axes))
         reductions -= division
     if semantics.accumulate == "reduce_again":
         # With every microbatch the sum is cast, reduced and divided once more, and added to.

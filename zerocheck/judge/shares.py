@@ -33,7 +33,8 @@ def shares(observation: Observation) -> dict[str, float]:
 
     Empty on one rank, and where the shard axis of the mesh has one.
     """
-    if observation.world_size == 1 or observation.replica == 1:
+    mesh = observation.replicated
+    if observation.world_size == 1 or (mesh is not None and mesh.size("shard") == 1):
         return {}
     found = {
         kind: _held(observation, point, _exposed(observation, point, roles))
@@ -44,8 +45,8 @@ def shares(observation: Observation) -> dict[str, float]:
 
 def check(observation: Observation, case: Case, stage: int | None) -> Violation | None:
     """Return the violation of `ownership` if a declared stage is not implemented: see above."""
-    if stage is None or case.shards == 1 or case.readers == 1:
-        return None  # tensor parallelism cuts some layers, and no stage shards the others
+    if stage is None or case.axes.size("shard") == 1:
+        return None  # tensor parallelism shards some layers, and no stage shards the others
     for kind, (point, roles, first) in KINDS.items():
         role = _exposed(observation, point, roles)
         held, total = _held(observation, point, role)

@@ -174,11 +174,11 @@ def _by_owner(held: RoleState, owners: RoleState | None) -> torch.Tensor:
 def _per_rank(held: RoleState, whole: torch.Tensor) -> list[torch.Tensor]:
     """Return, per rank, its own copy where it holds all, else the assembled one.
 
-    On a mesh of two axes that is its replica's; one object if bits agree.
+    On a mesh with a replicate axis that is its replica's; one object if bits agree.
     """
     per_rank: list[torch.Tensor] = []
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
-        if held.replica and plan.index is not None:
+        if held.replicated is not None and plan.index is not None:
             of_replica = held.as_of(rank)
             per_rank.append(whole if of_replica is held.whole else of_replica)
             continue

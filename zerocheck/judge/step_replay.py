@@ -145,7 +145,7 @@ class StepReplay:
         """
         biased = with_repeated_biases(state.parameter, self.runner.layout, self.case)
         losses = [rank.losses for rank in self.observation.steps(step)]
-        count = self.case.sharding.tensor_parallel
+        count = self.case.axes.size("tp")
         if not same(
             losses,
             self.passes(step, state, parameters=[biased] * len(losses)).losses,
@@ -156,8 +156,8 @@ class StepReplay:
             violation,
             causes=(bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK,),
             explanation=violation.explanation
-            + f"; the bias of row-wise layers is in it {count} times: each of the ranks that cut a "
-            "layer adds it",
+            + f"; the bias of row-wise layers is in it {count} times: each rank that has a part "
+            "of the layer adds it",
         )
 
 

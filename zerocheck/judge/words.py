@@ -78,7 +78,7 @@ def alternatives(
         for word in get_args(hints[field]):
             if word == getattr(semantics, field):
                 continue
-            if word == "reduce_shards" and len(case.mesh) < 2:
+            if word == "reduce_shards" and not case.axes.has("replicate"):
                 continue
             family = BY_CAUSE.get(field)
             if family is None or any(family(format=word) in one.causes for one in violations):

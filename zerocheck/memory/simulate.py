@@ -77,7 +77,7 @@ def simulate(
     tracker = AllocationTracker(fake)
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
-        mesh = init_device_mesh("cpu", (setup.world_size,))
+        mesh = init_device_mesh("cpu", (setup.world_size,), mesh_dim_names=("shard",))
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
             tracker.enter("built", -1)

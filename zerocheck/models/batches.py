@@ -49,12 +49,12 @@ class Batch:
 def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     """Return the samples that `rank` reads in `microbatch` (0-based) of step `step` (0-based).
 
-    Ranks of one data-parallel rank (`Case.reader`) read the same.
+    Ranks of one data-parallel rank (`Mesh.data_parallel_rank`) read the same.
 
     The first token and class count through all pairs, so that two ranks never read the same,
     however small the vocabulary is, as long as there are more pairs than microbatches in a case.
     """
-    rank = case.reader(rank)
+    rank = case.axes.data_parallel_rank(rank)
     generator = generator_of(case.seed, DATA, step=step, rank=rank, microbatch=microbatch)
     seed = seed_of(case.seed, DROPOUT, step=step, rank=rank, microbatch=microbatch)
     if case.model.user is not None:
@@ -73,7 +73,8 @@ def batch(case: Case, *, step: int, rank: int, microbatch: int) -> Batch:
     if pad is not None:
         tokens.masked_fill_(torch.rand(shape, generator=generator) < 0.2, pad)
     words = model.inputs - (pad is not None) or 1
-    number = rank + case.readers * (microbatch + case.training.microbatches * step) + case.seed
+    turn = microbatch + case.training.microbatches * step
+    number = rank + case.axes.data_parallel_size * turn + case.seed
     word = number % words
     tokens[0, 0] = word + (pad is not None and model.inputs > 1 and word >= pad)
     target[0, 0] = number // words % model.outputs
@@ -101,26 +102,27 @@ def weight(case: Case, *, step: int, rank: int, microbatch: int) -> float:
     """
     if not case.data.masked:
         return 1.0
-    passes = case.readers * case.training.microbatches
+    passes = case.axes.data_parallel_size * case.training.microbatches
     total = sum(_tokens(case, step, number) for number in range(passes))
-    return _tokens(case, step, _number(case, case.reader(rank), microbatch)) * passes / total
+    number = _number(case, case.axes.data_parallel_rank(rank), microbatch)
+    return _tokens(case, step, number) * passes / total
 
 
 def overflows(case: Case, *, step: int, rank: int, microbatch: int) -> bool:
     """Return True if the loss of this microbatch is infinite: one of step `training.overflow`."""
-    place = case.seed % (case.readers * case.training.microbatches)
-    number = _number(case, case.reader(rank), microbatch)
+    place = case.seed % (case.axes.data_parallel_size * case.training.microbatches)
+    number = _number(case, case.axes.data_parallel_rank(rank), microbatch)
     return step == case.training.overflow and place == number
 
 
 def carried_seed(case: Case, rank: int) -> int:
     """Return the seed of a rank's generator where random numbers are carried on between passes."""
-    return seed_of(case.seed, CARRIED, rank=case.reader(rank))
+    return seed_of(case.seed, CARRIED, rank=case.axes.data_parallel_rank(rank))
 
 
-def _number(case: Case, reader: int, microbatch: int) -> int:
-    """Number the microbatches of all data-parallel ranks in one step."""
-    return reader * case.training.microbatches + microbatch
+def _number(case: Case, rank: int, microbatch: int) -> int:
+    """Number the microbatches of all data-parallel ranks in one step. rank: one of these."""
+    return rank * case.training.microbatches + microbatch
 
 
 def _tokens(case: Case, step: int, number: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..case.capabilities import Capability
+from ..case.mesh import AxisName
 from ..case.schema import UserModel
 from .measurements import Measured, Timed
 from .observations import RankObservation
@@ -29,6 +30,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Names of the implementations that load one another's checkpoints."""
     capabilities: tuple[Capability, ...] = ()
     """Features that it declares to handle; others are not drawn."""
+    axes: tuple[AxisName, ...] = ("shard",)
+    """Axes of a mesh that it declares to handle; others are not drawn."""
 
 
 class ModelLook(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 from ..case.schema import Case
 from ..case.shapes import draws_random
-from ..case.traits import cuts
 
 
 def reasons(case: Case) -> Iterator[str]:
     """Yield why a script of the case would be too long, or not the same; nothing if neither."""
     if case.model.user is not None:
         yield "the model is the user's own (model.user)"
-    if len(case.mesh) != 1:
-        yield f"the mesh has {len(case.mesh)} axes"
+    if case.axes.has("replicate"):
+        yield "the mesh has 2 axes"
     if case.hosts:
         yield "its ranks are told that they are on several hosts (hosts)"
     if case.precision.compute != "fp32" or case.precision.reduce != "fp32":
@@ -29,8 +28,11 @@ def reasons(case: Case) -> Iterator[str]:
         yield "a step overflows on purpose (training.overflow)"
     if case.training.compile != "none":
         yield "it compiles the model, and bounds are then estimated (training.compile)"
-    if cuts(case):
-        yield "its layers are cut, and bounds are then estimated (sharding.tensor_parallel)"
+    if case.axes.has("tp"):
+        yield (
+            "its layers are sharded over the axis tp, and bounds are then estimated "
+            "(sharding.tensor_parallel)"
+        )
     if case.disturbance.delay:
         yield "it needs delays, which show a race in some runs only (disturbance.delay)"
     if case.data.rng == "carried" and draws_random(case.model):

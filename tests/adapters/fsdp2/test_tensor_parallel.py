@@ -46,7 +46,7 @@ UNEVEN = Model(
 """A tied vocabulary, and rows that neither axis divides."""
 
 
-def cut(model: Model = MODEL, ranks: int = 4, count: int = 2, **fields: object) -> Case:
+def tp_case(model: Model = MODEL, ranks: int = 4, count: int = 2, **fields: object) -> Case:
     case = Case(
         mesh=(ranks,),
         model=model,
@@ -57,7 +57,7 @@ def cut(model: Model = MODEL, ranks: int = 4, count: int = 2, **fields: object) 
     return replace(case, **fields)
 
 
-NORM_OF_ONE = cut(
+NORM_OF_ONE = tp_case(
     Model(
         stem="embedding", inputs=24, width=1, outputs=10, side=True,
         blocks=(Block(kind="layer_norm", checkpoint=True),),
@@ -67,14 +67,14 @@ NORM_OF_ONE = cut(
     sharding=Sharding(tensor_parallel=2, wrap="size", reshard=False),
 )  # fmt: skip
 """The gradient behind the norm is 0 but for round-off, which is 316 times that of its terms."""
-NONE_CUT = cut(
+REPLICATED_LAYERS = tp_case(
     Model(
         stem="embedding", inputs=8, width=4, outputs=8, tied=True, frozen=("stem.*", "*.bias"),
         blocks=(Block(kind="layer_norm"),),
     ),
     ranks=2, seed=3, sharding=Sharding(tensor_parallel=2),
 )  # fmt: skip
-"""What is trainable is cut by no axis: one data-parallel rank has nothing to share out."""
+"""No trainable parameter is sharded over tp: one data-parallel rank has nothing to share out."""
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +87,17 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
     "case",
     sliced(
         [
-            cut(),
-            cut(UNEVEN),
-            cut(ranks=2),
-            cut(ranks=6, count=3),
-            cut(UNEVEN, 6, 2),
+            tp_case(),
+            tp_case(UNEVEN),
+            tp_case(ranks=2),
+            tp_case(ranks=6, count=3),
+            tp_case(UNEVEN, 6, 2),
             NORM_OF_ONE,
-            NONE_CUT,
+            REPLICATED_LAYERS,
         ],
-        [cut(), cut(UNEVEN), NORM_OF_ONE, NONE_CUT],
+        [tp_case(), tp_case(UNEVEN), NORM_OF_ONE, REPLICATED_LAYERS],
     ),
-    ids=lambda case: f"{case.model.stem}-{case.readers}x{case.sharding.tensor_parallel}",
+    ids=lambda case: "-".join((case.model.stem, "x".join(map(str, case.axes.sizes)))),
 )
 def test_what_is_right_holds_and_is_said_to_be_estimated(pool: Pool, case: Case) -> None:
     asked = ("gradient", "clip", "update", "ownership", "publish", "loss", "persistent")
@@ -114,7 +114,7 @@ def test_what_is_right_holds_and_is_said_to_be_estimated(pool: Pool, case: Case)
 @pytest.mark.parametrize("kind", sliced(["distributed", "full"], ["distributed"]))
 def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> None:
     sharding = Sharding(tensor_parallel=2, checkpoint=kind)  # type: ignore[arg-type]
-    case = cut(resume=(TrainingSegment(mesh=(2,), steps=1),), sharding=sharding)
+    case = tp_case(resume=(TrainingSegment(mesh=(2,), steps=1),), sharding=sharding)
     found = Trial(pool, "fsdp2", case).outcome()
     assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
     assert found.judgement.statuses["roundtrip"] == "holds"
@@ -132,22 +132,22 @@ def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> 
 def test_a_fault_is_caught_first_and_named(
     pool: Pool, fault: str, obligation: str, cause: str
 ) -> None:
-    found = Trial(pool, f"{FAULTS}:{fault}", cut()).outcome()
+    found = Trial(pool, f"{FAULTS}:{fault}", tp_case()).outcome()
     assert found.judgement is not None, found.reason
     first = found.judgement.violations[0]
     assert (first.obligation, cause in first.causes) == (obligation, True), first
 
 
-def test_what_cannot_be_cut_or_compared_is_refused() -> None:
-    assert Fsdp2.supports(cut()) is None
+def test_what_cannot_be_sharded_or_compared_is_refused() -> None:
+    assert Fsdp2.supports(tp_case()) is None
     bf16 = replace(MODEL, blocks=(Block(kind="mlp", dtype="bf16"),))
     for case, reason in (
-        (cut(bf16), "fp32 only"),
-        (cut(precision=Precision(compute="bf16")), "fp32 only"),
-        (cut(training=Training(compile="eager")), "compiled"),
-        (cut(replace(MODEL, stem="conv", blocks=(), outputs=1)), "no layer"),
-        (cut(UNEVEN, 6, training=Training(clip=1.0, norm="inf")), "empty shard of blocks.0.up"),
+        (tp_case(bf16), "fp32 only"),
+        (tp_case(precision=Precision(compute="bf16")), "fp32 only"),
+        (tp_case(training=Training(compile="eager")), "compiled"),
+        (tp_case(replace(MODEL, stem="conv", blocks=(), outputs=1)), "no layer"),
+        (tp_case(UNEVEN, 6, training=Training(clip=1.0, norm="inf")), "empty shard of blocks.0.up"),
     ):
         assert reason in (Fsdp2.supports(case) or ""), reason
-    assert Fsdp2.supports(cut(UNEVEN, training=Training(clip=1.0, norm="inf"))) is None
-    assert "tensor_parallel" not in Ddp.capabilities
+    assert Fsdp2.supports(tp_case(UNEVEN, training=Training(clip=1.0, norm="inf"))) is None
+    assert "tp" not in Ddp.axes

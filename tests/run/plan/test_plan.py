@@ -15,6 +15,7 @@ from zerocheck.case import covering
 from zerocheck.case.capabilities import CAPABILITIES
 from zerocheck.case.covering import ALONE, Pairs
 from zerocheck.case.features import OF_OPTIMIZERS, OF_STEPS, features
+from zerocheck.case.mesh import AXES
 from zerocheck.case.schema import Case
 from zerocheck.errors import UsageError
 from zerocheck.protocol.replies import Description
@@ -25,7 +26,7 @@ from zerocheck.run.plan.plan import Plan, SharedDraws
 from zerocheck.run.records.records import Coverage
 
 PAIRS = Pairs(OF_STEPS)
-RESTORES = Description(restores=True, capabilities=CAPABILITIES)
+RESTORES = Description(restores=True, capabilities=CAPABILITIES, axes=AXES)
 DRAWN: dict[str, SharedDraws] = {}
 """To draw takes seconds; `test_what_was_drawn_already_gives_the_same_plans`."""
 
@@ -94,7 +95,9 @@ def test_the_same_options_give_the_same_plan() -> None:
 def test_quick_promises_nothing() -> None:
     planned = plan(
         profile="quick",
-        described=Description(restores=True, options=("wrap",), capabilities=CAPABILITIES),
+        described=Description(
+            restores=True, options=("wrap",), capabilities=CAPABILITIES, axes=AXES
+        ),
     )
     (coverage,) = planned.coverage
     assert coverage.supported == "" and len(planned.cases) == 48
@@ -123,7 +126,9 @@ def test_refused_cases_are_not_run_and_not_waited_for() -> None:
 
 
 def test_what_an_implementation_ignores_is_not_counted() -> None:
-    described = Description(restores=True, options=("bucket",), capabilities=CAPABILITIES)
+    described = Description(
+        restores=True, options=("bucket",), capabilities=CAPABILITIES, axes=AXES
+    )
     (coverage,) = plan(described=described).coverage
     assert {"wrap-whole", "reshard", "prefetch-several"} <= set(coverage.ignored)
     assert "bucket-small" not in coverage.ignored
@@ -132,7 +137,7 @@ def test_what_an_implementation_ignores_is_not_counted() -> None:
 
 def test_fields_that_are_fixed_leave_fewer_pairs() -> None:
     described = Description(
-        fixed={"training": {"clip": None}}, restores=False, capabilities=CAPABILITIES
+        fixed={"training": {"clip": None}}, restores=False, capabilities=CAPABILITIES, axes=AXES
     )
     (coverage,) = plan(described=described).coverage
     there = {name for pair in wanted(coverage) for name in pair}
@@ -225,7 +230,7 @@ def test_what_was_drawn_already_gives_the_same_plans() -> None:
     def refuses(case: Case) -> str | None:
         return "no tied heads" if case.model.tied else None
 
-    ignoring = Description(restores=True, options=("bucket",), capabilities=CAPABILITIES)
+    ignoring = Description(restores=True, options=("bucket",), capabilities=CAPABILITIES, axes=AXES)
     drawn = SharedDraws()
     first = plan(drawn=drawn)
     run_all(first, lambda case: case.model.unused)
@@ -242,7 +247,7 @@ def test_max_cases_leaves_no_room_for_others() -> None:
     assert len(planned.cases) == 10
 
 
-RESUMES = Description(restores=True, resumes=True, capabilities=CAPABILITIES)
+RESUMES = Description(restores=True, resumes=True, capabilities=CAPABILITIES, axes=AXES)
 
 
 def resumed(**given: object) -> list[Case]:
@@ -289,15 +294,13 @@ def _meshes(**given: object) -> list[tuple[int, ...]]:
     return [item.case.mesh for item in plan(**given).cases]  # type: ignore[arg-type]
 
 
-def test_meshes_of_two_axes_are_for_those_that_handle_them() -> None:
+def test_a_replicate_axis_is_for_those_that_handle_it() -> None:
     sizes = {"profile": "quick", "world_sizes": (4, 6)}
     both = _meshes(**sizes)
     assert len(both) == 48 and {4, 6} == {math.prod(mesh) for mesh in both}
     two = {mesh for mesh in both if len(mesh) == 2}
     assert two >= {(2, 2)} and sum(len(mesh) == 2 for mesh in both) == 16
-    lacks = Description(
-        restores=True, capabilities=tuple(one for one in CAPABILITIES if one != "two_axes")
-    )
+    lacks = Description(restores=True, capabilities=CAPABILITIES, axes=("shard", "tp"))
     assert {len(mesh) for mesh in _meshes(described=lacks, **sizes)} == {1}
     # Who asks for them is told why not.
     asked = _meshes(described=lacks, features=("two-axes",), **sizes)
@@ -310,10 +313,10 @@ def test_the_array_has_each_pair_of_a_mesh_of_two_axes() -> None:
     assert ("two-axes", "sync-shards") in pairs_of(covered)
 
 
-COMPILED_OR_CUT = ("compile", "compile-aot", "tensor-parallel")
+COMPILED_OR_TP = ("compile", "compile-aot", "tensor-parallel")
 HANDLED = {
     (name, size)
-    for name in COMPILED_OR_CUT
+    for name in COMPILED_OR_TP
     for size in (2, 3)
     if (name, size) != ("tensor-parallel", 3)
 }
@@ -325,7 +328,7 @@ def apart(cases: Sequence[Case]) -> set[tuple[str, int]]:
         (name, case.world_size)
         for case in cases
         for name in features(case)
-        if name in COMPILED_OR_CUT
+        if name in COMPILED_OR_TP
     }
 
 
@@ -343,7 +346,7 @@ def test_races_have_several_cases_on_each_world_size() -> None:
     found = races([one.case for one in plan().cases])
     assert found[2] >= 3 and found[3] >= 3
     fixed = Description(
-        restores=True, fixed={"sharding": {"bucket": 1 << 20}}, capabilities=CAPABILITIES
+        restores=True, fixed={"sharding": {"bucket": 1 << 20}}, capabilities=CAPABILITIES, axes=AXES
     )
     assert not races([one.case for one in plan(described=fixed).cases])
 
@@ -352,9 +355,7 @@ def test_nor_is_there_one_that_is_refused_or_not_handled() -> None:
     def refuses(case: Case) -> str | None:
         return "no aot" if case.training.compile == "aot_eager" else None
 
-    described = Description(
-        restores=True, capabilities=tuple(one for one in CAPABILITIES if one != "tensor_parallel")
-    )
+    described = Description(restores=True, capabilities=CAPABILITIES, axes=("replicate", "shard"))
     found = apart([one.case for one in plan(refuses, described=described).cases])
     assert found & HANDLED == {("compile", 2), ("compile", 3)}
 
@@ -369,7 +370,7 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
     def narrow(case: Case) -> bool:
         return case.training.clip is None or case.training.microbatches > 1
 
-    described = Description(restores=True, resumes=True, capabilities=CAPABILITIES)
+    described = Description(restores=True, resumes=True, capabilities=CAPABILITIES, axes=AXES)
     planned = plan(described=described, profile="quick", obligations=obligations)
     first = len(planned.cases)
     done = 0
@@ -384,7 +385,7 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
 
 def test_a_quick_run_has_no_more_cases_than_asked_for() -> None:
     planned = plan(
-        described=Description(restores=True, capabilities=CAPABILITIES),
+        described=Description(restores=True, capabilities=CAPABILITIES, axes=AXES),
         profile="quick",
         max_cases=6,
     )

@@ -37,7 +37,7 @@ from ...devices import placed
 from ..shared.calls import with_collectives
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import one_axis_fp32
-from ..shared.meshes import shard_group
+from ..shared.meshes import replicate_group, shard_group
 from ..shared.scaling import sharded_scaler_of
 from ..shared.simulation import SimulationTraits
 from ..shared.sync import accumulation, synchronized
@@ -72,11 +72,11 @@ HYBRID = {
     ShardingStrategy.FULL_SHARD: ShardingStrategy.HYBRID_SHARD,
     ShardingStrategy.SHARD_GRAD_OP: ShardingStrategy._HYBRID_SHARD_ZERO2,
 }
-"""What a strategy is called on a mesh of two axes."""
+"""Name of a strategy on a mesh with a replicate axis."""
 
 
 class Fsdp1(BuiltImplementation):
-    """FullyShardedDataParallel with FULL_SHARD: parameters, gradients and states are cut (ZeRO-3).
+    """FullyShardedDataParallel with FULL_SHARD: parameters, gradients and states are sharded.
 
     Units are those of `sharding.wrap`; `size` is torch's own size_based_auto_wrap_policy with
     `sharding.bucket` elements. Gradients are reduced once, under no_sync until the last microbatch,
@@ -86,8 +86,8 @@ class Fsdp1(BuiltImplementation):
     What is shown is read from the local shards. With `use_orig_params` the optimizer sees views of
     them, else the flat parameters.
 
-    On a mesh of two axes it is HYBRID_SHARD: gradients are reduce-scattered over the second axis,
-    then all-reduced over the first.
+    With a replicate axis it is HYBRID_SHARD: gradients are reduce-scattered over the shard axis,
+    then all-reduced over the replicate axis.
 
     Roundings of the gradient: it is divided by a power of two f before the sum, which is exact, and
     by W / f after it: no more than the one division by W that the judge counts. W are all ranks of
@@ -121,7 +121,8 @@ class Fsdp1(BuiltImplementation):
         "offload",
     )
     simulated = SimulationTraits(own_precision=True)
-    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "two_axes", "precision"})
+    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
+    axes = frozenset({"replicate", "shard"})
     avoids_torch_faults = False
 
     @classmethod
@@ -161,9 +162,10 @@ class Fsdp1(BuiltImplementation):
         by_mesh = sharding.checkpoint == "distributed" and sharding.device_mesh
         strategy = self.strategy
         process_groups: Any = shard_group(mesh)
-        if mesh.ndim > 1:
+        replicas = replicate_group(mesh)
+        if replicas is not None:
             strategy = HYBRID[strategy]
-            process_groups = process_groups, mesh.get_group(0)
+            process_groups = process_groups, replicas
         wrapped = FullyShardedDataParallel(
             model,
             process_group=None if by_mesh else process_groups,
@@ -228,8 +230,8 @@ class Fsdp1(BuiltImplementation):
 
 class Fsdp1GradOp(Fsdp1):
     """FullyShardedDataParallel with SHARD_GRAD_OP: the whole parameters stay from the forward to
-    the end of the backward (ZeRO-2). Between steps it holds what FULL_SHARD does. On a mesh of two
-    axes it is _HYBRID_SHARD_ZERO2."""
+    the end of the backward (ZeRO-2). Between steps it holds what FULL_SHARD does. With a
+    replicate axis it is _HYBRID_SHARD_ZERO2."""
 
     strategy = ShardingStrategy.SHARD_GRAD_OP
 
@@ -240,6 +242,7 @@ class Fsdp1NoShard(Fsdp1):
     strategy = ShardingStrategy.NO_SHARD
     stage = 0
     capabilities = frozenset({"loss_scale", "unfreeze", "compile"})
+    axes = frozenset({"shard"})
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -49,7 +49,7 @@ class _Handle:
         end = 0
         for _, parameter in named:
             end = -(-end // step) * step + parameter.numel()
-        ranks = case.shards
+        ranks = case.axes.size("shard")
         self.padded = -(-end // ranks) * ranks
         self.elements = self.padded if case.sharding.use_orig_params else end
         self.state: State = "idle"
@@ -72,7 +72,7 @@ class _Fsdp1Replay:
 
     def __init__(self, model: nn.Module, case: Case, strategy: ShardingStrategy) -> None:
         self.case = case
-        self.strategy = strategy if case.shards > 1 else NO_SHARD
+        self.strategy = strategy if case.axes.size("shard") > 1 else NO_SHARD
         self.calls = Calls(case)
         self.live = self.calls.live
         units = wrapped_units(model, case.sharding)
@@ -218,8 +218,8 @@ class _Fsdp1Replay:
             self.calls.add("all_reduce", handle.elements, handle.dtype)
         else:
             self.calls.add("reduce_scatter", handle.padded, handle.dtype)
-            if len(self.case.mesh) > 1:
-                self.calls.over_replicas(handle.padded // self.case.shards, handle.dtype)
+            if self.case.axes.has("replicate"):
+                self.calls.over_replicas(handle.padded // self.calls.ranks, handle.dtype)
 
     def _reshard_in_backward(self, handle: _Handle) -> None:
         self._reshard(handle, free=self._frees())

@@ -58,7 +58,7 @@ def fsdp1_layout(
     if sometimes_used(case.model) or case.sharding.offload != "none":
         return None
     account = Account(model, case)
-    ranks, rank = case.shards, rank % case.shards
+    ranks, rank = case.axes.size("shard"), case.axes.coordinate(rank, "shard")
     shards = shards and ranks > 1
     aligned = case.sharding.use_orig_params
     units = members(model, wrapped_units(model, case.sharding))

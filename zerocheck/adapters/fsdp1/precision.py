@@ -35,6 +35,6 @@ def of_fsdp1(semantics: Semantics, case: Case) -> Semantics:
         return semantics
     each = semantics.accumulate == "reduce_each"
     words: Any = {"accumulate_dtype": "fp32" if each else "own"}
-    if each and case.mesh[-1] == 1:
+    if each and case.axes.size("shard") == 1:
         words["accumulate"] = "reduce_again"
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)

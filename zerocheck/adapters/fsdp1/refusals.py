@@ -26,7 +26,7 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 def refusal(case: Case) -> str | None:
     """Return the reason to reject what torch refuses or documents as wrong use, or None."""
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
-    reason = reason or _summed_by_call(case) or same_units(case) or _on_two_axes(case)
+    reason = reason or _summed_by_call(case) or same_units(case) or _deferred(case)
     reason = reason or _offloading(case) or uncompiled(case)
     if reason is not None:
         return reason
@@ -91,7 +91,7 @@ def _summed_by_call(case: Case) -> str | None:
     return None
 
 
-def _on_two_axes(case: Case) -> str | None:
+def _deferred(case: Case) -> str | None:
     """Return the reason why HYBRID_SHARD cannot defer the reduction over replicas, or None."""
     if case.sharding.sync == "shards" and case.training.microbatches > 1:
         return (

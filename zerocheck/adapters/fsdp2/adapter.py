@@ -21,7 +21,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
-from ...case.traits import cuts
 from ...contract import (
     Built,
     BuiltImplementation,
@@ -58,9 +57,9 @@ class Fsdp2(BuiltImplementation):
     reduced. With `sharding.prefetch` units name the ones to gather ahead. An optimizer that is made
     first (`optimizer_first`) trains nothing, and torch does not say so.
 
-    On a mesh of two axes (HSDP) gradients are reduce-scattered over the second and all-reduced over
-    the first, in which they may wait for the last microbatch (`sync` "shards"). torch averages over
-    each axis, so that it divides once per axis.
+    With a replicate axis (HSDP) gradients are reduce-scattered over the shard axis, then
+    all-reduced over the replicate axis. That may wait for the last microbatch (`sync` "shards").
+    torch averages over each axis, so that it divides once per axis.
 
     Where a parameter is used on some ranks only, ranks would reduce-scatter different sets of
     gradients, so `set_reduce_scatter_unused_params` is on: a parameter that no rank used then has
@@ -70,9 +69,8 @@ class Fsdp2(BuiltImplementation):
     runs there; units are copied to the device of the mesh to be gathered. On a mesh of the CPU
     nothing is copied, and memory cannot be pinned where there is no accelerator.
 
-    With `sharding.tensor_parallel` layers are cut first, over the second axis of the mesh, and all
-    is sharded over the first, within what each rank has then; see tensor_parallel.py. Gradients are
-    averaged over the shard axis.
+    With `sharding.tensor_parallel` layers are sharded over the axis tp first. What each rank then
+    has is sharded over the shard axis, over which gradients are averaged: see tensor_parallel.py.
 
     Refused by torch, and declared here: parameters of two dtypes in one unit; 0-d and
     non-contiguous parameters; those without elements (at the first backward: `_chunk_cat expects
@@ -99,9 +97,8 @@ class Fsdp2(BuiltImplementation):
         "tensor_parallel",
     )
     simulated = SimulationTraits(own_precision=True, on_meta=True)
-    capabilities = frozenset(
-        {"loss_scale", "unfreeze", "compile", "two_axes", "precision", "tensor_parallel"}
-    )
+    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
+    axes = frozenset({"replicate", "shard", "tp"})
     avoids_torch_faults = False
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -119,7 +116,7 @@ class Fsdp2(BuiltImplementation):
 
         None, or no collectives, where they are not known.
         """
-        if cuts(case):
+        if case.axes.has("tp"):
             return None
         held = fsdp2_layout(model, case, rank)
         return with_collectives(held, predicted_calls.fsdp2(model, case), case)
@@ -133,8 +130,8 @@ class Fsdp2(BuiltImplementation):
         first = None
         if case.sharding.optimizer_first:
             first = torch_optimizer(case)(groups(model, case))
-        if cuts(case):
-            self.cut(model, case, mesh)
+        if case.axes.has("tp"):
+            self.shard_layers(model, case, mesh)
             mesh = mesh["shard"]
         units = unit_modules(model, case.sharding)
         wrap = partial(
@@ -158,17 +155,17 @@ class Fsdp2(BuiltImplementation):
             model,
             optimizer,
             accumulate=accumulate,
-            clip=partial(clip, model) if cuts(case) else None,
+            clip=partial(clip, model) if case.axes.has("tp") else None,
             scaler=scaler_of(case, mesh),
         )
 
-    def cut(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+    def shard_layers(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         """Shard layers of the model over the tp axis of the mesh, before FSDP2 shards it."""
         parallelized(model, case, mesh)
 
     def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
         parameter_groups = groups(model, case)
-        if cuts(case):
+        if case.axes.has("tp"):
             parameter_groups = split_groups(parameter_groups)
         made: torch.optim.Optimizer = torch_optimizer(case)(parameter_groups)
         return made

@@ -65,7 +65,7 @@ class _Fsdp2Replay:
     """States of all units, without tensors."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
-        self.case = case
+        self.case, self.ranks = case, case.axes.size("shard")
         self.calls = Calls(case)
         self.live = self.calls.live
         self.gathers = self.reductions = 0
@@ -74,10 +74,10 @@ class _Fsdp2Replay:
         modules = unit_modules(model, case.sharding)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.units = [
-            _Group([(names.pop(p), p) for p in module.parameters()], case.shards)
+            _Group([(names.pop(p), p) for p in module.parameters()], self.ranks)
             for module in modules
         ]
-        self.root = _Group([(name, p) for p, name in names.items()], case.shards)
+        self.root = _Group([(name, p) for p, name in names.items()], self.ranks)
         self.root.reshards = False
         for unit in self.units:
             unit.reshards = case.sharding.reshard
@@ -186,11 +186,11 @@ class _Fsdp2Replay:
         self._reduce(unit, names)
         self.held.update((name, unit.dtypes[name]) for name in names)
         elements = sum(unit.padded[name] for name in names)
-        if names and self.case.shards > 1:
+        if names and self.ranks > 1:
             self.calls.add("reduce_scatter", elements, self.reduction or unit.dtypes[names[0]])
-        if names and len(self.case.mesh) > 1 and self.over_replicas:
+        if names and self.case.axes.has("replicate") and self.over_replicas:
             dtype = self.reduction or unit.dtypes[names[0]]
-            self.calls.over_replicas(elements // self.case.shards, dtype)
+            self.calls.over_replicas(elements // self.ranks, dtype)
 
     def _end(self) -> None:
         self.entered = None
@@ -246,12 +246,12 @@ class _Fsdp2Replay:
         for name in names:
             self.live.free("other", name)
         if all(name in self.held for name in names):
-            self.live.hold("bucket", -number, size // self.case.shards)
+            self.live.hold("bucket", -number, size // self.ranks)
             unit.sum = -number
-            if len(self.case.mesh) == 1:
+            if not self.case.axes.has("replicate"):
                 self._forget_sum(unit)
         else:
-            self.live.hold("gradient", number, size // self.case.shards)
+            self.live.hold("gradient", number, size // self.ranks)
 
     def cleared(self) -> None:
         """Discard all gradients, as zero_grad(set_to_none=True) does."""
@@ -263,7 +263,7 @@ class _Fsdp2Replay:
         if unit.pending or unit.whole or not unit.padded:
             return
         unit.pending = True
-        if self.case.shards == 1:
+        if self.ranks == 1:
             return
         self.gathers += 1
         unit.sent = self.gathers
@@ -312,12 +312,12 @@ def fsdp2(model: nn.Module, case: Case) -> CollectivePrediction | None:
             reduces = last or case.sharding.sync != "last"
             replay.microbatch(events, step, reduces=reduces, last=last)
         calls.live.at(step, "step")
-        if case.shards > 1:
+        if replay.ranks > 1:
             _scale(calls, case, replay.held)
             _clip(calls, case, replay.held)
     known = not (sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case))
     if (
-        case.shards == 1 or not known or reduced_precision(case)
+        replay.ranks == 1 or not known or reduced_precision(case)
     ):  # the trace through the model is in fp32
         return CollectivePrediction(tuple(calls.done))
     adds = training.microbatches > 1 or not training.set_to_none

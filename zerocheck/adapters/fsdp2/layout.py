@@ -42,7 +42,7 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
     if case.sharding.offload != "none" and torch.accelerator.is_available():
         return None
     account = Account(model, case)
-    ranks = case.shards
+    ranks = case.axes.size("shard")
     units = members(model, unit_modules(model, case.sharding))
     stays = {""} if case.sharding.reshard else set(units)
     idle = uncalled(case.model)
@@ -123,8 +123,9 @@ def _states(account: Account, rank: int, step: int, phase: Phase) -> int:
     def graded(at: int) -> Collection[str]:
         return account.used(account.learning(at))
 
-    ranks = account.case.shards
+    mesh = account.case.axes
+    rank, ranks = mesh.coordinate(rank, "shard"), mesh.size("shard")
     return sum(
-        account.moments(own_elements(one, rank % ranks, ranks), one.itemsize)
+        account.moments(own_elements(one, rank, ranks), one.itemsize)
         for one in map(account.parameters.__getitem__, account.stateful(step, phase, graded))
     )

@@ -12,7 +12,6 @@ from ...case.shapes import (
     scalars,
     transposed,
 )
-from ...case.traits import cuts
 from ..shared.compiling import uncompiled
 from ..shared.limits import bf16_only, norms_cast, one_precision, same_units, unpinned
 from .tensor_parallel import refuse_uneven
@@ -24,7 +23,7 @@ def refusal(case: Case) -> str | None:
     reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
     reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
     reason = reason or fused_dtensors(case)
-    return reason or (refuse_uneven(case) if cuts(case) else norm_of_empty_shards(case))
+    return reason or (refuse_uneven(case) if case.axes.has("tp") else norm_of_empty_shards(case))
 
 
 def dim0_sharded(case: Case) -> str | None:
@@ -56,7 +55,7 @@ def norm_of_empty_shards(case: Case) -> str | None:
         return None
     shapes = parameter_shapes(case.model)
     for name in learning(case):
-        if shapes[name] and leaves_a_rank_empty(shapes[name][0], case.shards):
+        if shapes[name] and leaves_a_rank_empty(shapes[name][0], case.axes.size("shard")):
             return f"torch has no inf-norm of the empty shard of {name}"
     return None
 

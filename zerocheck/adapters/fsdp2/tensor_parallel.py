@@ -1,9 +1,9 @@
-"""Tensor parallelism beside FSDP2, as users write it: torch's `parallelize_module`, then shards.
+"""Tensor parallelism with FSDP2, as users write it: torch's `parallelize_module`, then shards.
 
-Which layers are cut is `case/tensor_parallel.py`'s. Their parameters are DTensors of two mesh axes
-(shard, tp); all others have the shard axis alone, and each rank of the tp axis holds the same. So
-there are two meshes in one model, and torch's foreach kernels want one: parameters of each are
-groups of their own in the optimizer, and their norms are combined (`clip_grad_norm_` of torch
+`case/tensor_parallel.py` selects the layers that are sharded. Their parameters are DTensors of two
+mesh axes (shard, tp); all others have the shard axis alone, and each rank of the tp axis holds the
+same. So there are two meshes in one model, and torch's foreach kernels want one: parameters of each
+are groups of their own in the optimizer, and their norms are combined (`clip_grad_norm_` of torch
 2.13 raises: https://github.com/pytorch/pytorch/issues/180346).
 """
 
@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (
 
 from ...case.schema import Case
 from ...case.shapes import learning, leaves_a_rank_empty, parameter_dtypes, parameter_shapes
-from ...case.tensor_parallel import Style, cut_dim, plan_of
-from ...case.traits import cuts, reduced_precision
+from ...case.tensor_parallel import Style, plan_of, sharded_dim
+from ...case.traits import reduced_precision
 
 STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "column": ColwiseParallel,
@@ -41,9 +41,9 @@ STYLES: dict[Style, Callable[[], ParallelStyle]] = {
 def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
     """Shard the layers of the model in place, over the tp axis of the mesh.
 
-    torch cuts each layer by itself, so a tied head is tied again.
+    torch shards each layer by itself, so a tied head is tied again.
     """
-    plan = plan_of(case.model, case.sharding.tensor_parallel)
+    plan = plan_of(case.model, case.axes.size("tp"))
     parallelize_module(model, mesh["tp"], {path: STYLES[style]() for path, style in plan.items()})
     if case.model.tied:
         tied: Any = model
@@ -52,16 +52,16 @@ def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
 
 def refuse_uneven(case: Case) -> str | None:
     """Return the reason why layers of the case cannot be sharded or compared, or None."""
-    if not cuts(case):
+    if not case.axes.has("tp"):
         return None
     if case.model.user is not None:
-        return "which layers of the user's own model to cut is not known (tensor_parallel)"
-    if not plan_of(case.model, case.sharding.tensor_parallel):
-        return "the model has no layer that could be cut (tensor_parallel)"
+        return "which layers of the user's own model to shard is not known (tensor_parallel)"
+    if not plan_of(case.model, case.axes.size("tp")):
+        return "the model has no layer that could be sharded (tensor_parallel)"
     if reduced_precision(case) or set(parameter_dtypes(case.model).values()) != {"fp32"}:
-        return "bounds of layers that are cut are estimated in fp32 only (tensor_parallel)"
+        return "bounds of sharded layers are estimated in fp32 only (tensor_parallel)"
     if case.training.compile != "none":
-        return "a compiled model of which layers are cut is not checked yet (tensor_parallel)"
+        return "a compiled model with sharded layers is not checked yet (tensor_parallel)"
     return _inf_norm_of_empty(case)
 
 
@@ -69,15 +69,15 @@ def _inf_norm_of_empty(case: Case) -> str | None:
     """Return the reason why torch cannot take the inf-norm of an empty shard, or None."""
     if case.training.clip is None or case.training.norm != "inf":
         return None
-    count = case.sharding.tensor_parallel
+    count = case.axes.size("tp")
     plan = plan_of(case.model, count)
     shapes = parameter_shapes(case.model)
     for name in learning(case):
         rows = shapes[name][0]
-        if cut_dim(plan, name) == 0:  # the last rank of the tp axis has fewest
+        if sharded_dim(plan, name) == 0:  # the last rank of the tp axis has fewest
             most = -(-rows // count)
             rows -= most * (count - 1)
-        if leaves_a_rank_empty(rows, case.readers):
+        if leaves_a_rank_empty(rows, case.axes.size("shard")):
             return f"torch has no inf-norm of the empty shard of {name}"
     return None
 

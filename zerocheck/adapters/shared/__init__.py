@@ -12,7 +12,7 @@ rules, which turn that into calls: when it gathers, and when it reduces.
 - `full_checkpoint.py`: single-file checkpoints: rank 0 writes, every rank reads
 - `limits.py`: reasons to reject cases that several adapters share
 - `live_memory.py`: live memory of a sharder within a step, on top of that of the model
-- `meshes.py`: process groups of a mesh of one axis, or of two: replicate, shard
+- `meshes.py`: process groups of a device mesh, by the names of its axes
 - `scaling.py`: torch's own dynamic loss scaling
 - `script_text.py`: text that shards a model as a user of torch writes it
 - `simulation.py`: traits of an adapter in a simulation of memory

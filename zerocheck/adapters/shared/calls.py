@@ -45,7 +45,7 @@ class Calls:
 
     def __init__(self, case: Case) -> None:
         training = case.training
-        self.ranks, self.replicas = case.shards, case.replicas
+        self.ranks, self.replicas = case.axes.size("shard"), case.axes.size("replicate")
         self.steps = range(training.first, last_step(case) + 1)
         self.done: list[Call] = []
         self.step = -1

@@ -9,17 +9,19 @@ from ...case.shapes import (
     graph_differs,
     parameter_dtypes,
 )
-from ...case.traits import reduced_precision, two_axes
+from ...case.traits import meshes, reduced_precision
 
 
 def one_axis_fp32(case: Case) -> str | None:
-    """Return the reason to reject a mesh of several axes or mixed precision, or None."""
+    """Return the reason to reject a replicate axis or mixed precision, or None."""
     return one_axis(case) or fp32(case)
 
 
 def one_axis(case: Case) -> str | None:
-    """Return the reason to reject a mesh of several axes, or None."""
-    return "works on a mesh of one axis only, the case has one of two" if two_axes(case) else None
+    """Return the reason to reject a replicate axis, or None."""
+    if any(mesh.has("replicate") for mesh in meshes(case)):
+        return "works on a mesh of one axis only, the case has one of two"
+    return None
 
 
 def fp32(case: Case) -> str | None:

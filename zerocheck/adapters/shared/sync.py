@@ -14,7 +14,7 @@ from ...contract import Semantics
 def synchronized(semantics: Semantics, case: Case) -> Semantics:
     """Return semantics whose gradients are reduced as often as the case asks.
 
-    With "shards", on a mesh of two axes, the reduction over the replicate axis waits for the last.
+    With "shards" the reduction over the replicate axis, where there is one, waits for the last.
 
     DDP sends the buffers of rank 0 at every forward that follows a reduction.
     """
@@ -31,7 +31,7 @@ def synchronized(semantics: Semantics, case: Case) -> Semantics:
 
 def deferred(case: Case) -> bool:
     """Return True if the reduction over the replicate axis waits for the last microbatch."""
-    return case.sharding.sync == "shards" and len(case.mesh) > 1
+    return case.sharding.sync == "shards" and case.axes.has("replicate")
 
 
 def accumulation(case: Case) -> Callable[[bool], AbstractContextManager[Any]] | None:

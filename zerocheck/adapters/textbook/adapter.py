@@ -29,7 +29,7 @@ from .sharded_adamw import ShardedAdamW
 
 
 class Sharder(Resumable):
-    """One rank of a stage; on a mesh of two axes, of one of its replicas.
+    """One rank of a stage; on a mesh with a replicate axis, of one of its replicas.
 
     A trainable parameter that the forward does not use has the gradient 0, so it still decays: its
     place in the flat buffer cannot be skipped. Frozen parameters never change. Those that are
@@ -38,7 +38,8 @@ class Sharder(Resumable):
 
     stage: Stage
     exchanges = ("zero1", "zero2", "zero3")
-    capabilities = frozenset({"loss_scale", "unfreeze", "two_axes", "precision"})
+    capabilities = frozenset({"loss_scale", "unfreeze", "precision"})
+    axes = frozenset({"replicate", "shard"})
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

@@ -40,7 +40,7 @@ def flat_of(named: Named, case: Case) -> FlatSpec:
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     dtype = DTYPES[case.precision.compute] if reduced_precision(case) else first.dtype
     reduced = DTYPES[case.precision.reduce] if reduced_precision(case) else first.dtype
-    numel = Partition(shapes, case.shards, aligned(dtype.itemsize)).numel
+    numel = Partition(shapes, case.axes.size("shard"), aligned(dtype.itemsize)).numel
     names = tuple(name for name, _ in named)
     return FlatSpec(numel, dtype_name(dtype), names, dtype_name(reduced))
 
@@ -60,9 +60,9 @@ def buckets(model: nn.Module, case: Case) -> list[FlatSpec]:
 
 def averaging(calls: Calls, case: Case, flats: Iterable[FlatSpec]) -> None:
     """Add the calls that average the shards of flat gradients over replicas."""
-    if case.replicas > 1:
+    if case.axes.size("replicate") > 1:
         for flat in flats:
-            calls.over_replicas(flat.elements // case.shards, flat.reduced)
+            calls.over_replicas(flat.elements // case.axes.size("shard"), flat.reduced)
 
 
 def scaling(calls: Calls, case: Case) -> None:
@@ -119,7 +119,7 @@ class _Replicated:
         )
         reductions = case.training.microbatches if self.scatters else 1
         for number, flat in enumerate(self.flats):
-            size = flat.bytes // (case.shards if self.scatters else 1)
+            size = flat.bytes // (case.axes.size("shard") if self.scatters else 1)
             self.live.hold("gradient", number, size)
         for step in calls.steps:
             if known:

@@ -96,12 +96,12 @@ def _layout(
     hidden = any(
         size.master and not one.pieces(other)
         for one, size in learning
-        for other in range(case.shards)
+        for other in range(case.axes.size("shard"))
     )
     if case.precision.compute == "fp16" or hidden:
         return None
     masters = sum(one.shard_size * size.master for one, size in learning)
-    owned = [(one, size, one.pieces(rank % case.shards)) for one, size in learning]
+    owned = [(one, size, one.pieces(case.axes.coordinate(rank, "shard"))) for one, size in learning]
 
     def predict(step: int, phase: Phase) -> CategoryBytes:
         trains = account.learning(step) if phase == "backward" else ()
@@ -152,4 +152,4 @@ def _flat(named: Named, case: Case) -> tuple[Partition, Sizes]:
     """Partition parameters of one dtype; return it with the bytes per element."""
     size = sizes_of(case, named[0][1].element_size())
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    return Partition(shapes, case.shards, aligned(size.kept)), size
+    return Partition(shapes, case.axes.size("shard"), aligned(size.kept)), size

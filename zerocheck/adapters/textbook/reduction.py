@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...compat import reduce_scatter_single
 from ...contract import Semantics
+from ..shared.meshes import replicate_group
 
 DEPTH = 2
 """Reductions in flight."""
@@ -59,15 +60,15 @@ class Reduction:
 
 
 class Replicas:
-    """Ranks that hold the same shards as this one; only itself on a mesh of one axis.
+    """Ranks that hold the same shards as this one; only itself without a replicate axis.
 
-    On a mesh (R, S) each of R replicas is sharded over its own S ranks as on a mesh of one axis,
-    and has samples of its own. All that the stages do stays within a replica, except for one
+    Each of R replicas is sharded over its own S ranks as on a mesh without that axis, and has
+    samples of its own. All that the stages do stays within a replica, except for one
     all-reduce per step: gradient shards are averaged over the ranks that hold the same shard.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.group = mesh.get_group(0) if mesh.ndim > 1 else None
+        self.group = replicate_group(mesh)
         self.count = self.group.size() if self.group is not None else 1
 
     @property

@@ -167,7 +167,7 @@ def zero3(model: nn.Module, case: Case) -> CollectivePrediction | None:
     replay = _Zero3Replay(model, case)
     for unit in (*replay.units, replay.root):
         for number, (flat, _) in enumerate(unit.reduces):
-            replay.live.hold("gradient", (unit, number), flat.bytes // case.shards)
+            replay.live.hold("gradient", (unit, number), flat.bytes // case.axes.size("shard"))
     calls = replay.calls
 
     def go(step: int) -> list[UnitEvent]:

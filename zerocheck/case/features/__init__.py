@@ -16,6 +16,7 @@ from functools import cache
 from itertools import chain
 
 from ...errors import unknown
+from ..mesh import INNER
 from ..schema import Case, Optimizer, OptimizerKind, TrainingSegment
 from .model import MODEL, OF_PARAMETERS
 from .options import of_dimension
@@ -23,7 +24,7 @@ from .resume import DISTURBANCE, RESUME
 from .row import Feature, Present
 from .sharding import SHARDING
 from .training import DATA, OF_OPTIMIZERS, OPTIMIZER, START, TRAINING
-from .world import WORLD
+from .world import OF_AXIS, WORLD
 
 FEATURES: dict[str, Feature] = {
     row.name: row
@@ -49,14 +50,11 @@ OF_STEPS = tuple(name for name, row in FEATURES.items() if row.dimension != "res
 COMPILED = frozenset(("compile", "compile-aot", "compile-inductor"))
 """Names of those that only cases with a compiled model have, which are slow."""
 
-CUT = frozenset(("tensor-parallel", "tensor-parallel-alone"))
-"""Names of those that only cases with tensor parallelism have."""
+OF_INNER_AXES = frozenset(name for axis in INNER for name in OF_AXIS[axis])
+"""Names of those that only meshes with an inner axis have; their cases are slow."""
 
-IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED | CUT)
+IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED | OF_INNER_AXES)
 """Names of the features of which a covering array has all pairs."""
-
-ON_TWO_AXES = frozenset(("two-axes", "one-replica", "one-shard", "sync-shards"))
-"""Names of those that no mesh of one axis has."""
 
 OF_PRECISION = frozenset(("compute-bf16", "compute-fp16", "reduce-narrow", "reduce-wide"))
 """Names of those that no case in fp32 has."""
@@ -110,15 +108,15 @@ def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
 __all__ = [
     "BASIC",
     "COMPILED",
-    "CUT",
     "FEATURES",
     "GROUPS",
     "IN_PAIRS",
+    "OF_AXIS",
+    "OF_INNER_AXES",
     "OF_OPTIMIZERS",
     "OF_PRECISION",
     "OF_RESUME",
     "OF_STEPS",
-    "ON_TWO_AXES",
     "Feature",
     "Present",
     "feature",

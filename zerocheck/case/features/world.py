@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from ...hosts import counts
+from ..mesh import AxisName
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable
-from ..traits import cuts
 from .row import table
 
 
@@ -19,7 +20,8 @@ def _lengths(case: Case) -> list[int]:
 
 def _uneven_total(case: Case) -> bool:
     shapes = parameter_shapes(case.model)
-    return sum(prod(shapes[name]) for name in trainable(case.model)) % case.shards != 0
+    total = sum(prod(shapes[name]) for name in trainable(case.model))
+    return total % case.axes.parts("parameters") != 0
 
 
 def _on_hosts(case: Case) -> tuple[int, ...]:
@@ -34,36 +36,36 @@ WORLD = table(
     ("world-4", "4 ranks", lambda c: c.world_size == 4),
     ("world-5-8", "5 to 8 ranks", lambda c: 5 <= c.world_size <= 8),
     ("world-9-up", "9 ranks or more", lambda c: c.world_size >= 9),
-    ("two-axes", "a mesh of two axes, replicate and shard", lambda c: len(c.mesh) > 1),
+    ("two-axes", "a mesh of two axes, replicate and shard", lambda c: c.axes.has("replicate")),
     (
         "one-replica",
         "a mesh of two axes with one replica",
-        lambda c: len(c.mesh) > 1 and c.replicas == 1,
+        lambda c: c.axes.has("replicate") and c.axes.size("replicate") == 1,
     ),
     (
         "one-shard",
         "a mesh of two axes with one rank on the shard axis",
-        lambda c: len(c.mesh) > 1 and c.shards == 1,
+        lambda c: c.axes.has("replicate") and c.axes.size("shard") == 1,
     ),
     (
         "tensor-parallel",
-        "layers cut over the tp axis of a mesh (tensor parallelism)",
-        cuts,
+        "layers sharded over the tp axis of a mesh (tensor parallelism)",
+        lambda c: c.axes.has("tp"),
     ),
     (
         "tensor-parallel-alone",
-        "layers cut over all ranks, and one rank on the shard axis",
-        lambda c: cuts(c) and c.readers == 1,
+        "layers sharded over all ranks, and one rank on the shard axis",
+        lambda c: c.axes.has("tp") and c.axes.size("shard") == 1,
     ),
     (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
-        lambda c: min(_lengths(c), default=c.shards) < c.shards,
+        lambda c: any(length < c.axes.parts("parameters") for length in _lengths(c)),
     ),
     (
         "uneven",
         "a parameter whose first dim the world does not divide",
-        lambda c: any(length % c.shards for length in _lengths(c)),
+        lambda c: any(length % c.axes.parts("parameters") for length in _lengths(c)),
     ),
     ("uneven-total", "the world does not divide the number of elements", _uneven_total),
     ("hosts", "several hosts", lambda c: len(_on_hosts(c)) > 1),
@@ -74,3 +76,9 @@ WORLD = table(
     ),
     dimension="world",
 )
+
+OF_AXIS: Mapping[AxisName, tuple[str, ...]] = {
+    "replicate": ("two-axes", "one-replica", "one-shard", "sync-shards"),
+    "tp": ("tensor-parallel", "tensor-parallel-alone"),
+}
+"""Features that only a mesh with the axis has, the plainest first."""

@@ -20,8 +20,7 @@
   shards
 - `publish.py`: known causes of copies that differ between ranks, compared bit for bit
 - `ranks.py`: causes of a wrong gradient in which ranks are left out or weighted differently
-- `replicas.py`: causes of a wrong gradient on a mesh of two axes: a sum or division missing over
-  one
+- `replicas.py`: causes of a wrong gradient of replicas: a sum or division missing over an axis
 - `resume.py`: known bugs of saving and loading that explain wrong state after a load
 - `rounding.py`: causes of a wrong gradient whose terms were rounded to a narrower format before
   the sum

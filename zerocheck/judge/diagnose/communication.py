@@ -157,7 +157,7 @@ def _multiple(sizes: Counter[int], one: Counter[int]) -> bool:
 def _parameters(case: Case) -> Iterator[Sent]:
     """Iterate over the bytes of each trainable parameter, as it is and with usual paddings."""
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
-    ranks = case.shards
+    ranks = case.axes.size("shard")
 
     def padded(elements: int) -> int:
         return -(-elements // ranks) * ranks

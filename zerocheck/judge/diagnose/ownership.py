@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
+from ...case.mesh import Mesh
 from ...hosts import Hosts, places
 from ...protocol.observations import Entry
 
@@ -21,14 +22,14 @@ class Tiling(NamedTuple):
     """Shards of all tensors of a role, by rank.
 
     shapes: as the model has them; held: by name, (rank, entry) of what is there; hosts: on which
-    the ranks are, as in a case; replica: ranks of one replica on a mesh of two axes, else 0.
+    the ranks are, as in a case; replicated: the mesh, if it has a replicate axis.
     """
 
     shapes: Mapping[str, Shape]
     held: Mapping[str, Held]
     world_size: int
     hosts: Hosts = ()
-    replica: int = 0
+    replicated: Mesh | None = None
 
 
 SENTENCES = {
@@ -46,10 +47,10 @@ SENTENCES = {
     bugs.PARAMETER_LEFT_OUT: "no rank has it",
     bugs.UNTIED: "it is an alias of a tied parameter, which has become a parameter of its own",
     bugs.STATE_OF_A_FROZEN_PARAMETER: "an optimizer has it",
-    bugs.CUT_OVER_THE_REPLICATE_AXIS: "ranks of one replica hold the same: it is cut over the "
+    bugs.CUT_OVER_THE_REPLICATE_AXIS: "ranks of one replica hold the same: it is sharded over the "
     "replicate axis, and replicated over the shard axis",
-    bugs.CUT_OVER_ALL_RANKS: "every rank holds other elements: it is cut over all ranks, and not "
-    "over the shard axis alone",
+    bugs.CUT_OVER_ALL_RANKS: "every rank holds other elements: it is sharded over all ranks, and "
+    "not over the shard axis alone",
 }
 
 
@@ -62,9 +63,10 @@ def of_tiling(tiling: Tiling) -> tuple[str, ...]:
 
 def of_replicas(tiling: Tiling) -> tuple[str, ...]:
     """Find all causes of shards that tile their tensors, while replicas hold different elements."""
+    assert tiling.replicated is not None
     found = [_masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)]
     found = [counts for counts in found if not bool(counts.all())]  # what is whole says nothing
-    firsts = [rank // tiling.replica * tiling.replica for rank in range(tiling.world_size)]
+    firsts = [tiling.replicated.group(rank, "shard")[0] for rank in range(tiling.world_size)]
     causes = []
     if all(torch.equal(counts, counts[firsts]) for counts in found):
         causes.append(bugs.CUT_OVER_THE_REPLICATE_AXIS)

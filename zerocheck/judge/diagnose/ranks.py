@@ -65,8 +65,9 @@ def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
         [rank // size for rank in range(world)] for size in range(2, world) if world % size == 0
     ]
     groupings = {tuple(groups): None for groups in (halves, *equal)}
-    if len(evidence.case.mesh) > 1:  # replicas have a name of their own: see replicas.py
-        groupings.pop(tuple(rank // evidence.case.shards for rank in range(world)), None)
+    mesh = evidence.case.axes
+    if mesh.has("replicate"):  # replicas have a name of their own: see replicas.py
+        groupings.pop(tuple(mesh.coordinate(rank, "replicate") for rank in range(world)), None)
     mean = evidence.semantics.average == "mean"
     for groups in groupings:
         members = [[r for r in range(world) if groups[r] == number] for number in groups]

@@ -1,7 +1,4 @@
-"""Causes of a wrong gradient on a mesh of two axes: a sum or division missing over one.
-
-Mesh (R, S): rank r S + s is in replica r, and has place s on the shard axis.
-"""
+"""Causes of a wrong gradient of R replicas of S ranks: a sum or division missing over an axis."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from .evidence import Candidate, Evidence, enclosed_sum, times
 
 
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Iterate over the causes on a mesh of two axes; none on a mesh of one."""
-    if len(evidence.case.mesh) == 1:
+    """Iterate over the causes on a mesh with a replicate axis; none without it."""
+    if not evidence.case.axes.has("replicate"):
         return
     yield from _scaled(evidence)
     yield from _one_axis_only(evidence)
@@ -27,10 +24,10 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 def _scaled(evidence: Evidence) -> Iterator[Candidate]:
     """Gradient with a division left out, or made twice, over one axis."""
-    replicas, shards = evidence.case.mesh
+    mesh = evidence.case.axes
     for letter, number, other, over, under in (
-        ("R", replicas, "shard", bugs.GRADIENT_TIMES_R, bugs.GRADIENT_OVER_R),
-        ("S", shards, "replicate", bugs.GRADIENT_TIMES_S, bugs.GRADIENT_OVER_S),
+        ("R", mesh.size("replicate"), "shard", bugs.GRADIENT_TIMES_R, bugs.GRADIENT_OVER_R),
+        ("S", mesh.size("shard"), "replicate", bugs.GRADIENT_TIMES_S, bugs.GRADIENT_OVER_S),
     ):
         if number == 1:
             continue
@@ -49,22 +46,21 @@ def _scaled(evidence: Evidence) -> Iterator[Candidate]:
 
 def _one_axis_only(evidence: Evidence) -> Iterator[Candidate]:
     """Gradient reduced only within each replica, or only across replicas."""
-    replicas, shards = evidence.case.mesh
-    world = replicas * shards
-    ranks = range(world)
+    mesh = evidence.case.axes
+    replicas, shards, world = mesh.size("replicate"), mesh.size("shard"), mesh.world_size
     for name, words, summands, missing in (
         (
             bugs.NOT_REDUCED_OVER_REPLICAS,
             f"each replica of {shards} ranks has a gradient of its own: it was never reduced over "
             "the replicate axis",
-            [[r for r in ranks if r // shards == rank // shards] for rank in ranks],
+            [mesh.group(rank, "shard") for rank in range(world)],
             replicas,
         ),
         (
             bugs.NOT_REDUCED_OVER_SHARDS,
             f"each rank has the sum over its {replicas} replicas: it was never reduced over the "
             "shard axis",
-            [[r for r in ranks if r % shards == rank % shards] for rank in ranks],
+            [mesh.group(rank, "replicate") for rank in range(world)],
             shards,
         ),
     ):
@@ -78,20 +74,21 @@ def _one_axis_only(evidence: Evidence) -> Iterator[Candidate]:
             )
 
 
-def _each(evidence: Evidence, summands: list[list[int]], times_: int) -> list[Enclosing]:
+def _each(evidence: Evidence, summands: list[tuple[int, ...]], times_: int) -> list[Enclosing]:
     """Sum over each rank's group. times_: factor by which it is divided less than the right sum."""
     mean = evidence.semantics.average == "mean"
     divisor = evidence.divisor / (times_ if mean else 1)
     made: dict[tuple[int, ...], Enclosing] = {}
-    for group in map(tuple, summands):
+    for group in summands:
         if group not in made:
             made[group] = enclosed_sum(evidence, itemgetter(list(group)), divisor)
-    return [made[tuple(group)] for group in summands]
+    return [made[group] for group in summands]
 
 
 def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
     """Gradient in which only the last microbatch is reduced over replicas."""
-    replicas, shards = evidence.case.mesh
+    mesh = evidence.case.axes
+    replicas = mesh.size("replicate")
     world, count = evidence.passes.gradients.shape[:2]
     if count == 1 or replicas == 1:
         return
@@ -103,8 +100,7 @@ def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
         enclosures = []
         for rank in range(world):
             weights = torch.zeros(world, count, 1, dtype=torch.float64)
-            replica = rank // shards * shards
-            weights[replica : replica + shards, :-1] = before
+            weights[list(mesh.group(rank, "shard")), :-1] = before
             weights[:, -1] = 1.0
             enclosures.append(enclosed_sum(evidence, partial(torch.mul, weights), evidence.divisor))
         yield Candidate(

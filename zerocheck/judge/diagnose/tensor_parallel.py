@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...case.schema import Case
-from ...case.tensor_parallel import cut_dim, plan_of
+from ...case.tensor_parallel import plan_of, sharded_dim
 from ...protocol.verdicts import Violation
 from ..compare import same_bits
 from ..layout import ParameterLayout
@@ -24,29 +24,29 @@ from .evidence import Candidate, Evidence, times
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
     """Iterate over gradients with a surplus sum over tp or division by it. None without tp."""
     case = evidence.case
-    count = case.sharding.tensor_parallel
-    if count == 1:
+    count, ranks = case.axes.size("tp"), case.axes.data_parallel_size
+    if not case.axes.has("tp"):
         return
     yield Candidate(
         bugs.GRADIENT_TIMES_T,
-        f"the gradient is T = {count} times too large: the {count} ranks that cut the same layers "
+        f"the gradient is T = {count} times too large: the {count} ranks that share the layers "
         "read the same samples, and what they have alike is summed over them",
         [times(evidence, count)],
     )
     yield Candidate(
         bugs.GRADIENT_OVER_T,
         f"the gradient is T = {count} times too small: it is divided by all {case.world_size} "
-        f"ranks, of which {case.readers} read samples of their own",
+        f"ranks, of which {ranks} read samples of their own",
         [times(evidence, 1 / count)],
     )
-    if case.readers > 1:
+    if ranks > 1:
         for name, factor, words in (
-            (bugs.GRADIENT_TIMES_D, float(case.readers), "large: it is the sum over them"),
-            (bugs.GRADIENT_OVER_D, 1 / case.readers, "small: it is divided by that twice"),
+            (bugs.GRADIENT_TIMES_D, float(ranks), "large: it is the sum over them"),
+            (bugs.GRADIENT_OVER_D, 1 / ranks, "small: it is divided by that twice"),
         ):
             yield Candidate(
                 name,
-                f"with D = {case.readers} data-parallel ranks, the gradient is D times too {words}",
+                f"with D = {ranks} data-parallel ranks, the gradient is D times too {words}",
                 [times(evidence, factor)],
             )
 
@@ -77,8 +77,8 @@ def order_of_pieces(
                 violation,
                 causes=(bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD,),
                 explanation=violation.explanation
-                + "; its pieces are exchanged: what is cut over the tp axis and then sharded was "
-                "taken for what is sharded and then cut",
+                + "; its pieces are exchanged: what is sharded over the tp axis first was taken "
+                "for what is sharded over it last",
             )
     return violation
 
@@ -89,7 +89,7 @@ def _reordered(
     """Reorder pieces t D + d to d T + t, or back; unchanged unless W divides the rows."""
     if not shape or shape[0] % case.world_size:
         return flat
-    sizes = (case.sharding.tensor_parallel, case.readers)
+    sizes = (case.axes.size("tp"), case.axes.size("shard"))
     first, second = sizes if forth else sizes[::-1]
     return flat.view(first, second, -1).transpose(0, 1).reshape(-1)
 
@@ -98,11 +98,11 @@ def with_repeated_biases(
     parameters: torch.Tensor, layout: ParameterLayout, case: Case
 ) -> torch.Tensor:
     """Return the flat vector with each row-wise layer's bias counted once per tp rank."""
-    count = case.sharding.tensor_parallel
+    count = case.axes.size("tp")
     plan = plan_of(case.model, count)
     changed = parameters.clone()
     for place in layout.places:
         layer, _, kind = place.name.rpartition(".")
-        if kind == "bias" and layer in plan and cut_dim(plan, place.name) is None:
+        if kind == "bias" and layer in plan and sharded_dim(plan, place.name) is None:
             changed[place.start : place.stop] *= count
     return changed

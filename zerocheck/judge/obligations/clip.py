@@ -75,7 +75,7 @@ def check_norm(
                 norm, exact, elements, gradient.parts, rank, len(part) == len(elements), previous,
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): of_elements(elements, e) for format, e in formats.parts},
-                loss_scale, case.replicas, _by_tensor(gradient, rank, layout, case),
+                loss_scale, case.axes.size("replicate"), _by_tensor(gradient, rank, layout, case),
             )
         )  # fmt: skip
     causes = norm_causes(wrong, case.training.norm)

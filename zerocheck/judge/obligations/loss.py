@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ... import causes as bugs
+from ...case.mesh import Mesh
 from ...protocol.verdicts import Violation
 from ..context import StepContext
 from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
@@ -64,30 +65,28 @@ def check(
     return _violation(step, tuple(bad), text, names, a, b, tolerance)
 
 
-def check_random(
-    states: Sequence[Sequence[bytes]], *, step: int, together: int = 1
-) -> Violation | None:
+def check_random(states: Sequence[Sequence[bytes]], mesh: Mesh, *, step: int) -> Violation | None:
     """Check that no two ranks enter a loss in the same random state, where states are carried on.
 
-    together: so many neighbours are one data-parallel rank, and enter it in the same.
+    Ranks along the axis tp read the same samples, and enter it in the same.
 
     states: [rank][microbatch]. The harness seeded each rank differently, so equal states mean that
     the implementation seeded them alike: their dropout masks are equal. The chance that two
     generators come to one state by themselves is below 2**-19000.
     """
     for rank, entered in enumerate(states):
-        first = rank // together * together
+        first = mesh.group(rank, "tp")[0]
         if entered != states[first]:
             return _violation(
                 step,
                 (first, rank),
-                f"ranks {first} and {rank} cut the same layers and read the same samples, and "
+                f"ranks {first} and {rank} share layers and read the same samples, and "
                 "enter the loss in other random states, so their dropout masks differ",
                 (bugs.TENSOR_PARALLEL_RANKS_SEEDED_APART,),
             )
     holders: dict[bytes, set[int]] = {}
     for rank, entered in enumerate(states):
-        for state in entered if rank % together == 0 else ():
+        for state in entered if mesh.coordinate(rank, "tp") == 0 else ():
             holders.setdefault(state, set()).add(rank)
     shared = [ranks for ranks in holders.values() if len(ranks) > 1]
     if not shared:
@@ -127,8 +126,7 @@ def _violation(
 
 def _check_step(step: StepContext) -> Iterator[Checked]:
     """Judge the losses of a step; once they hold, its passes are right."""
-    together = step.case.sharding.tensor_parallel
-    yield Checked(violation=check_random(step.random, step=step.index, together=together))
+    yield Checked(violation=check_random(step.random, step.case.axes, step=step.index))
     passes = step.passes
 
     def within(tolerances: Tolerances) -> tuple[float, Violation | None]:

@@ -56,7 +56,7 @@ def _judged(
 
 def _others(step: StepContext, applied: RoleState) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterate over (cause, gradient) of an optimizer that is given another than the others see."""
-    ranks = step.case.readers
+    ranks = step.case.axes.data_parallel_size
     if ranks > 1:
         yield bugs.GRADIENT_TIMES_W, applied.whole * ranks
         yield bugs.GRADIENT_OVER_W, applied.whole / ranks

@@ -70,12 +70,13 @@ def alone(case: Case, calls: Iterable[CollectiveTimes]) -> int:
     A call is a tensor's own if it has just the tensor's bytes, in a reduce-scatter padded to a
     multiple of the ranks. Each call counts once.
     """
+    ranks = case.axes.size("shard")
     shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
     free = Counter((call.kind == "reduce_scatter", call.bytes) for call in calls)
     found = 0
     for name in learning(case):
         elements, size = prod(shapes[name]), ITEMSIZE[dtypes[name]]
-        padded = -(-elements // case.shards) * case.shards
+        padded = -(-elements // ranks) * ranks
         for key in ((False, elements * size), (True, padded * size)):
             if elements and free[key]:
                 free[key] -= 1

@@ -36,7 +36,7 @@ def size(case: Case) -> str:
     """Format the size of a case: `"2 ranks, 1 block, 1 step"`."""
     blocks, user = len(case.model.blocks), case.model.user
     ranks = " then ".join(" x ".join(map(str, segment.mesh)) for segment in case.resume)
-    mesh = f" ({' x '.join(map(str, case.mesh))})" if len(case.mesh) > 1 else ""
+    mesh = f" ({' x '.join(map(str, case.mesh))})" if case.axes.has("replicate") else ""
     number = len(counts(case.hosts, case.world_size))
     hosts = f" on {number} hosts" if number > 1 else ""
     return ", ".join(
@@ -73,7 +73,7 @@ def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
     needed: as for `extent`. Two ranks, or two steps, are no feature.
     """
     plain = {
-        "mesh": case.world_size <= _PLAIN.world_size and len(case.mesh) == 1,
+        "mesh": case.world_size <= _PLAIN.world_size and not case.axes.has("replicate"),
         "training.steps": case.training.steps <= _PLAIN.training.steps,
     }
     named: set[str] = set()
@@ -104,7 +104,7 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_w
         value = value_at(case, path)
         if grouped and path.startswith("optimizer.groups["):
             continue  # its options differ from the other groups', which is what counts
-        if path == "mesh" and len(case.mesh) > 1 and len(reset.mesh) == 1:
+        if path == "mesh" and case.axes.has("replicate") > reset.axes.has("replicate"):
             having.append("a mesh of two axes")
             continue
         if path == "mesh" and case.world_size == 2:

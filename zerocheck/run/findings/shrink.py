@@ -154,7 +154,7 @@ class _Shrinking:
 
         Else the cause is not the number of ranks, but the sizes that it divides.
         """
-        if case.world_size < 3 or "mesh" in self.limits.kept or len(case.mesh) > 1:
+        if case.world_size < 3 or "mesh" in self.limits.kept or case.axes.has("replicate"):
             return True
         return self._fails(replace(case, mesh=(case.world_size + 1,)))
 

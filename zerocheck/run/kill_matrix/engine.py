@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 from msgspec.structs import replace
 
 from ... import signals
-from ...case.features import COMPILED, CUT, OF_PRECISION
+from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
+from ...case.mesh import INNER
 from ...errors import ExitCode
 from ...faults.catalogue import Fault
 from ...judge.local import as_on_a_rank
@@ -124,15 +125,16 @@ class _Matrix:
         ask = partial(refusals, self.ranks)
         where = fault.where
         described = self.described(where)
-        for rare, capability in (
-            (OF_PRECISION, "precision"),
-            (COMPILED, "compile"),
-            (CUT, "tensor_parallel"),
-        ):
+        rare = (
+            (OF_PRECISION, "capabilities", "precision"),
+            (COMPILED, "capabilities", "compile"),
+            *(({*OF_AXIS[axis]}, "axes", axis) for axis in INNER),
+        )
+        for names, field, declared in rare:
             # Few faults are written for that.
-            if rare.isdisjoint(fault.features):
-                others = tuple(one for one in described.capabilities if one != capability)
-                described = replace(described, capabilities=others)
+            if names.isdisjoint(fault.features):
+                others = tuple(one for one in getattr(described, field) if one != declared)
+                described = replace(described, **{field: others})
         return Plan(self.options.run(fault), {where: described}, ask, self.drawn)
 
     def _fixed(self, where: str) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 - `covering_array.py`: covering array of one implementation, with replacements for refused cases
 - `draws.py`: cases of a run that are drawn, and not chosen for their pairs of features
-- `fixed_fields.py`: limits of an implementation's cases: fixed fields, and meshes of two axes
+- `fixed_fields.py`: limits of an implementation's cases: fixed fields, and mesh axes
 - `options.py`: options of a run, checked before anything starts
 - `plan.py`: plan of a run: its cases and their order
 - `profiles.py`: profiles: cases of a run, their number, and world sizes

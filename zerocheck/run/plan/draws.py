@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...case.drawing import draw
-from ...case.features import ON_TWO_AXES, features
-from ...case.schema import Case, Mesh
+from ...case.features import OF_AXIS, features
+from ...case.mesh import INNER
+from ...case.schema import Case, MeshSizes
 from ...errors import UsageError
 from ...protocol.verdicts import Obligation
 from .options import RunOptions
@@ -64,7 +65,10 @@ APART = (
     # In no pair, since such cases are slow. Inductor takes a minute or more: for those who ask.
     SeparateDraws(frozenset(("compile",)), {"training.compile": "eager"}),
     SeparateDraws(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
-    SeparateDraws(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
+    *(
+        SeparateDraws(frozenset(OF_AXIS[axis][:1]), {f"sharding.{field}": 2})
+        for axis, field in INNER.items()
+    ),
     # A race shows where all three meet, and then in a third of the runs (faults/catalogue/races).
     SeparateDraws(
         frozenset(("delays", "microbatches", "bucket-small")),
@@ -82,9 +86,9 @@ OFFERED_APART = 8
 
 
 def at_random(
-    options: RunOptions, count: int, fixed: Mapping[str, object], meshes: Sequence[Mesh]
+    options: RunOptions, count: int, fixed: Mapping[str, object], meshes: Sequence[MeshSizes]
 ) -> list[Case]:
-    """Draw cases at random. World sizes take turns, and so do all meshes of two axes together.
+    """Draw cases at random. World sizes take turns, and so do all meshes (R, S) together.
 
     More of them begin with the same ones.
     """
@@ -94,8 +98,8 @@ def at_random(
     if not options.world_sizes_given:
         sizes = tuple(size for size in sizes if size <= LARGEST_DRAWN)
         meshes = [mesh for mesh in meshes if math.prod(mesh) <= LARGEST_DRAWN]
-    worlds: list[tuple[int | None, Sequence[Mesh]]] = []
-    if not two_axes_asked(options):
+    worlds: list[tuple[int | None, Sequence[MeshSizes]]] = []
+    if not replicas_asked(options):
         worlds += [(size, ()) for size in sizes]
     if meshes and "mesh" not in fixed:
         worlds.append((None, meshes))
@@ -129,7 +133,7 @@ def apart(
             count = OFFERED_APART * one.count
             try:
                 offered = draw(count, seed=seed, world_sizes=(size,), fixed=having)
-            except UsageError:  # three ranks are not cut in two
+            except UsageError:  # three ranks are not split in two
                 continue
             offered = [case for case in offered if one.features <= set(features(case))]
             reasons = ask(offered)
@@ -181,7 +185,7 @@ def _with_features(
     size: int | None,
     count: int,
     fixed: Mapping[str, object],
-    meshes: Sequence[Mesh],
+    meshes: Sequence[MeshSizes],
 ) -> list[Case]:
     """Draw cases with the features asked for. size: None for cases of the meshes alone."""
     wanted = set(options.features)
@@ -194,8 +198,8 @@ def _with_features(
     return [case for case in drawn if wanted <= set(features(case))][:count]
 
 
-def two_axes_asked(options: RunOptions) -> bool:
-    return not ON_TWO_AXES.isdisjoint(options.features)
+def replicas_asked(options: RunOptions) -> bool:
+    return not {*options.features}.isdisjoint(OF_AXIS["replicate"])
 
 
 def mapping(value: object) -> dict[str, object]:

@@ -1,15 +1,16 @@
-"""Limits of the cases of one implementation: fields that are not drawn, and meshes of two axes."""
+"""Limits of the cases of one implementation: fields that are not drawn, and the mesh axes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...case.features import COMPILED, CUT, OF_PRECISION
+from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
+from ...case.mesh import INNER
 from ...case.options import plain
-from ...case.schema import Mesh
+from ...case.schema import MeshSizes
 from ...errors import UsageError
 from ...protocol.replies import Description
-from .draws import mapping, two_axes_asked
+from .draws import mapping, replicas_asked
 from .options import RunOptions
 from .profiles import PROFILES
 
@@ -38,8 +39,9 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
     if "compile" not in described.capabilities and COMPILED.isdisjoint(options.features):
         fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
-    if "tensor_parallel" not in described.capabilities and CUT.isdisjoint(options.features):
-        fixed["sharding"] = {"tensor_parallel": 1, **mapping(fixed.get("sharding"))}
+    for axis, field in INNER.items():
+        if axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis]):
+            fixed["sharding"] = {field: 1, **mapping(fixed.get("sharding"))}
     if not options.features:  # a user who asks for them gets the reason
         without: dict[str, object] = {}
         if "loss_scale" not in described.capabilities:
@@ -64,12 +66,12 @@ def _optimizer(asked: str, own: Mapping[str, object]) -> dict[str, object]:
     return {**own, "kind": asked}
 
 
-def meshes_of(options: RunOptions, described: Description) -> list[Mesh]:
-    """Meshes of two axes that cases may have: the profile's, or all of the sizes asked for.
+def meshes_of(options: RunOptions, described: Description) -> list[MeshSizes]:
+    """Meshes (R, S) that cases may have: the profile's, or all of the sizes asked for.
 
     None where the implementation does not handle them, but for who asks for what they are.
     """
-    if "two_axes" not in described.capabilities and not two_axes_asked(options):
+    if "replicate" not in described.axes and not replicas_asked(options):
         return []
     if not options.world_sizes_given:
         return list(PROFILES[options.profile].meshes)

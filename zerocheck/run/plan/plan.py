@@ -13,7 +13,7 @@ import msgspec
 from ...case.covering import Pairs, candidates
 from ...case.features import FEATURES, IN_PAIRS, OF_OPTIMIZERS, OF_RESUME, OF_STEPS
 from ...case.resume import Harm, draw_resumed
-from ...case.schema import Case, Mesh, Optimizer
+from ...case.schema import Case, MeshSizes, Optimizer
 from ...case.segments import segments_of
 from ...errors import UsageError
 from ...protocol.replies import Description
@@ -57,7 +57,7 @@ class SharedDraws:
         self,
         options: RunOptions,
         fixed: Mapping[str, object],
-        meshes: Sequence[Mesh],
+        meshes: Sequence[MeshSizes],
         ignored: Sequence[str],
         ask: Asking,
     ) -> tuple[Array, dict[Case, int]]:
@@ -173,7 +173,7 @@ class Plan:
             fixed=fixed_fields(options, described),
             into=described.exchanges if name in described.exchanges else (),
             having=options.features,
-            two_axes="two_axes" in described.capabilities,
+            replicates="replicate" in described.axes,
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
         cases = self._stream(name, draw_some, count, ask) if described.resumes else draw_some(1)
@@ -200,19 +200,19 @@ class Plan:
             count = max(count if array.cases else 1, len(found))
         if options.max_cases is not None:
             count = min(count, options.max_cases)
-        cut = options.max_cases if count < len(found) else None
+        limit = options.max_cases if count < len(found) else None
         if len(found) < count:  # a few more, since some may be in the array already
             draw_some = partial(at_random, options, fixed=fixed, meshes=meshes)
             drawn = self._stream(name, draw_some, count - len(found) + len(found) // 10, ask)
             found = list(dict.fromkeys((*found, *drawn)))
         found = found[:count]
-        if not profile.covering or cut is not None:  # an array has every feature
+        if not profile.covering or limit is not None:  # an array has every feature
             complete(found, options, fixed)
         if not found:
             wanted = ", ".join(options.features)
             raise UsageError(f"no case for {name} has the features asked for: {wanted}")
         if profile.covering:
-            coverage = self._arrays[name].coverage(name, max_cases=cut, model=_model(described))
+            coverage = self._arrays[name].coverage(name, max_cases=limit, model=_model(described))
             self.coverage.append(coverage)
         else:
             self.coverage.append(

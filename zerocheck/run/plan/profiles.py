@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...case.schema import Mesh
+from ...case.schema import MeshSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +12,7 @@ class Profile:
     """Thoroughness of a run. cases: per implementation; world_sizes: the default ones.
 
     covering: the cases begin with a covering array of all pairs of features, however many that
-    takes; what is left of `cases` is drawn at random; meshes: the default ones of two axes, of
+    takes; what is left of `cases` is drawn at random; meshes: the default ones (R, S), of
     implementations that handle them: among those drawn at random they are as frequent, together, as
     one of the world sizes; resumed: cases with a checkpoint, where these are asked for;
     resumed_sizes: world sizes that save and load in them.
@@ -21,7 +21,7 @@ class Profile:
     name: str
     cases: int
     world_sizes: tuple[int, ...]
-    meshes: tuple[Mesh, ...]
+    meshes: tuple[MeshSizes, ...]
     summary: str
     resumed: int
     resumed_sizes: tuple[int, ...]
@@ -30,8 +30,8 @@ class Profile:
 
 _SIZES = (1, 2, 3, 4, 5, 8)
 _MORE_SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
-_MESHES: tuple[Mesh, ...] = ((2, 2), (2, 3), (3, 2), (2, 4), (1, 3), (3, 1))
-_MORE_MESHES: tuple[Mesh, ...] = (*_MESHES, (4, 2), (1, 2), (2, 1), (3, 3))
+_MESHES: tuple[MeshSizes, ...] = ((2, 2), (2, 3), (3, 2), (2, 4), (1, 3), (3, 1))
+_MORE_MESHES: tuple[MeshSizes, ...] = (*_MESHES, (4, 2), (1, 2), (2, 1), (3, 3))
 _ALL_SIZES = tuple(range(1, 17))
 
 PROFILES: dict[str, Profile] = {

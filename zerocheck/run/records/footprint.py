@@ -95,10 +95,10 @@ def _ratio(one: MeasuredBytes, ranks: int) -> float:
 def add(into: dict[int, Footprint], record: CaseFinished) -> None:
     """Count one case, if it was measured. into: by world size.
 
-    The paper knows no replicas, so a mesh of two axes is not compared.
+    The paper knows no replicas, so a mesh with a replicate axis is not compared.
     """
     one = record.judgement.measured_bytes if record.judgement is not None else None
-    if one is None or len(record.case.mesh) > 1:
+    if one is None or record.case.axes.has("replicate"):
         return
     ranks, microbatches = record.case.world_size, record.case.training.microbatches
     if ranks not in into:

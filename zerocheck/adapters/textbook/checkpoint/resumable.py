@@ -40,7 +40,7 @@ class Resumable(Exporter):
 
     Stages differ in `flat_buffers`, `_unfreeze` and `_publish`. Each rank writes the ranges that it
     owns, as they are in its shards, and a step count with the first element of its parameter; on a
-    mesh of two axes the first replica does. Tensors that all ranks hold whole are written by rank
+    replicate axis the first replica does. Tensors that all ranks hold whole are written by rank
     0. Buffers and random states are each rank's own.
 
     The model is restored bit for bit, on any number of ranks and in any stage. If that number
