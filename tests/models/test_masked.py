@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from zerocheck.case.schema import Case, Data, Model, Training
 from zerocheck.models.batches import IGNORED, batch, carried_seed, loss_of, overflows, weight
@@ -69,4 +70,5 @@ def test_one_microbatch_of_one_rank_overflows(seed: int) -> None:
 
 
 def test_carried_seeds_differ_by_rank() -> None:
-    assert len({carried_seed(_case(), rank) for rank in range(1024)}) == 1024
+    case = replace(_case(), mesh=(1024,))
+    assert len({carried_seed(case, rank) for rank in range(1024)}) == 1024
