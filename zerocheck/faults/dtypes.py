@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ..adapters.textbook.sharded_adamw import MOMENTS, ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import MOMENTS, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..compat import reduce_scatter_single
 from .parts import ClipsInParts, WithOptimizer
@@ -51,7 +51,7 @@ class NormOfOneDtype(WithOptimizer):
     kind = _LastDtype
 
 
-class _StateInBf16(ShardedAdamW):
+class _StateInBf16(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for one in self.owned:

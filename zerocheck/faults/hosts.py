@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
@@ -34,7 +34,7 @@ class LocalRankForRank(Zero3):
             flat.shard.copy_(flat.full[flat.mine])
             flat.release()
         owned = [one for wide in self.wide for one in wide.owned()]
-        self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
+        self.optimizer = ShardedOptimizer(case, owned, self.group, mesh.device_type)
 
 
 class DividedByLocalWorldSize(Zero1):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..adapters.textbook.loss_scaling import LossScaler
-from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Step, StepReport
@@ -144,7 +144,7 @@ class SkippedStepCounted(_WithScaler):
         return report
 
 
-class _ClipsScaled(ShardedAdamW):
+class _ClipsScaled(ShardedOptimizer):
     scaler: LossScaler
 
     def clip(self, max_norm: float, norm_type: float) -> float:

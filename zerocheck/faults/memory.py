@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..adapters.ddp.adapter import Ddp
-from ..adapters.textbook.sharded_adamw import MOMENTS
+from ..adapters.textbook.sharded_optimizer import MOMENTS
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2

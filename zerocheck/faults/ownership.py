@@ -12,7 +12,7 @@ from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.partition import Piece
-from ..adapters.textbook.sharded_adamw import OwnedPiece, ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import OwnedPiece, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
@@ -30,7 +30,7 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
             inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
             owned.append(OwnedPiece(piece, bucket.full[inside], gradients[inside]))
     own = subject.optimizer
-    subject.optimizer = ShardedAdamW(subject.case, owned, subject.group, own.device)
+    subject.optimizer = ShardedOptimizer(subject.case, owned, subject.group, own.device)
 
 
 class GroupPartitionId(Zero1):

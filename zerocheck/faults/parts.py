@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Microbatch, Step
@@ -66,7 +66,7 @@ def with_callback(step: Step, callback: Callable[[], None]) -> Step:
 class WithOptimizer(Zero1):
     """ZeRO-1 with its optimizer replaced by `kind`, over the same pieces."""
 
-    kind: ClassVar[type[ShardedAdamW]] = ShardedAdamW
+    kind: ClassVar[type[ShardedOptimizer]] = ShardedOptimizer
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -74,7 +74,7 @@ class WithOptimizer(Zero1):
         self.optimizer = self.kind(case, own.owned, own.group, own.device)
 
 
-class ClipsInParts(ShardedAdamW):
+class ClipsInParts(ShardedOptimizer):
     """Clipping of the textbook sharders, split into parts that a fault can replace."""
 
     def local(self, p: float) -> torch.Tensor:
@@ -114,7 +114,7 @@ class ClipsInParts(ShardedAdamW):
         return float(norm)
 
 
-class AdamWInParts(ShardedAdamW):
+class AdamWInParts(ShardedOptimizer):
     """AdamW written out, split into parts that a fault can replace."""
 
     def step(self, rates: Sequence[float]) -> None:

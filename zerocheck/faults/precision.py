@@ -9,7 +9,7 @@ import torch
 
 from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.checkpoint.chunk import Chunk
-from ..adapters.textbook.sharded_adamw import MOMENTS, ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import MOMENTS, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from .parts import WithOptimizer
@@ -49,21 +49,21 @@ class StaleCopyOnOneRank(Zero1):
             return
         for bucket in self.buckets:
             masters = bucket.shard
-            bucket.shard = bucket.own  # as if there were none
+            bucket.shard = bucket.local  # as if there were none
             work = bucket.publish()
             bucket.shard = masters
             if work is not None:
                 work.wait()
 
 
-class _OnCopies(ShardedAdamW):
+class _OnCopies(ShardedOptimizer):
     buckets: Sequence[Bucket] = ()
 
     def step(self, rates: Sequence[float]) -> None:
         before = [bucket.shard.clone() for bucket in self.buckets]
         super().step(rates)
         for bucket, masters in zip(self.buckets, before, strict=True):
-            bucket.own.add_(bucket.shard - masters)  # what AdamW takes away
+            bucket.local.add_(bucket.shard - masters)  # what AdamW takes away
             bucket.shard.copy_(masters)
 
 
@@ -79,7 +79,7 @@ class UpdateOnCopy(WithOptimizer):
         """Send the updated copies, without rounding them from their masters."""
         assert isinstance(self.optimizer, _OnCopies)
         for bucket in self.buckets:
-            masters, bucket.shard = bucket.shard, bucket.own
+            masters, bucket.shard = bucket.shard, bucket.local
             work = bucket.publish()
             bucket.shard = masters
             if work is not None:
@@ -115,7 +115,7 @@ class ReducedNarrow(Zero1):
         super()._reduce()
 
 
-class _InBf16(ShardedAdamW):
+class _InBf16(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for state in self.optimizer.state.values():

@@ -21,9 +21,9 @@ class _LatePublish(FlatParameter):
     sent: torch.Tensor
 
     def gather(self) -> None:
-        own, self.own = self.own, self.sent
+        own, self.local = self.local, self.sent
         super().gather()
-        self.own = own
+        self.local = own
 
 
 class GatherStale(Zero3):
@@ -35,7 +35,7 @@ class GatherStale(Zero3):
     before: list[torch.Tensor] | None = None
 
     def train_step(self, step: Step) -> StepReport:
-        current = [flat.own.clone() for flat in self.flats]
+        current = [flat.local.clone() for flat in self.flats]
         for flat, stale in zip(self.flats, self.before or current, strict=True):
             flat.__class__ = _LatePublish
             assert isinstance(flat, _LatePublish)

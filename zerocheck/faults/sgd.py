@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..adapters.ddp.adapter import Ddp
-from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
@@ -25,7 +25,7 @@ PLAIN = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": False}}
 NESTEROV = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True}}
 
 
-class SGDInParts(ShardedAdamW):
+class SGDInParts(ShardedOptimizer):
     """SGD written out, split into parts that a fault can replace."""
 
     def step(self, rates: Sequence[float]) -> None:
@@ -184,7 +184,7 @@ class MomentumIgnored(WithOptimizer):
     kind = _IgnoresBuffer
 
 
-class _Forgets(ShardedAdamW):
+class _Forgets(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         self.optimizer.state.clear()
         super().step(rates)
@@ -197,7 +197,7 @@ class MomentumForgotten(WithOptimizer):
     kind = _Forgets
 
 
-class _TakesSum(ShardedAdamW):
+class _TakesSum(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         for one in self.owned:
             one.gradient.mul_(self.group.size())

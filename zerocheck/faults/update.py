@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..adapters.ddp.adapter import Ddp
-from ..adapters.textbook.sharded_adamw import ShardedAdamW
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, grouped
 from ..errors import Unsupported
@@ -161,7 +161,7 @@ class BetasSwapped(WithOptimizer):
     kind = _Swapped
 
 
-class _FirstGroupsRate(ShardedAdamW):
+class _FirstGroupsRate(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step([rates[0]] * len(rates))
 
@@ -172,7 +172,7 @@ class GroupsCollapse(WithOptimizer):
     kind = _FirstGroupsRate
 
 
-class _NoSchedule(ShardedAdamW):
+class _NoSchedule(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         if not hasattr(self, "first"):
             self.first = list(rates)
@@ -188,7 +188,7 @@ class SchedulerLost(WithOptimizer):
     kind = _NoSchedule
 
 
-class _PerPiece(ShardedAdamW):
+class _PerPiece(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for number, one in enumerate(self.owned):
@@ -256,7 +256,7 @@ class UnclippedUpdate(Ddp):
         return norm
 
 
-class _MomentsSwapped(ShardedAdamW):
+class _MomentsSwapped(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for state in self.optimizer.state.values():
@@ -271,7 +271,7 @@ class MomentsSwapped(WithOptimizer):
     kind = _MomentsSwapped
 
 
-class _MomentsReset(ShardedAdamW):
+class _MomentsReset(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         for state in self.optimizer.state.values():
             state["exp_avg"].zero_()
@@ -333,7 +333,7 @@ class StepsRestarted(WithOptimizer):
     kind = _Restarted
 
 
-class _MasterRounded(ShardedAdamW):
+class _MasterRounded(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for one in self.owned:

@@ -19,7 +19,7 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 - `partition.py`: flat partition: parameters end to end, split into one equal shard per rank
 - `precision.py`: mixed precision as in section 3.1 of the paper: 2 + 2 + 12 bytes per parameter
 - `reduction.py`: reductions of gradients: over the ranks of a copy, in flight, and over copies
-- `sharded_adamw.py`: partitioned optimizer state, shared by all stages (section 5.1, `P_os`)
+- `sharded_optimizer.py`: partitioned optimizer state, shared by all stages (section 5.1, `P_os`)
 - `unit.py`: unit of ZeRO-3: a module whose parameters are gathered for its calls, then released
 - `unit_calls.py`: calls of the units of ZeRO-3: hooks on the model, the next unit, what is over
 - `zero1.py`: ZeRO-1: the optimizer state is partitioned (section 5.1 of the ZeRO paper, `P_os`)

@@ -25,7 +25,7 @@ from .layout import layout_of_stage
 from .loss_scaling import LossScaler
 from .precision import WideGradient, cast_call, reason_to_reject, semantics_of
 from .reduction import Replicas
-from .sharded_adamw import ShardedAdamW
+from .sharded_optimizer import ShardedOptimizer
 
 
 class Sharder(Resumable):
@@ -65,7 +65,7 @@ class Sharder(Resumable):
             WideGradient(flat, flat.gradient) for flat in flats if flat.gradient is not None
         ]
         owned = [one for wide in self.wide for one in wide.owned()]
-        self.optimizer = ShardedAdamW(case, owned, self.group, mesh.device_type)
+        self.optimizer = ShardedOptimizer(case, owned, self.group, mesh.device_type)
         self.scaler = LossScaler(case, self.group, mesh.device_type)
         self.reduced = False
         for place, flat in enumerate(flats):

@@ -26,7 +26,7 @@ class Bucket(ShardedBuffer):
     def publish(self) -> dist.Work | None:
         """Launch the all-gather that gives every rank the updated shards of all ranks."""
         self.refresh()
-        return all_gather_single(self.full, self.own, self.group)
+        return all_gather_single(self.full, self.local, self.group)
 
     def shards(self) -> Iterator[Shard]:
         """Iterate over whole parameters, owned slices of the masters, and the whole padding."""

@@ -11,7 +11,7 @@ from torch import nn
 from ...contract import Shard
 from ...contract.shard import Role
 from .partition import Partition, aligned
-from .sharded_adamw import OwnedPiece
+from .sharded_optimizer import OwnedPiece
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -23,10 +23,10 @@ class ShardedBuffer:
     """1-D, `partition.numel` elements: every parameter, and padding."""
     mine: slice
     """Location of this rank's shard in `full`."""
-    own: torch.Tensor
+    local: torch.Tensor
     """1-D, `partition.shard_size` elements: this rank's shard of `full`."""
     shard: torch.Tensor
-    """Elements that this rank updates: `own`, or in mixed precision the fp32 masters of it."""
+    """Elements that this rank updates: `local`, or in mixed precision the fp32 masters of it."""
     gradient: torch.Tensor | None = None
     """This rank's shard of the reduced gradient; None if the parameters are frozen for good."""
 
@@ -60,9 +60,9 @@ class ShardedBuffer:
         for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.own = self.shard = self._keep()
+        self.local = self.shard = self._keep()
         if dtype is not None and learns:
-            self.shard = torch.zeros_like(self.own, dtype=wide)
+            self.shard = torch.zeros_like(self.local, dtype=wide)
             self._take(whole)
 
     def _keep(self) -> torch.Tensor:
@@ -109,12 +109,12 @@ class ShardedBuffer:
 
     def refresh(self) -> None:
         """Round the updated masters to the dtype of `full`, if there are any."""
-        if self.shard is not self.own:
-            self.own.copy_(self.shard)
+        if self.shard is not self.local:
+            self.local.copy_(self.shard)
 
     def shards(self) -> Iterator[Shard]:
         """Iterate over the parameters as this rank holds them, the masters, and the padding."""
-        if self.shard is not self.own:
+        if self.shard is not self.local:
             yield from self._slices("master", self.shard)
 
     def _slices(self, role: Role, shard: torch.Tensor) -> Iterator[Shard]:

@@ -25,7 +25,7 @@ from ...models.blocks import DTYPES
 from ..shared.casting import computing, with_cast_inputs
 from ..shared.limits import norms_cast, one_precision
 from .flat import ShardedBuffer
-from .sharded_adamw import OwnedPiece
+from .sharded_optimizer import OwnedPiece
 
 
 def reason_to_reject(case: Case) -> str | None:
@@ -84,7 +84,7 @@ class WideGradient:
     def __init__(self, flat: ShardedBuffer, narrow: torch.Tensor) -> None:
         self.flat = flat
         self.tensor = self.narrow = narrow
-        if flat.shard is not flat.own and narrow.dtype != torch.float32:
+        if flat.shard is not flat.local and narrow.dtype != torch.float32:
             self.tensor = torch.zeros_like(narrow, dtype=torch.float32)
             self._bytes = self.tensor.untyped_storage().nbytes()
 

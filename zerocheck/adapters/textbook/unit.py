@@ -30,7 +30,7 @@ class FlatUnit(NamedTuple):
 class FlatParameter(ShardedBuffer):
     """Parameters that are gathered and released together; all of them train, or none.
 
-    The storage of `full` has 0 bytes while they are released, and `own` is memory of its own. The
+    The storage of `full` has 0 bytes while they are released, and `local` is memory of its own. The
     nn.Parameters are views of `full` for good. Gathering gives the storage its memory back and
     fills it, so whatever autograd saved of them in the forward is right again in the backward.
     Their version counters do not count this, as `full` has one of its own.
@@ -59,7 +59,7 @@ class FlatParameter(ShardedBuffer):
         """Launch the all-gather, unless the parameters are there already or on their way."""
         if not self.gathered:
             self.storage.resize_(self._bytes)
-            self._work = all_gather_single(self.full, self.own, self.group)
+            self._work = all_gather_single(self.full, self.local, self.group)
             self.gathered = True
 
     def wait(self) -> None:
@@ -93,10 +93,10 @@ class FlatParameter(ShardedBuffer):
     def shards(self) -> Iterator[Shard]:
         """Iterate over the owned slices of the parameters, their masters, and the padding."""
         yield from super().shards()
-        yield from self._slices("parameter", self.own)
+        yield from self._slices("parameter", self.local)
         start = self.mine.start
         for gap in self.partition.padding(start, self.mine.stop):
-            held = self.own[gap.start - start : gap.stop - start]
+            held = self.local[gap.start - start : gap.stop - start]
             yield Shard(self.name, "padding", held, (self.partition.numel,), gap)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class GradientBucket:
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
         self.bucket = bucket
-        self.shard = bucket.gradient = torch.zeros_like(bucket.own, dtype=dtype)
+        self.shard = bucket.gradient = torch.zeros_like(bucket.local, dtype=dtype)
         self.missing = len(bucket.parameters)
         self._whole: torch.Tensor | None = None
 

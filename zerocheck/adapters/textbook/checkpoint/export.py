@@ -15,7 +15,7 @@ from ....contract import Implementation
 from ....optimizers import states_of
 from ..flat import ShardedBuffer
 from ..reduction import Replicas
-from ..sharded_adamw import ShardedAdamW
+from ..sharded_optimizer import ShardedOptimizer
 
 Whole = dict[tuple[str, str], torch.Tensor]
 
@@ -30,7 +30,7 @@ class Exporter(Implementation):
     everyone: dist.ProcessGroup
     """All ranks: those of all replicas."""
     replicas: Replicas
-    optimizer: ShardedAdamW
+    optimizer: ShardedOptimizer
 
     def flat_buffers(self) -> Sequence[ShardedBuffer]:
         """Return the flat buffers of this rank, in the same order on every rank."""

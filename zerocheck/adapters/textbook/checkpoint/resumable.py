@@ -17,7 +17,7 @@ from ....contract.implementation import KEPT, Loader, Saving
 from ....errors import CheckpointError
 from ..loss_scaling import LossScaler
 from ..partition import Piece
-from ..sharded_adamw import MOMENTS, OwnedPiece
+from ..sharded_optimizer import MOMENTS, OwnedPiece
 from . import transfer
 from .chunk import Chunk, whole
 from .directory import FoundCheckpoint, Writer

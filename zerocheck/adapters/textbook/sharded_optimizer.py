@@ -35,7 +35,7 @@ class OwnedPiece:
     trains: bool = True
 
 
-class ShardedAdamW:
+class ShardedOptimizer:
     """torch's AdamW or SGD over the pieces of one rank, as the case asks.
 
     Both are elementwise, so a slice of a parameter is updated as it would be inside of the whole.
