@@ -41,7 +41,7 @@ def register(model: nn.Module) -> None:
 
 
 def name_of(module: nn.Module, attribute: str, path: str) -> str:
-    """Return the registered name of the parameter or buffer that `module` calls `own`.
+    """Return the registered name of the parameter or buffer that `module` calls `attribute`.
 
     path: its name in the wrapped model, from which prefixes are stripped if the module is unknown.
     """

@@ -19,7 +19,7 @@ from .precision import cast_parameters, compute_dtype
 
 
 class Bucket(ShardedBuffer):
-    """Parameters that are whole on every rank: `own` is a view of `full`."""
+    """Parameters that are whole on every rank: `local` is a view of `full`."""
 
     gradient: torch.Tensor
 
