@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "faults": {
         "optimizers",
-        "adapters", "protocol", "contract", "models", "case", "causes", "compat", "errors",
+        "adapters", "protocol", "contract", "models", "case", "catalogue", "causes", "compat",
+        "errors",
     },
     "drive": {
         "protocol", "optimizers", "execution", "contract", "models", "case", "catalogue", "compat",

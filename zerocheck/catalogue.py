@@ -79,7 +79,7 @@ _INJECTED = {
 }  # fmt: skip
 
 
-def _spelled(kind: str) -> str:
+def spelled(kind: str) -> str:
     """Convert `AverageBecomesSum` to `average-becomes-sum`."""
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
 
@@ -87,14 +87,14 @@ def _spelled(kind: str) -> str:
 PLANTING = "zerocheck.faults.injections.injection:planted"
 """Function that makes an implementation with an injected fault."""
 INJECTED: dict[str, str] = {
-    _spelled(kind): f"zerocheck.faults.injections.{module}:{kind}"
+    spelled(kind): f"zerocheck.faults.injections.{module}:{kind}"
     for module, kinds in _INJECTED.items()
     for kind in kinds
 }
 """Faults that can be injected into the collectives of any implementation, and where they are.
 
 `IMPLEMENTATION+FAULT` names an implementation with one, wherever a name is taken: `fsdp2+nothing`,
-`my_fsdp.py:MyFSDP+gather-stale`. `nothing` is the control. What each one is: faults/catalogue.
+`my_fsdp.py:MyFSDP+gather-stale`. `nothing` is the control. Their decorators say what each one is.
 """
 
 

@@ -12,7 +12,7 @@ from .output import say
 def list_faults() -> int:
     """List every fault with its source; return the exit code."""
     from ..catalogue import extra_of, missing
-    from ..faults.catalogue import FAULTS, OF_EXTRAS
+    from ..faults.registry import FAULTS, OF_EXTRAS
 
     _section(
         "faults",

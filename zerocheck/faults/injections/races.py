@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..fault import injected
 from .call import CollectiveCall
 from .reductions import InGradients
 
@@ -16,8 +17,9 @@ PATIENCE_S = 1e-3
 """Seconds until a wait gives up. Ranks that are in step need less, delayed ones more."""
 
 
+@injected("gradient", source="DS PR#5606", features=("delays",), sometimes=0.5)
 class WaitTimesOut(InGradients):
-    """A wait for a reduction gives up after a millisecond, unnoticed (DS PR#5606).
+    """A wait for a reduction gives up after a millisecond, unnoticed.
 
     The caller reads its local gradient; the result arrives later, perhaps too late.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ... import causes as bugs
+from ..fault import injected
 from .call import CollectiveCall
 from .injection import Injection
 
@@ -21,24 +23,27 @@ class InGradients(Injection):
         return before and call.sums and not call.of_scalars
 
 
+@injected("gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class AverageBecomesSum(InGradients):
-    """The average over ranks is a sum (PT #162338)."""
+    """The average over ranks is a sum."""
 
     def after(self, call: CollectiveCall) -> None:
         for one in call.got:
             one.mul_(call.world_size)
 
 
+@injected("gradient", bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
 class DoubleAverage(InGradients):
-    """The average over ranks is divided by W once more (verl-SpeCo PR#29)."""
+    """The average over ranks is divided by W once more."""
 
     def after(self, call: CollectiveCall) -> None:
         for one in call.got:
             one.div_(call.world_size)
 
 
+@injected("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
 class FirstStepLocal(InGradients):
-    """The first step is not reduced (PT #60118)."""
+    """The first step is not reduced."""
 
     def changes(self, call: CollectiveCall) -> bool:
         return self.step == 0 and super().changes(call)
@@ -47,8 +52,9 @@ class FirstStepLocal(InGradients):
         keep_local(call)
 
 
+@injected("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #187732; MG #599", world=3)
 class EveryThirdLocal(InGradients):
-    """Every third reduction is lost: the local gradient stays (PT #187732; MG #599)."""
+    """Every third reduction is lost: the local gradient stays."""
 
     calls = 0
 
@@ -58,6 +64,7 @@ class EveryThirdLocal(InGradients):
             keep_local(call)
 
 
+@injected("gradient", bugs.RANKS_LEFT_OUT, source="seen often", world=3)
 class RankLeftOut(InGradients):
     """The last rank contributes zeros: its samples do not count."""
 
@@ -66,16 +73,18 @@ class RankLeftOut(InGradients):
             call.give(lambda mine: mine.zero_())
 
 
+@injected("gradient", bugs.RANK_COUNTED_TWICE, source="seen often", world=3)
 class RankCountedTwice(InGradients):
-    """The first rank counts twice."""
+    """The first rank's gradient is in the sum twice."""
 
     def before(self, call: CollectiveCall) -> None:
         if call.rank == 0:
             call.give(lambda mine: mine.mul_(2))
 
 
+@injected("gradient", bugs.REDUCED_IN_SMALLER_GROUPS, source="DS PR#6546, #5618; TT #1551", world=3)
 class HalfGroup(InGradients):
-    """Each half of the group averages by itself (DS PR#6546, #5618; TT #1551)."""
+    """Each half of the group averages by itself."""
 
     def before(self, call: CollectiveCall) -> None:
         gathered = call.everyone(call.given)
@@ -91,8 +100,9 @@ class HalfGroup(InGradients):
             one.copy_(mine.view_as(one))
 
 
+@injected("gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#7601", world=3)
 class NeighboursShard(InGradients):
-    """Each rank gets the reduced shard of the next one (DS PR#7601)."""
+    """Each rank gets the reduced shard of the next one."""
 
     acts_on = "reduce-scatter of gradients"
 
@@ -104,8 +114,9 @@ class NeighboursShard(InGradients):
             one.copy_(theirs[(call.rank + 1) % call.world_size])
 
 
+@injected("gradient", bugs.PART_NOT_REDUCED, source="FS #907", world=3)
 class LastElementLocal(InGradients):
-    """The last element of each bucket is not reduced: a length is one too short (FS #907).
+    """The last element of each bucket is not reduced: a length is one too short.
 
     Of those that any rank has a gradient of: the end may be padding.
     """
@@ -117,22 +128,28 @@ class LastElementLocal(InGradients):
                 one.view(-1)[moved[-1]] = mine.view(-1)[moved[-1]]
 
 
+@injected("gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="DS PR#7805")
 class ReductionStale(InGradients):
-    """A reduction returns its buffer's previous content: the last step's result (DS PR#7805)."""
+    """A reduction returns its buffer's previous content: the last step's result."""
 
     def after(self, call: CollectiveCall) -> None:
         swap_for_last_step(self, call)
 
 
+@injected("gradient", bugs.REDUCED_IN(format="bf16"), source="PT #104770; DS PR#5170")
 class ReducedInBf16(InGradients):
-    """Gradients are sent in bf16 though they are fp32 (PT #104770; DS PR#5170)."""
+    """Gradients are sent in bf16 though they are fp32."""
 
     def before(self, call: CollectiveCall) -> None:
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
+@injected(
+    "clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",),
+    without=("loss-scale",),
+)  # fmt: skip
 class NormLocal(Injection):
-    """The norm is not reduced: each rank clips by its own shard's norm (RLinf PR#1542)."""
+    """The norm is not reduced: each rank clips by its own shard's norm."""
 
     acts_on = "reduction of a norm"
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ... import signals
 from ...case.features import COMPILED, CUT, OF_PRECISION
 from ...errors import ExitCode
-from ...faults.catalogue import Fault
+from ...faults.fault import Fault
 from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
 from ..execute.environment import environment

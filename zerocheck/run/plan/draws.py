@@ -65,7 +65,7 @@ APART = (
     SeparateDraws(frozenset(("compile",)), {"training.compile": "eager"}),
     SeparateDraws(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
     SeparateDraws(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
-    # A race shows where all three meet, and then in a third of the runs (faults/catalogue/races).
+    # A race shows where all three meet, and then in a third of the runs (faults/races).
     SeparateDraws(
         frozenset(("delays", "microbatches", "bucket-small")),
         {"disturbance.delay": 2.0, "training.microbatches": 3, "sharding.bucket": 64},
