@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import causes as bugs
-from ..catalogue import INJECTED, extra_of, spelled
+from ..catalogue import extra_of, spelled
 from . import fault as description
 from .fault import Fault
 
@@ -106,9 +106,7 @@ _OWN = sorted(
 """Faults of classes of their own, in the order of trial."""
 
 _INJECTIONS = {
-    fault.name: replace(fault, injected=fault.name)
-    for module in dict.fromkeys(place.partition(":")[0] for place in INJECTED.values())
-    for _, fault in _read(module.removeprefix(f"{__package__}."))
+    fault.name: replace(fault, injected=fault.name) for _, fault in _read("injections.collectives")
 }
 """Faults to inject. The obligation and the cause are those of a fully sharded parent, unless a row
 below has others: the consequence of a wrong collective depends on the use of its result."""

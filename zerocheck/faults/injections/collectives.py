@@ -1,13 +1,31 @@
-"""Faults in the sum over ranks of gradients, and of their norm."""
+"""Faults to inject: in sums of gradients and norms, in gathers and broadcasts, and in waiting."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ... import causes as bugs
 from ..fault import injected
 from .call import CollectiveCall
 from .injection import Injection
+
+
+class Nothing(Injection):
+    """Every collective is intercepted and waited for, and nothing is changed.
+
+    No fault: the control, which shows that what is found is found because of the fault.
+    """
+
+    def changes(self, call: CollectiveCall) -> bool:
+        return True
+
+    def before(self, call: CollectiveCall) -> None:
+        call.give(lambda mine: mine)
 
 
 class InGradients(Injection):
@@ -183,3 +201,105 @@ def half(rank: int | None, call: CollectiveCall) -> int:
     """Return the half of the group that a rank is in: 0 or 1. None: this rank."""
     place = call.rank if rank is None else rank
     return place * 2 // call.world_size
+
+
+class InGathers(Injection):
+    """Base of faults in all-gathers of floating-point numbers."""
+
+    acts_on = "all-gathers"
+
+    def changes(self, call: CollectiveCall) -> bool:
+        return self.step >= 0 and call.kind == "all-gather" and call.floating
+
+
+@injected("publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
+class GatherStale(InGathers):
+    """An all-gather returns its result of the previous step."""
+
+    def after(self, call: CollectiveCall) -> None:
+        swap_for_last_step(self, call)
+
+
+@injected("loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
+class GatherSwapped(InGathers):
+    """The first and the last rank's shards are exchanged."""
+
+    def after(self, call: CollectiveCall) -> None:
+        for pieces in call.pieces():
+            first = pieces[0].clone()
+            pieces[0].copy_(pieces[-1])
+            pieces[-1].copy_(first)
+
+
+@injected("loss", bugs.COPIES_ROUNDED_TO_BF16, source="PT #104770")
+class GatherRounded(InGathers):
+    """Shards are sent in bf16 though they are fp32."""
+
+    def before(self, call: CollectiveCall) -> None:
+        call.give(lambda mine: mine.bfloat16().to(mine.dtype))
+
+
+@injected(
+    "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
+    features=("block-batch-norm", "several-steps"), world=3,
+)  # fmt: skip
+class BroadcastLost(Injection):
+    """A broadcast does not arrive: each rank keeps its tensor."""
+
+    acts_on = "broadcasts of numbers with a fraction"
+
+    def changes(self, call: CollectiveCall) -> bool:
+        return self.step >= 0 and call.kind == "broadcast" and call.floating
+
+    def after(self, call: CollectiveCall) -> None:
+        keep_local(call)
+
+
+PATIENCE_S = 1e-3
+"""Seconds until a wait gives up. Ranks that are in step need less, delayed ones more."""
+
+
+@injected("gradient", source="DS PR#5606", features=("delays",), sometimes=0.5)
+class WaitTimesOut(InGradients):
+    """A wait for a reduction gives up after a millisecond, unnoticed.
+
+    The caller reads its local gradient; the result arrives later, perhaps too late.
+    """
+
+    acts_on = "sums of gradients that are waited for by a Work"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: list[threading.Thread] = []
+
+    def changes(self, call: CollectiveCall) -> bool:
+        return not call.functional and super().changes(call)
+
+    def around(self, call: CollectiveCall) -> Any:
+        local = [one.clone() for one in call.local_of(call.given)]
+        first, into = call.first, call.aside()
+        for one, mine in zip(into, local, strict=True):
+            one.copy_(mine.view_as(one))
+        over = threading.Event()
+        thread = threading.Thread(target=_arrive, args=(call, call.start(), into, over))
+        thread.start()
+        self._late.append(thread)
+        over.wait(PATIENCE_S)
+        return call.done(first)
+
+    def end(self) -> None:
+        for thread in self._late:
+            thread.join()
+        self._late.clear()
+
+
+def _arrive(
+    call: CollectiveCall, result: Any, into: Sequence[Tensor], over: threading.Event
+) -> None:
+    """Wait for the call, and store its result where the caller reads it, if that still exists."""
+    call.finish(result)
+    with torch.no_grad():
+        for one, got in zip(into, call.got, strict=True):
+            if one.untyped_storage().nbytes():
+                one.copy_(got)
+    over.set()
