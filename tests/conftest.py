@@ -104,7 +104,7 @@ def session_pool() -> Iterator[Pool]:
     """Rank processes for the cases of all files, with `borrowed`. Sharders and faults are imported
     before they are forked."""
     from zerocheck.catalogue import BUILT_IN, INJECTED
-    from zerocheck.faults.catalogue import FAULTS
+    from zerocheck.faults.registry import FAULTS
     from zerocheck.ranks.pool import Pool
     from zerocheck.run.execute.trial import TARGET
 

@@ -22,8 +22,8 @@ from zerocheck.catalogue import (
     modules_of,
 )
 from zerocheck.errors import UsageError
-from zerocheck.faults.catalogue import FAULTS, injected_into
 from zerocheck.faults.injections.injection import Injection
+from zerocheck.faults.registry import FAULTS, injected_into
 
 
 @pytest.mark.parametrize(

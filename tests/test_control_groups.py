@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zerocheck import control_groups
-from zerocheck.control_groups import GroupLimit, memory_limits, process_limits
+from zerocheck import host
+from zerocheck.host import GroupLimit, memory_limits, process_limits
 
 
 def proc(folder: Path, cgroup: str, *mounts: str) -> Path:
@@ -100,4 +100,4 @@ def test_nothing_that_can_be_read(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     for one in (*memory_limits(), *process_limits()):
-        assert 0 <= one.left <= one.limit < control_groups.UNLIMITED
+        assert 0 <= one.left <= one.limit < host.UNLIMITED

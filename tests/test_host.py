@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerocheck import host
-from zerocheck.control_groups import GroupLimit
+from zerocheck.host import GroupLimit
 
 
 def test_memory_of_the_machine_and_of_its_group(

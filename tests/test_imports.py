@@ -21,18 +21,15 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"attached", "contract", "errors", "testing"},
     "errors": set(),
     "foreign_text": set(),
-    "shortage": set(),
     "signals": set(),
     "hosts": set(),
     "warning_filters": set(),
-    "control_groups": set(),
-    "host": {"control_groups", "errors"},
+    "host": {"errors"},
     "devices": {"errors"},
     "launcher": {"errors"},
     "compat": {"errors"},
     "compat_memory": {"errors"},
-    "catalogue": {"installed", "errors"},
-    "installed": set(),
+    "catalogue": {"errors"},
     "user_code": {"catalogue", "errors"},
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
@@ -50,7 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "faults": {
         "optimizers",
-        "adapters", "protocol", "contract", "models", "case", "causes", "compat", "errors",
+        "adapters", "protocol", "contract", "models", "case", "catalogue", "causes", "compat",
+        "errors",
     },
     "drive": {
         "protocol", "optimizers", "execution", "contract", "models", "case", "catalogue", "compat",
@@ -67,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": {
         "judge", "ranks", "drive", "protocol", "contract", "models", "case", "catalogue", "causes",
         "compat", "errors", "foreign_text", "faults", "launcher", "zerocheck", "devices", "host",
-        "hosts", "signals", "control_groups",
+        "hosts", "signals",
     },
     "report": {"run", "foreign_text", "protocol", "contract", "case", "catalogue", "errors"},
     "script": {
@@ -95,8 +93,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
-        "catalogue", "installed", "foreign_text", "user_code", "launcher", "devices", "errors",
-        "shortage", "signals", "warning_filters", "zerocheck",
+        "catalogue", "foreign_text", "user_code", "launcher", "devices", "errors",
+        "signals", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

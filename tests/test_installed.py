@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from zerocheck.catalogue import check_installed, check_spelling, is_built_in, package_of, place_of
+from zerocheck.catalogue import (
+    check_installed,
+    check_spelling,
+    installed,
+    is_built_in,
+    package_of,
+    place_of,
+)
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
-from zerocheck.installed import installed
 
 SHARDER = """
 import torch

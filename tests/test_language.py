@@ -16,7 +16,7 @@ PACKAGE = Path(zerocheck.__file__).parent
 HEADLESS = ("What", "Whether", "Who", "That", "Those", "Of", "It", "As", "How", "The same")
 """Beginnings of sentences that are understood only with what stands around them."""
 
-INJECTED = {name for names in vars(catalogue)["_INJECTED"].values() for name in names}
+INJECTED = {place.partition(":")[2] for place in catalogue.INJECTED.values()}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

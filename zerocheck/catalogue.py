@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import UsageError, unknown
-from .installed import installed, refusal
 
 BUILT_IN: dict[str, str] = {
     "ddp": "zerocheck.adapters.ddp.adapter:Ddp",
@@ -67,19 +67,7 @@ _OPTIONS = ("zerocheck.adapters.deepspeed.options",)
 """Modules that declare options of their adapter, as `OPTIONS`. They import no torch."""
 
 
-_INJECTED = {
-    "reductions": (
-        "AverageBecomesSum", "DoubleAverage", "FirstStepLocal", "EveryThirdLocal", "RankLeftOut",
-        "RankCountedTwice", "HalfGroup", "NeighboursShard", "LastElementLocal", "ReductionStale",
-        "ReducedInBf16", "NormLocal",
-    ),
-    "copies": ("GatherStale", "GatherSwapped", "GatherRounded", "BroadcastLost"),
-    "races": ("WaitTimesOut",),
-    "injection": ("Nothing",),
-}  # fmt: skip
-
-
-def _spelled(kind: str) -> str:
+def spelled(kind: str) -> str:
     """Convert `AverageBecomesSum` to `average-becomes-sum`."""
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind).lstrip("-")
 
@@ -87,14 +75,18 @@ def _spelled(kind: str) -> str:
 PLANTING = "zerocheck.faults.injections.injection:planted"
 """Function that makes an implementation with an injected fault."""
 INJECTED: dict[str, str] = {
-    _spelled(kind): f"zerocheck.faults.injections.{module}:{kind}"
-    for module, kinds in _INJECTED.items()
-    for kind in kinds
-}
+    spelled(kind): f"zerocheck.faults.injections.collectives:{kind}"
+    for kind in (
+        "AverageBecomesSum", "DoubleAverage", "FirstStepLocal", "EveryThirdLocal", "RankLeftOut",
+        "RankCountedTwice", "HalfGroup", "NeighboursShard", "LastElementLocal", "ReductionStale",
+        "ReducedInBf16", "NormLocal", "GatherStale", "GatherSwapped", "GatherRounded",
+        "BroadcastLost", "WaitTimesOut", "Nothing",
+    )
+}  # fmt: skip
 """Faults that can be injected into the collectives of any implementation, and where they are.
 
 `IMPLEMENTATION+FAULT` names an implementation with one, wherever a name is taken: `fsdp2+nothing`,
-`my_fsdp.py:MyFSDP+gather-stale`. `nothing` is the control. What each one is: faults/catalogue.
+`my_fsdp.py:MyFSDP+gather-stale`. `nothing` is the control. Their decorators say what each one is.
 """
 
 
@@ -251,3 +243,49 @@ def check_factory(name: str) -> None:
         raise UsageError(
             f"{name!r} is no model; give package.module:factory or path/to/file.py:factory"
         )
+
+
+GROUP = "zerocheck.implementations"
+TAKEN = (".py", ".json")
+"""Ends of names that are paths."""
+
+
+class InstalledImplementation(NamedTuple):
+    """Entry point: its name, `package.module:Name`, and the package that declares it."""
+
+    name: str
+    place: str
+    package: str
+
+
+@cache
+def installed() -> dict[str, tuple[InstalledImplementation, ...]]:
+    """Return the entry points by name; several where packages disagree."""
+    found: dict[str, tuple[InstalledImplementation, ...]] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value)):
+        package = "" if point.dist is None else point.dist.name
+        place = point.value.partition("[")[0].strip()
+        one = InstalledImplementation(point.name, place, package)
+        found[one.name] = (*found.get(one.name, ()), one)
+    return found
+
+
+def refusal(name: str, taken: bool) -> str | None:
+    """Return the reason why the entry point of this name cannot be used, or None.
+
+    taken: a built-in implementation has the name.
+    """
+    points = installed().get(name, ())
+    if not points:
+        return None
+    packages = " and ".join(f"{one.package} ({one.place})" for one in points)
+    if taken:
+        return f"{name!r} is built in, and an installed package has the same name: {packages}"
+    if len(points) > 1:
+        return f"{name!r} is the name of implementations of several packages: {packages}"
+    if set(name) & set(":+/\\") or name.endswith(TAKEN):
+        return f"{name!r} cannot be a name, it reads as a path or a fault: {packages}"
+    module, _, attribute = points[0].place.partition(":")
+    if not module or not attribute.isidentifier():
+        return f"{name!r} is declared as {packages}; needed is package.module:Name"
+    return None

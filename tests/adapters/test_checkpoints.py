@@ -24,8 +24,7 @@ from zerocheck.contract.checkpoint import _groups
 from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import Unsupported
 from zerocheck.models.network import build_model
-from zerocheck.models.scramble import scramble
-from zerocheck.models.start import initial_state
+from zerocheck.models.start import initial_state, scramble
 
 from .cases import CASES, GROUPS, MLP, on
 from .driver import View, assembled, copied, in_ranks, step_of

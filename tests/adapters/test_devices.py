@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from slices import sliced
 
-from zerocheck.faults.catalogue import FAULTS
+from zerocheck.faults.registry import FAULTS
 
 SCRIPT = Path(__file__).parent / "on_a_device.py"
 MAKERS = ("clipping", "dtypes", "forward", "loss_scaling", "ownership", "padding", "restoring")

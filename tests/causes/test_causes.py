@@ -13,7 +13,7 @@ from zerocheck import causes
 from zerocheck.causes import registry
 from zerocheck.causes.registry import cause, current, find, registered, texts
 from zerocheck.errors import UsageError
-from zerocheck.faults.catalogue import NAMED_FAULTS
+from zerocheck.faults.registry import NAMED_FAULTS
 from zerocheck.protocol.verdicts import OBLIGATIONS
 from zerocheck.run.known_issues.entries import ours
 

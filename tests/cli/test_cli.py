@@ -18,8 +18,7 @@ from zerocheck.errors import HarnessError, UsageError
 from zerocheck.protocol.verdicts import MEMORY, Status
 from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.plan.options import RunOptions
-from zerocheck.run.records.events import Handler
-from zerocheck.run.records.journal import Journal
+from zerocheck.run.records.journal import Handler, Journal
 from zerocheck.run.records.records import Record
 
 Engine = Callable[[RunOptions, Sequence[Handler]], int]

@@ -12,7 +12,7 @@ from hand_made_faults import DONE, started, tried
 
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
-from zerocheck.faults.catalogue import FAULTS, OF_EXTRAS
+from zerocheck.faults.registry import FAULTS, OF_EXTRAS
 from zerocheck.run.kill_matrix.options import MatrixOptions
 from zerocheck.run.records.matrix_records import MatrixRecord
 

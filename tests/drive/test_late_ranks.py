@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Training
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.faults.catalogue import FAULTS
+from zerocheck.faults.registry import FAULTS
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
 

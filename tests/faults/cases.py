@@ -15,7 +15,7 @@ from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
-from zerocheck.faults.catalogue import Fault
+from zerocheck.faults.fault import Fault
 from zerocheck.protocol.verdicts import RESUME
 from zerocheck.run.known_issues.entries import ours
 

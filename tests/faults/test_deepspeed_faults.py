@@ -19,8 +19,8 @@ from zerocheck.case.schema import (
     Training,
     TrainingSegment,
 )
-from zerocheck.faults.catalogue.deepspeed import DEEPSPEED
-from zerocheck.faults.catalogue.fault import Fault
+from zerocheck.faults.fault import Fault
+from zerocheck.faults.registry import OF_EXTRAS
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
@@ -44,7 +44,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.parametrize("fault", DEEPSPEED, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", OF_EXTRAS.values(), ids=lambda fault: fault.name)
 def test_it_is_flagged_and_named(pool: Pool, fault: Fault) -> None:
     resumes = "resume" in fault.features
     case = msgspec.structs.replace(CASE, resume=(TrainingSegment(mesh=(3,)),)) if resumes else CASE

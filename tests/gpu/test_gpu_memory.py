@@ -7,7 +7,7 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Training
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.faults.catalogue import FAULTS
+from zerocheck.faults.registry import FAULTS
 from zerocheck.judge.measurements import judge_measured
 from zerocheck.protocol.jobs import Measure
 from zerocheck.protocol.measurements import UNEXPLAINED

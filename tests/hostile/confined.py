@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from zerocheck import control_groups
+from zerocheck import host
 
 # Root has no limit of processes. Another user may not be allowed to read what Python is made of.
 _READS_ALL = "+dac_override,+dac_read_search"
@@ -41,7 +41,7 @@ def control_group(controller: str, limit: int) -> Iterator[Path]:
 
     Raises OSError where none can be made.
     """
-    for version, own, _ in vars(control_groups)["_groups"](controller, control_groups.PROC):
+    for version, own, _ in vars(host)["_groups"](controller, host.PROC):
         group = Path(own) / f"zerocheck-{uuid4().hex[:8]}"
         group.mkdir()
         try:

@@ -23,7 +23,7 @@ from zerocheck.attached.ranks import Problem
 from zerocheck.attached.text import stopped_text
 from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable
 from zerocheck.report import github
-from zerocheck.report.console import new_console
+from zerocheck.report.progress import new_console
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.tally import tally
 
@@ -191,7 +191,7 @@ def test_json_holds_the_same() -> None:
     assert msgspec.json.decode(data) == {POISON: [POISON, "\U000e0001", "\\udc80"]}
 
 
-PRINTING = {"cli/output.py", "report/console.py", "attached/session.py", "pytest_plugin.py"}
+PRINTING = {"cli/output.py", "report/progress.py", "attached/session.py", "pytest_plugin.py"}
 """Files that write to a terminal; each makes printable what it writes."""
 
 

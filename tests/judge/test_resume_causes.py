@@ -10,7 +10,7 @@ from zerocheck.judge.diagnose.resume import ResumeEvidence, Wrong, causes
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
-from zerocheck.models.scramble import scramble
+from zerocheck.models.start import scramble
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])

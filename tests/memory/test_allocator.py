@@ -9,10 +9,10 @@ import torch
 
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.memory.formulas import STAGES
-from zerocheck.memory.measure import AllocatorBytes, measure
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.simulate import simulate
 from zerocheck.memory.source import source
+from zerocheck.memory.tables import AllocatorBytes, measure
 from zerocheck.memory.timeline import Timeline, timeline
 
 RNG_STATE = torch.get_rng_state().numel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerocheck.errors import UsageError
-from zerocheck.memory.sizes import binary, parse
+from zerocheck.memory.text import binary, parse_size
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ from zerocheck.memory.sizes import binary, parse
     ],
 )
 def test_parsed(text: str, size: int) -> None:
-    assert parse(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "80 apples", "-1GB", "0", "1e3", "80GiBs"])
 def test_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        parse(text)
+        parse_size(text)
 
 
 def test_written() -> None:

@@ -17,7 +17,7 @@ from zerocheck.models import build_model, initial_state
 from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.inspection import inspect_model
 from zerocheck.models.parts import block_list, show_blocks
-from zerocheck.models.scramble import scramble
+from zerocheck.models.start import scramble
 from zerocheck.models.user import call_with
 
 MODELS = Path(__file__).parents[1] / "own_models.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from zerocheck.report.observability import observability_lines, placement
+from zerocheck.report.sections import observability_lines, placement
 from zerocheck.run.records.tally import ImplementationTally, Tally
 
 KINDS = ("parameters", "gradients", "optimizer states")

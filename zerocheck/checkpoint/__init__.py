@@ -5,14 +5,12 @@ torch.distributed.checkpoint with an unpickler that admits its own classes alone
 
 - `compare.py`: comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings
 - `contents.py`: content of a checkpoint: every tensor with its role and name, step counts, settings
-- `dates.py`: dates of files, which show where one of them may come from another save
 - `dcp.py`: directories of torch.distributed.checkpoint: `.metadata` and `*.distcp`
 - `dcp_metadata.py`: index of torch.distributed.checkpoint, `.metadata`, read without trust
 - `examine.py`: examination of one checkpoint, without another to compare with
 - `explain.py`: explanations of how one tensor became another: a shift, a swap, zeros
 - `formats.py`: recognition of the format of a directory or file, by its content
 - `groups.py`: param groups of a checkpoint, whichever way they are written
-- `manifest.py`: manifest of the files of one save, `manifest.json`, of the textbook sharders
 - `moment_bound.py`: bound on exp_avg given exp_avg_sq, which every run of AdamW obeys
 - `optimizer_keys.py`: keys of optimizer state and param groups, in each form that torch writes
 - `places.py`: positions of elements in a tensor, and views of a tensor for bitwise comparison
@@ -22,7 +20,6 @@ torch.distributed.checkpoint with an unpickler that admits its own classes alone
 - `source.py`: protocol of formats: the content of a checkpoint, read one tensor at a time
 - `text.py`: a report of checkpoints as text
 - `tiling.py`: check that the chunks of a tensor cover it exactly once
-- `torch_save.py`: one file of torch.save: a state dict, or several in a mapping, of whole tensors
 - `values.py`: checks of the values in one checkpoint: finite, moments that AdamW can have
 - `whole_files.py`: several files with whole tensors as one checkpoint
 """

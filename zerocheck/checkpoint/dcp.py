@@ -6,11 +6,14 @@ tensor its file, first byte and length; the bytes are a record of torch.save.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -20,8 +23,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ..errors import UsageError
-from . import manifest
-from .dates import dates
 from .dcp_metadata import Broken, read_metadata
 from .records import RefusedPickle, load
 from .result import CheckpointProblem
@@ -64,9 +65,9 @@ class Dcp(OpenCheckpoint):
     def _verify_together(self) -> None:
         """Verify the files by a manifest of their save, if there is one; record what it covers."""
         self.verified.append("the index against the files, and every record against its CRC-32")
-        differences = manifest.check(self._directory)
+        differences = check_manifest(self._directory)
         if differences is not None:
-            self.verified.append(f"every file against {manifest.NAME}")
+            self.verified.append(f"every file against {MANIFEST}")
             self.findings += differences
             return
         self.unverifiable.append(
@@ -283,3 +284,78 @@ def _file(directory: Path, name: str, records: list[tuple[int, int]]) -> str:
     if size < end:
         return f"truncated: {size} bytes of {end}"
     return f"{size - end} bytes behind its last record" if size > end else ""
+
+
+MANIFEST = "manifest.json"
+"""Manifest of the files of one save, as zerocheck's textbook sharders write it.
+
+    {"files": {"__0_0.distcp": {"size": 4096, "sha256": "..."}, ...}}
+
+Nothing else distinguishes a file of another save with equal shapes and steps.
+"""
+
+
+class _ManifestEntry(msgspec.Struct):
+    size: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct):
+    files: dict[str, _ManifestEntry]
+
+
+def check_manifest(directory: Path) -> Iterator[CheckpointProblem] | None:
+    """Verify every file by the manifest of a directory; None where it has no such manifest."""
+    try:
+        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=_Manifest)
+    except (OSError, ValueError, RecursionError):  # of another program, or none
+        return None
+    return _differences(directory, manifest)
+
+
+def _differences(directory: Path, manifest: _Manifest) -> Iterator[CheckpointProblem]:
+    there = {one.name: one for one in directory.iterdir() if one.is_file()}
+    for name, entry in manifest.files.items():
+        detail = ""
+        if name not in there:
+            detail = f"it is missing, and {MANIFEST} names it"
+        elif there[name].stat().st_size != entry.size:
+            detail = f"it has {there[name].stat().st_size} bytes, and {entry.size} in {MANIFEST}"
+        else:
+            with there[name].open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                    detail = (
+                        f"it is damaged or of another save: its sha256 is not that in {MANIFEST}"
+                    )
+        if detail:
+            yield CheckpointProblem(check="files", where=name, detail=detail)
+
+
+_INDEX = ".metadata"
+_MARGIN_S = 60.0
+"""Clocks of hosts, and copying a directory file by file, differ by less."""
+
+
+def dates(directory: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield notes on files that were changed long after the index, which a save writes last.
+
+    No finding: a copy has dates of its own.
+    """
+    try:
+        index = (directory / _INDEX).stat().st_mtime
+    except OSError:
+        return
+    for name in sorted(names):
+        try:
+            changed = (directory / name).stat().st_mtime
+        except (OSError, ValueError):
+            continue
+        if changed > index + _MARGIN_S:
+            yield (
+                f"{name} was changed at {_date(changed)}, after the index ({_date(index)}), which "
+                "a save writes last: it was copied here later, or is of another save"
+            )
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -75,8 +75,7 @@ def show_replay(
         _check_machine((1,))
     from rich.text import Text
 
-    from ..report.console import new_console
-    from ..report.progress import print_finding
+    from ..report.progress import new_console, print_finding
     from ..run import replay as replaying
     from ..run.findings.findings import failures_of
 
@@ -206,8 +205,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
 
     With `against`, that of the comparison with an earlier run.
     """
-    from ..report.console import new_console
-    from ..report.progress import print_findings, print_outcome
+    from ..report.progress import new_console, print_findings, print_outcome
     from ..report.write import write_reports
     from ..run.records.journal import read
     from ..run.records.tally import run_exit_code, tally

@@ -12,7 +12,7 @@ from .output import say
 def list_faults() -> int:
     """List every fault with its source; return the exit code."""
     from ..catalogue import extra_of, missing
-    from ..faults.catalogue import FAULTS, OF_EXTRAS
+    from ..faults.registry import FAULTS, OF_EXTRAS
 
     _section(
         "faults",
@@ -36,8 +36,7 @@ def list_() -> None:
     Implementations, obligations, features, profiles and known issues.
     """
     from ..case.features import FEATURES
-    from ..catalogue import BUILT_IN, CONFIG_FILE, OF_EXTRAS, extra_of
-    from ..installed import installed
+    from ..catalogue import BUILT_IN, CONFIG_FILE, OF_EXTRAS, extra_of, installed
     from ..protocol.verdicts import TITLES
     from ..report.known_issues import listed_lines
     from ..run.known_issues.entries import ours
@@ -69,8 +68,7 @@ def list_() -> None:
 
 def _installed() -> dict[str, str]:
     """Return each entry point with its place and package, or why it is refused."""
-    from ..catalogue import NAMED
-    from ..installed import installed, refusal
+    from ..catalogue import NAMED, installed, refusal
 
     return {
         name: f"refused: {reason}"

@@ -108,7 +108,7 @@ def memory(
     Exits with 0, 1 if it does not fit into --device-memory, 2 for wrong usage.
     """
     from ..memory.setup import Setup
-    from ..memory.sizes import parse
+    from ..memory.text import parse_size
 
     if tables:
         if model is not None:
@@ -128,7 +128,7 @@ def memory(
             f"MODEL is missing: {', '.join(PRESETS)}, package.module:factory or "
             "path/to/file.py:factory"
         )
-    limit = None if device_memory is None else parse(device_memory)
+    limit = None if device_memory is None else parse_size(device_memory)
     setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
     setup.check()
     return _simulate(setup, exact=exact, limit=limit, json_file=json_file)

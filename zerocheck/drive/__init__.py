@@ -11,7 +11,6 @@
 - `gpu_memory.py`: memory attribution on a GPU, by the caching allocator's records
 - `holders.py`: storages that Python objects hold, with their category
 - `measure.py`: memory measurement of one rank during its steps, phase by phase
-- `peaks.py`: peak memory of one rank within each phase, and its composition
 - `poison.py`: filling of uninitialised memory with NaN, so that reading it is detected
 - `randomness.py`: random states of a rank, at the entry of a loss and at the end of its forward
 - `rank.py`: execution of a job in a rank process: the target of the rank pool

@@ -16,7 +16,7 @@ from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import Shard
 from ..devices import drawn_from, random_state
 from ..errors import UsageError, unknown
-from ..models.scramble import scramble
+from ..models.start import scramble
 from ..protocol.jobs import SegmentCheckpoints
 from ..protocol.observations import CheckpointObservation
 from .randomness import ON_CPU

@@ -14,17 +14,26 @@ from ..case.measurement import settled
 from ..case.schema import Case
 from ..compat_memory import Allocation, AllocatorLog
 from ..contract.implementation import Implementation, Moment, Step
-from ..contract.layout import Call, Layout, Phase
+from ..contract.layout import ALLOCATED, Call, Category, Layout, Peak, Phase, Term, works
 from ..devices import CPU
 from ..models.network import build_model
-from ..protocol.measurements import Measured
-from .attribution import GONE, LOOKED, LOOKING, MARK, USED, Attribution, PhaseEnd
+from ..protocol.measurements import HARNESS, LOCAL, Measured
+from .attribution import (
+    GONE,
+    LOOKED,
+    LOOKING,
+    MARK,
+    USED,
+    AllocationChange,
+    Attribution,
+    PhaseEnd,
+    TrackedAllocation,
+)
 from .collective_release import CollectiveRelease
 from .collective_storages import CollectiveStorages
 from .collective_trace import CallTrace
 from .gpu_memory import DeviceLog
 from .holders import Claims, fresh_objects, object_claims, reducers, shard_claims
-from .peaks import peaks
 
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
@@ -172,3 +181,57 @@ def has_a_holder(storage: torch.UntypedStorage, claims: Claims, reducers: Contai
 def _caller() -> FrameType:
     """Return the frame of the caller of the method that calls this."""
     return sys._getframe(2)
+
+
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
+
+
+def peaks(attribution: Attribution) -> Iterator[Peak]:
+    """Iterate over the peaks of forward, backward and step of each step, in their order."""
+    terms = {id(block): _term(attribution, block) for block in attribution.blocks}
+    changes: dict[PhaseEnd, list[AllocationChange]] = {place: [] for place in attribution.places}
+    for change in attribution.changes:
+        changes[change.place].append(change)
+    held: Counter[Category] = Counter()
+    working: Counter[Category] = Counter()
+    for place, of_phase in changes.items():
+        most = held.copy()
+        highest: Counter[Term] = Counter()
+        highest.update(working)
+        highest["working"] = working.total()
+        for _, block, more, ours in of_phase:
+            term = terms[id(block)]
+            if term is None:
+                continue
+            held[term] += more
+            if works(term, block.bytes):
+                working[term] += more
+            if more < 0 or ours:
+                continue
+            highest[term] = max(highest[term], working[term])
+            instants: list[Term] = ["working"]
+            if term in ALLOCATED and works(term, block.bytes):
+                instants.append(ALLOCATED[term])
+            for one in instants:
+                highest[one] = max(highest[one], working.total())
+            if held.total() > most.total():
+                most = held.copy()
+        if place.phase in STEP_PHASES:
+            yield Peak(place.phase, place.step, dict(+most), dict(+highest))
+
+
+def _term(attribution: Attribution, block: TrackedAllocation) -> Category | None:
+    """Return the category of a block, or None for one that is not counted."""
+    claim = block.best
+    if claim is not None and claim.holder == HARNESS:
+        return None
+    local = claim is not None and claim.holder.startswith(LOCAL)
+    if claim is not None and not local and (claim.rank < 2 or block.stays):
+        return claim.category
+    if block.use is not None:
+        return block.use
+    if block.backend:
+        return None
+    if local or not block.ends:
+        return "other"
+    return attribution.explained(block)[0]

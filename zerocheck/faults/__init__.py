@@ -11,6 +11,7 @@
 - `deepspeed.py`: faults planted into DeepSpeed's engine; they need the extra `deepspeed`
 - `dtypes.py`: faults that only a model with parameters of two dtypes shows
 - `exports.py`: faults in the whole state that a library exports
+- `fault.py`: description of a fault: its source, and the finding that it must cause
 - `files.py`: faults in the commit of a checkpoint's files, and in the detection of damage
 - `forward.py`: faults in the forward: other samples, other random numbers, other parameters
 - `freezing.py`: faults with parameters that are unfrozen later
@@ -26,6 +27,7 @@
 - `precision.py`: faults that only mixed precision shows: masters, their copies, and declared dtypes
 - `publishing.py`: faults in the publishing of updated parameters
 - `races.py`: faults in waiting: right if a collective is already over, wrong if it is late
+- `registry.py`: all faults by name
 - `replicas.py`: faults of a mesh of two axes: sums, divisions and groups of the wrong axis
 - `restoring.py`: faults in restoring a state of mid-training, as after loading a checkpoint
 - `sgd.py`: faults in SGD itself, in its momentum, and in its inputs
@@ -34,6 +36,5 @@
 - `unused.py`: faults with parameters that have no gradient, or no place in the buffers
 - `update.py`: faults in AdamW itself and in its inputs
 - `window.py`: faults within a step: memory is right at the end of each phase, and too large before
-- `catalogue/`: all faults, with the finding that each must cause
 - `injections/`: faults injected at the collectives of any implementation
 """

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.reduction import Reduction
@@ -20,6 +21,7 @@ from ..adapters.textbook.zero2 import Zero2
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
 from ..contract.implementation import Moment
+from .fault import fault
 from .parts import scaled, with_callback
 
 
@@ -29,11 +31,12 @@ class _Overwriting(Reduction):
         super()._land()
 
 
+@fault(
+    "zero2", "gradient", bugs.LAST_MICROBATCH_ONLY,
+    source="open-instruct PR#1498; TT #3575; DS #7718", microbatches=3,
+)  # fmt: skip
 class LastMicrobatchOnly(Zero2):
-    """The accumulator is reset at every microbatch (open-instruct PR#1498, TT #3575).
-
-    Flagged: last microbatch only.
-    """
+    """The accumulator is reset at every microbatch."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -48,10 +51,11 @@ class _Rescaling(Reduction):
         into.add_(part).div_(self.world_size)
 
 
+@fault("zero2", "gradient", bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
 class ScaleAccumulatedShard(Zero2):
-    """The accumulator is divided, not what is added to it (MG PR#3023).
+    """The accumulator is divided, not what is added to it.
 
-    Microbatch i is scaled by W^(i - GA). Flagged: accumulator rescaled.
+    Microbatch i is scaled by W^(i - GA).
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -59,11 +63,12 @@ class ScaleAccumulatedShard(Zero2):
         self.reduction = _Rescaling(self.reduction.group)
 
 
+@fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
 class MicrostepOffByOne(Zero2):
-    """A counter decides where the accumulator is overwritten; at first it is one too low.
+    """The first step loses its first microbatch.
 
-    The first step loses its first microbatch, later ones are right (DS PR#6550, #7967).
-    Flagged: microbatch dropped, at step 0.
+    A counter decides where the accumulator is overwritten; at first it is one too low. Later
+    steps are right.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -83,44 +88,59 @@ class MicrostepOffByOne(Zero2):
                 gradient.shard.zero_()
 
 
+@fault(
+    "fsdp2", "gradient", bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877",
+    microbatches=3,
+)  # fmt: skip
 class DividedTwiceByGa(Fsdp2):
-    """The loss is divided by the number of microbatches in two places (DS PR#7724).
-
-    Flagged: gradient / GA.
-    """
+    """The loss is divided by the number of microbatches twice."""
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, over=len(step.microbatches)))
 
 
+@fault("zero1", "gradient", bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
 class NotDividedByGa(Zero1):
-    """The loss is not divided by the number of microbatches. Flagged: gradient x GA."""
+    """The loss is not divided by the number of microbatches."""
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, times=len(step.microbatches)))
 
 
+@fault("fsdp2", "gradient", bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
 class MeanOfMeans(Fsdp2):
-    """All microbatches have equal weight, though their numbers of tokens differ.
-
-    torchtune PR#1875. Flagged: mean of means.
-    """
+    """All microbatches have equal weight, though their numbers of tokens differ."""
 
     def train_step(self, step: Step) -> StepReport:
         alike = [replace(microbatch, weight=1.0) for microbatch in step.microbatches]
         return super().train_step(replace(step, microbatches=alike))
 
 
+@fault("zero1", "gradient", bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
 class TokensUndeclared(Zero1):
-    """The mean over tokens, declared as the mean of means. Flagged: mean over tokens."""
+    """The mean over tokens, declared as the mean of means."""
 
     semantics = replace(Zero1.semantics, weight="microbatch")
 
 
-class StaleBoundary(Ddp):
-    """Each microbatch acts on the boundary flag of the one before (DS PR#1264).
+@fault("zero1", "gradient", bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
+class FirstMicrobatchDoubled(Zero1):
+    """The first microbatch is added twice."""
 
-    So the first microbatch is reduced and the others are not. Flagged: one microbatch reduced.
+    def train_step(self, step: Step) -> StepReport:
+        first, *rest = step.microbatches
+        once = scaled(replace(step, microbatches=[first]), times=2).microbatches
+        return super().train_step(replace(step, microbatches=[*once, *rest]))
+
+
+@fault(
+    "ddp", "gradient", bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3,
+    without=("sometimes-used",),
+)  # fmt: skip
+class StaleBoundary(Ddp):
+    """Each microbatch acts on the boundary flag of the one before.
+
+    So the first microbatch is reduced and the others are not.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -132,8 +152,9 @@ class StaleBoundary(Ddp):
         return super().accumulating(last=stale)
 
 
+@fault("fsdp2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
 class NeverZeroed(Fsdp2):
-    """Gradients are not cleared between steps. Flagged: gradient of the previous step kept."""
+    """Gradients are not cleared between steps."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -141,11 +162,14 @@ class NeverZeroed(Fsdp2):
         return built
 
 
+@fault(
+    "zero2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
+    features=("clip-tight", "several-steps"),
+)  # fmt: skip
 class UnclippedKept(Zero2):
     """The reduced, unclipped gradient of the previous step is added to the sum.
 
-    As in DeepSpeed's stage 3 for a parameter that the first microbatch did not use. Flagged:
-    gradient of the previous step kept.
+    As in DeepSpeed's stage 3 for a parameter that the first microbatch did not use.
     """
 
     kept: Sequence[torch.Tensor] = ()
@@ -161,11 +185,9 @@ class UnclippedKept(Zero2):
         notify(moment)
 
 
+@fault("zero1", "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
 class AccumulateGated(Zero1):
-    """Gradients are accumulated only if several microbatches are configured, and one is.
-
-    DS PR#7981. Flagged: last microbatch only.
-    """
+    """Gradients are accumulated only if several microbatches are configured, and one is."""
 
     configured = 1
 
@@ -178,25 +200,11 @@ class AccumulateGated(Zero1):
                 gradients.zero_()
 
 
+@fault("zero1", "gradient", bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
 class ClearedTooEarly(Zero1):
-    """When one bucket is reduced, the gradients of all others are cleared (DS PR#1273).
-
-    Flagged: gradient zero.
-    """
+    """When one bucket is reduced, the gradients of all others are cleared."""
 
     def _reduce(self) -> None:
         for gradients in self.gradients[1:]:
             gradients.zero_()
         super()._reduce()
-
-
-class FirstMicrobatchDoubled(Zero1):
-    """The contribution of the first microbatch to the buffer is added twice.
-
-    Flagged: microbatch doubled.
-    """
-
-    def train_step(self, step: Step) -> StepReport:
-        first, *rest = step.microbatches
-        once = scaled(replace(step, microbatches=[first]), times=2).microbatches
-        return super().train_step(replace(step, microbatches=[*once, *rest]))

@@ -13,18 +13,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.shared.limits import one_axis_fp32
 from ..case.schema import Case
 from ..contract import Implementation, Semantics, Shard, Step, StepReport, grouped
 from ..optimizers import STATES
+from .fault import fault
 
 
+@fault(
+    "zerocheck.faults.article:Repaired", "gradient", bugs.LOCAL_GRADIENT_ONLY,
+    source="a tutorial on ZeRO from scratch", world=3, without=("sometimes-used", "clip"),
+)  # fmt: skip
 class ArticleStage1(Implementation):
-    """ZeRO-1 of the tutorial: each rank optimizes its share of the tensors.
+    """ZeRO-1 of a tutorial: gradients are never reduced.
 
-    Shares are counted in tensors, and the last rank takes the rest. Gradients are never reduced,
-    and zero_grad clears those of the share only. After the step each rank broadcasts its share.
-    Flagged: local gradient only.
+    Each rank optimizes its share of the tensors. Shares are counted in tensors, and the last
+    rank takes the rest. zero_grad clears the gradients of the share only. After the step each
+    rank broadcasts its share.
     """
 
     semantics = Semantics()
@@ -83,6 +89,10 @@ class ArticleStage1(Implementation):
             yield Shard(name, "buffer", buffer, tuple(buffer.shape))
 
 
+@fault(
+    "zerocheck.faults.article:Repaired", None, bugs.DIFFERENT_COLLECTIVES,
+    source="a tutorial on ZeRO from scratch", without=("sometimes-used", "clip"),
+)  # fmt: skip
 class ArticleStage2(ArticleStage1):
     """ZeRO-2 of the tutorial: each rank all-reduces the gradients of its share, and only those.
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.zero1 import Zero1
@@ -17,10 +18,15 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
+from .fault import fault
 
 
+@fault(
+    "ddp", "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
+    features=("block-batch-norm", "several-steps"), world=3,
+)  # fmt: skip
 class BuffersNotBroadcast(Ddp):
-    """Rank 0's buffers are not broadcast (PT #178569). Flagged: buffers local."""
+    """Rank 0's buffers are not broadcast."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -28,56 +34,15 @@ class BuffersNotBroadcast(Ddp):
         return built
 
 
-class BuffersAveraged(Zero1):
-    """Buffers are averaged over ranks, though declared local. Flagged: buffers averaged."""
-
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
-        for buffer in self.model.buffers():
-            if buffer.is_floating_point():
-                dist.all_reduce(buffer, group=self.group)
-                buffer.div_(self.world_size)
-        return report
-
-
-class BuffersOfRank0(Zero2):
-    """Rank 0's buffers overwrite the others', though declared local.
-
-    Flagged: buffers of rank 0.
-    """
-
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
-        return report
-
-
-class BuffersRounded(Zero3):
-    """All buffers are cast to half precision (FS #427). Flagged: buffers rounded to bf16."""
-
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
-        for buffer in self.model.buffers():
-            buffer.copy_(buffer.bfloat16())
-        return report
-
-
-class BuffersForgotten(Fsdp2):
-    """Buffers are reset after every step, as if never registered. Flagged: buffers not updated."""
-
-    def train_step(self, step: Step) -> StepReport:
-        before = [buffer.clone() for buffer in self.built.model.buffers()]
-        report = super().train_step(step)
-        for buffer, kept in zip(self.built.model.buffers(), before, strict=True):
-            buffer.copy_(kept)
-        return report
-
-
+@fault(
+    "ddp", "buffers", bugs.BUFFERS_LOCAL, source="seen often",
+    features=("block-batch-norm", "microbatches"), without=("static-graph",), world=3,
+    microbatches=3,
+)  # fmt: skip
 class BuffersSentOnce(Ddp):
     """Rank 0's buffers are broadcast only at the first forward of a step.
 
-    Each microbatch is reduced, so they must be broadcast at every forward. Flagged: buffers.
+    Each microbatch is reduced, so they must be broadcast at every forward.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -93,3 +58,62 @@ class BuffersSentOnce(Ddp):
         with super().accumulating(last=last):
             yield
         self.built.model.broadcast_buffers = False  # type: ignore[assignment]
+
+
+@fault(
+    "zero1", "buffers", bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",),
+    world=3,
+)  # fmt: skip
+class BuffersAveraged(Zero1):
+    """Buffers are averaged over ranks, though declared local."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for buffer in self.model.buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer, group=self.group)
+                buffer.div_(self.world_size)
+        return report
+
+
+@fault(
+    "zero2", "buffers", bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",),
+    world=3,
+)  # fmt: skip
+class BuffersOfRank0(Zero2):
+    """Rank 0's buffers overwrite the others', though declared local."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
+        return report
+
+
+@fault(
+    "zero3", "buffers", bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427",
+    features=("block-batch-norm",),
+)  # fmt: skip
+class BuffersRounded(Zero3):
+    """All buffers are cast to half precision."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        for buffer in self.model.buffers():
+            buffer.copy_(buffer.bfloat16())
+        return report
+
+
+@fault(
+    "fsdp2", "buffers", bugs.BUFFERS_NOT_UPDATED, source="seen often",
+    features=("block-batch-norm",),
+)  # fmt: skip
+class BuffersForgotten(Fsdp2):
+    """Buffers are reset after every step, as if never registered."""
+
+    def train_step(self, step: Step) -> StepReport:
+        before = [buffer.clone() for buffer in self.built.model.buffers()]
+        report = super().train_step(step)
+        for buffer, kept in zip(self.built.model.buffers(), before, strict=True):
+            buffer.copy_(kept)
+        return report

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from ..causes.registry import Cause, registered
-from .catalogue import NAMED_FAULTS
+from .registry import NAMED_FAULTS
 
 HEADING = """# Causes
 

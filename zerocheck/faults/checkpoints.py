@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..adapters.textbook.checkpoint.chunk import Chunk
 from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
 from ..adapters.textbook.checkpoint.resumable import Resumable
@@ -19,10 +20,12 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..contract.groups import learning_rates
 from ..contract.implementation import Loader, Step, StepReport
+from .fault import fault
 
 
+@fault("zero1", "roundtrip", bugs.STEP_COUNT_LOST, source="DS PR#564, #5263", features=("resume",))
 class StepCountLost(Zero1):
-    """The step count restarts (DS PR#564, #5263). Flagged: step count lost."""
+    """The step count restarts after a load."""
 
     def take_groups(self, saved: Collection[SavedOptions]) -> None:
         super().take_groups(saved)
@@ -30,29 +33,32 @@ class StepCountLost(Zero1):
             state["step"].zero_()
 
 
+@fault(
+    "zero1", "continuation", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705",
+    features=("resume", "groups"),
+)  # fmt: skip
 class GroupsCollapseOnLoad(Zero1):
-    """All groups get the options of the first (MG #4705). Flagged: options of another group."""
+    """After a load all groups have the options of the first."""
 
     def take_groups(self, saved: Collection[SavedOptions]) -> None:
         first = next(iter(saved))
         super().take_groups([first] * len(saved))
 
 
+@fault("zero1", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG #761", features=("resume",))
 class StateForAnotherOptimizer(Zero1):
-    """The state is loaded into an optimizer that is not the one that steps (MG #761).
-
-    Flagged: optimizer state lost.
-    """
+    """The state is loaded into an optimizer that is not the one that steps."""
 
     def take_groups(self, saved: Collection[SavedOptions]) -> None:
         super().take_groups(saved)
         self.optimizer.optimizer.state.clear()
 
 
+@fault("zero3", "roundtrip", source="DS PR#7601", features=("resume-more",))
 class LocalRankShards(Zero3):
-    """With two ranks on each node, a rank reads the shards of its local rank (DS PR#7601).
+    """With two ranks on each node, a rank reads the shards of its local rank.
 
-    Flagged: not named: what stands where depends on all shapes.
+    The cause has no name: the content of a wrong shard depends on all shapes.
     """
 
     def load(self, directory: str, loader: Loader) -> None:
@@ -77,23 +83,29 @@ class _OneBucketSaved(Resumable):
                 yield chunk
 
 
+@fault(
+    "zero1", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS PR#7585",
+    features=("resume", "bucket-small"),
+)  # fmt: skip
 class FirstBucketSaved(_OneBucketSaved, Zero1):
-    """Only the first bucket is written (DS PR#7585). Flagged: optimizer state lost."""
+    """Only the optimizer state of the first bucket is written."""
 
     bucket = 0
 
 
+@fault(
+    "zero2", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG 9a8420c90a",
+    features=("resume", "bucket-small"),
+)  # fmt: skip
 class EarlierBucketsForgotten(_OneBucketSaved, Zero2):
-    """Collecting a bucket discards the buckets before it (MG 9a8420c90a).
-
-    Flagged: optimizer state lost.
-    """
+    """Collecting a bucket discards the buckets before it."""
 
     bucket = -1
 
 
+@fault("zero3", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
 class SavesComputeCopy(Zero3):
-    """Parameters pass through the compute dtype (PT #104770). Flagged: rounded to bf16."""
+    """Parameters are written in the compute dtype."""
 
     def written(self) -> Iterator[Chunk]:
         for chunk in super().written():
@@ -104,8 +116,9 @@ class SavesComputeCopy(Zero3):
                 yield chunk
 
 
+@fault("zero1", "roundtrip", bugs.COPIES_DIFFER, source="MG #6920", features=("resume",))
 class NotPublishedAfterLoad(Zero1):
-    """Each rank loads the parameters that it updates, and none are sent (MG #6920)."""
+    """Each rank loads the parameters that it updates, and none are sent."""
 
     loading = False
 
@@ -119,11 +132,9 @@ class NotPublishedAfterLoad(Zero1):
             super()._publish()
 
 
+@fault("zero3", "roundtrip", bugs.DATA_POSITION_OF_ONE_RANK, source="TT #816", features=("resume",))
 class DataPositionOfOneRank(Zero3):
-    """The state of the loader is as if only this rank read (TT #816).
-
-    Flagged: data position of one rank.
-    """
+    """The state of the loader is as if only this rank read."""
 
     def training_facts(self, loader: Loader) -> SavedTraining:
         facts = super().training_facts(loader)
@@ -131,16 +142,21 @@ class DataPositionOfOneRank(Zero3):
         return msgspec.structs.replace(facts, loader=own)
 
 
+@fault("zero2", "roundtrip", bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))
 class DataPositionLost(Zero2):
-    """The loader restarts. Flagged: data position lost."""
+    """The data loader restarts."""
 
     def training_facts(self, loader: Loader) -> SavedTraining:
         facts = super().training_facts(loader)
         return msgspec.structs.replace(facts, loader=dict.fromkeys(facts.loader, 0))
 
 
+@fault(
+    "zero1", "roundtrip", bugs.RANDOM_STATE_OF_RANK_0_ON_ALL_RANKS, source="MG #6858",
+    features=("resume-same",),
+)  # fmt: skip
 class RngOneForAll(Zero1):
-    """Every rank draws rank 0's random numbers (MG #6858). Flagged: random state of rank 0."""
+    """Every rank draws rank 0's random numbers."""
 
     loading = False
 
@@ -153,8 +169,12 @@ class RngOneForAll(Zero1):
         return super().random_chunks(0 if self.loading else rank)
 
 
+@fault(
+    "zero3", "roundtrip", bugs.BUFFERS_NOT_LOADED, source="PT #178569",
+    features=("resume", "block-batch-norm"),
+)  # fmt: skip
 class BuffersNotLoaded(Zero3):
-    """Buffers are not restored (PT #178569). Flagged: buffers not loaded."""
+    """Buffers are not restored."""
 
     def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
         return iter(())
@@ -164,23 +184,32 @@ class BuffersNotLoaded(Zero3):
             super().take_whole(tensors, chunks)
 
 
+@fault(
+    "zero1", "roundtrip", bugs.BUFFERS_NOT_LOADED, source="FS #427",
+    features=("resume", "block-batch-norm"),
+)  # fmt: skip
 class BuffersCast(Zero1):
-    """All buffers pass through half precision (FS #427)."""
+    """All buffers pass through half precision."""
 
     def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
         for chunk in super().buffer_chunks(rank):
             yield replace(chunk, tensor=chunk.tensor.half().to(chunk.tensor.dtype))
 
 
+@fault(
+    "zero3", "roundtrip", bugs.LOSS_SCALE_BEGINS_ANEW, source="none known",
+    features=("resume", "overflow"),
+)  # fmt: skip
 class LossScaleLost(Zero3):
-    """The loss scale restarts at its initial value. Flagged: loss scale begins anew."""
+    """The loss scale restarts at its initial value."""
 
     def training_facts(self, loader: Loader) -> SavedTraining:
         return msgspec.structs.replace(super().training_facts(loader), loss_scaler=None)
 
 
+@fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="none known", features=("resume", "amsgrad"))
 class MaximumLost(Zero1):
-    """The maximum of amsgrad is left out. Flagged: moments lost."""
+    """The maximum of amsgrad is left out."""
 
     def written(self) -> Iterator[Chunk]:
         return (chunk for chunk in super().written() if "max_exp_avg_sq" not in chunk.key)
@@ -192,8 +221,9 @@ class MaximumLost(Zero1):
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
 
 
+@fault("zero3", "roundtrip", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
 class SavedMomentsSwapped(Zero3):
-    """exp_avg_sq is written as exp_avg, and the other way round. Flagged: moments swapped."""
+    """exp_avg_sq is written as exp_avg, and the other way round."""
 
     def written(self) -> Iterator[Chunk]:
         other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
@@ -202,8 +232,12 @@ class SavedMomentsSwapped(Zero3):
             yield replace(chunk, key=f"{head}.{other.get(role, role)}")
 
 
+@fault(
+    "zero2", "roundtrip", bugs.FROZEN_PARAMETER_NOT_LOADED, source="none known",
+    features=("resume", "frozen"),
+)  # fmt: skip
 class FrozenNotSaved(Zero2):
-    """Only trainable parameters are saved and loaded. Flagged: frozen parameter not loaded."""
+    """Only trainable parameters are saved and loaded."""
 
     def replica_chunks(self) -> Iterator[Chunk]:
         return iter(())
@@ -213,8 +247,12 @@ class FrozenNotSaved(Zero2):
             super().take_whole(tensors, chunks)
 
 
+@fault(
+    "zero3", "roundtrip", bugs.STATE_OF_A_LATER_STEP, source="none known",
+    features=("resume-background",),
+)  # fmt: skip
 class WrittenWhileTraining(Zero3):
-    """State is written in the background without a copy. Flagged: state of a later step."""
+    """State is written in the background without a copy."""
 
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         return list(chunks)
@@ -233,8 +271,12 @@ class _Late:
         return self._write()
 
 
+@fault(
+    "zero1", "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
+    features=("resume", "schedule-warmup"),
+)  # fmt: skip
 class ScheduleLost(Zero1):
-    """Learning rates come from a schedule that no checkpoint holds (TT #275)."""
+    """Learning rates come from a schedule that no checkpoint holds."""
 
     taken = 0
 
@@ -244,8 +286,9 @@ class ScheduleLost(Zero1):
         return super().train_step(replace(step, lr=rates))
 
 
+@fault("zero2", "roundtrip", bugs.CHANGED_BY_SAVING, source="none known", features=("resume",))
 class SavingSteps(Zero2):
-    """To have a state to write, the optimizer takes a step. Flagged: changed by saving."""
+    """Saving takes an optimizer step, to have a state to write."""
 
     def written(self) -> Iterator[Chunk]:
         for state in self.optimizer.optimizer.state.values():

@@ -10,17 +10,20 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..case.schema import Case
 from ..contract import Built
+from .fault import FORWARD, fault
 from .parts import ClipsInParts, WithOptimizer
 
 
+@fault(
+    "ddp", "clip", bugs.NORM_TIMES_ROOT_W, source="PT #88621", features=("clip",),
+    without=("clip-inf",),
+)  # fmt: skip
 class ReplicatedCountedWTimes(Ddp):
-    """The norm of replicated gradients is summed over ranks (PT #88621).
-
-    Flagged: norm x sqrt(W).
-    """
+    """The norm of replicated gradients is summed over ranks."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -44,8 +47,12 @@ class _ExtraReduce(ClipsInParts):
         return self.summed(super().total(p))
 
 
+@fault(
+    "zero1", "clip", bugs.NORM_TIMES_ROOT_W, source="DS PR#551", features=("clip",),
+    without=("clip-inf",),
+)  # fmt: skip
 class NormExtraReduce(WithOptimizer):
-    """The total norm is summed over ranks once more (DS PR#551). Flagged: norm x sqrt(W)."""
+    """The total norm is summed over ranks once more."""
 
     kind = _ExtraReduce
 
@@ -55,8 +62,9 @@ class _LocalNorm(ClipsInParts):
         return self.local(p)
 
 
+@fault("zero1", "clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
 class LocalNorm(WithOptimizer):
-    """Each rank clips by the norm of its own shard (RLinf PR#1542). Flagged: local norm."""
+    """Each rank clips by the norm of its own shard."""
 
     kind = _LocalNorm
 
@@ -68,8 +76,11 @@ class _SumOfLocal(ClipsInParts):
         return norm
 
 
+@fault(
+    "zero1", "clip", bugs.SUM_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",)
+)
 class SumOfLocalNorms(WithOptimizer):
-    """The norms of the shards are added up, not their squares. Flagged: sum of local norms."""
+    """The norms of the shards are added up, not their squares."""
 
     kind = _SumOfLocal
 
@@ -79,8 +90,12 @@ class _MeanOfLocal(_SumOfLocal):
         return super().total(p) / self.group.size()
 
 
+@fault(
+    "zero1", "clip", bugs.MEAN_OF_LOCAL_NORMS, source="seen often", world=3,
+    features=("clip-tight",),
+)  # fmt: skip
 class MeanOfLocalNorms(WithOptimizer):
-    """The norms of the shards are averaged, as a logger averages. Flagged: mean of local norms."""
+    """The norms of the shards are averaged."""
 
     kind = _MeanOfLocal
 
@@ -92,13 +107,30 @@ class _LargestLocal(ClipsInParts):
         return norm
 
 
+@fault(
+    "zero1", "clip", bugs.LARGEST_LOCAL_NORM, source="seen often", world=3, features=("clip-tight",)
+)
 class LargestLocalNorm(WithOptimizer):
-    """The largest norm of a shard counts, which is right for the infinity norm alone.
-
-    Flagged: largest local norm.
-    """
+    """The largest norm of a shard counts, which is right for the infinity norm alone."""
 
     kind = _LargestLocal
+
+
+class _ReportsTotal(ClipsInParts):
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        total = float(self.total(norm_type))
+        self.scale(self.factor(max_norm, self.local(norm_type).float()))
+        return total
+
+
+@fault(
+    "zero1", "clip", bugs.CLIPPED_BY_THE_LOCAL_NORM, source="RLinf PR#1542",
+    features=("clip-tight",),
+)  # fmt: skip
+class ClippedByLocalNorm(WithOptimizer):
+    """The total norm is reported, and the own shard's clips."""
+
+    kind = _ReportsTotal
 
 
 class _LogsLocal(ClipsInParts):
@@ -108,11 +140,12 @@ class _LogsLocal(ClipsInParts):
         return local
 
 
+@fault(
+    "zero1", "clip", bugs.LOCAL_NORM, source="miles PR#35", features=("clip",), spares=FORWARD,
+    mild=True,
+)  # fmt: skip
 class LoggedNormOnly(WithOptimizer):
-    """The norm of the own shard is reported, the total one clips (miles PR#35).
-
-    Flagged: local norm, mild: parameters are right.
-    """
+    """The norm of the own shard is reported, the total one clips."""
 
     kind = _LogsLocal
 
@@ -122,8 +155,9 @@ class _Amplifies(ClipsInParts):
         return torch.clamp(max_norm / (norm + 1e-6), min=1.0)
 
 
+@fault("zero1", "clip", bugs.COEFFICIENT_ABOVE_1, source="DS PR#5150", features=("clip-loose",))
 class ClipAmplifies(WithOptimizer):
-    """max for min in the coefficient (DS PR#5150). Flagged: clip, coefficient above 1."""
+    """Small gradients are scaled up: max for min."""
 
     kind = _Amplifies
 
@@ -133,8 +167,9 @@ class _Always2(ClipsInParts):
         return super().total(2.0)
 
 
+@fault("zero1", "clip", bugs.ANOTHER_NORM, source="CA #4795", features=("clip-inf", "clip-tight"))
 class NormWrongP(WithOptimizer):
-    """The 2-norm, whichever is asked for (CA #4795). Flagged: another norm."""
+    """The 2-norm, whichever is asked for."""
 
     kind = _Always2
 
@@ -144,11 +179,9 @@ class _NeverScales(ClipsInParts):
         pass
 
 
+@fault("zero1", "clip", bugs.NOT_CLIPPED, source="DS PR#3166", features=("clip-tight",))
 class Unclipped(WithOptimizer):
-    """Clipping depends on a flag that is not set; the norm is right (DS PR#3166).
-
-    Flagged: not clipped.
-    """
+    """Clipping depends on a flag that is not set; the norm is right."""
 
     kind = _NeverScales
 
@@ -159,8 +192,9 @@ class _Rank0(ClipsInParts):
             super().scale(factor)
 
 
+@fault("zero1", "clip", bugs.NOT_CLIPPED, source="DS #1801", features=("clip-tight",))
 class Rank0Clips(WithOptimizer):
-    """Only rank 0 clips (DS #1801). Flagged: not clipped, on the other ranks."""
+    """Only rank 0 clips."""
 
     kind = _Rank0
 
@@ -174,11 +208,9 @@ class _Nothing(ClipsInParts):
         return norm
 
 
+@fault("zero1", "clip", bugs.NORM_OF_NOTHING, source="MG a82fa72d52", features=("clip-tight",))
 class NormOfNothing(WithOptimizer):
-    """The norm is read from an attribute that does not exist (MG a82fa72d52).
-
-    Flagged: norm of nothing.
-    """
+    """The norm is read from an attribute that does not exist."""
 
     kind = _Nothing
 
@@ -193,11 +225,14 @@ class _WithoutHead(ClipsInParts):
             self.owned = every
 
 
+@fault(
+    "zero1", "clip", bugs.NORM_WITHOUT_SOME_PARAMETERS, source="DeepSpeed, seen here", world=3,
+    features=("clip-tight",), without=("tied",),
+)  # fmt: skip
 class NormWithoutHead(WithOptimizer):
     """The norm leaves out one module, which is clipped all the same.
 
     DeepSpeed does so with parameters that a step does not use and an offloaded optimizer.
-    Flagged: norm without some parameters.
     """
 
     kind = _WithoutHead
@@ -212,8 +247,12 @@ class _Stale(ClipsInParts):
         return self.cached
 
 
+@fault(
+    "zero1", "clip", bugs.NORM_OF_ANOTHER_STEP, source="CA #5002",
+    features=("clip-tight", "several-steps"),
+)  # fmt: skip
 class StaleNorm(WithOptimizer):
-    """The norm of the first step is kept for all (CA #5002). Flagged: norm of another step."""
+    """The norm of the first step is kept for all."""
 
     kind = _Stale
 
@@ -224,8 +263,9 @@ class _ClippedTwice(ClipsInParts):
         super().scale(factor)
 
 
+@fault("zero1", "clip", bugs.CLIPPED_TWICE, source="seen often", features=("clip-tight",))
 class ClippedTwice(WithOptimizer):
-    """Clipping runs twice with one coefficient. Flagged: clipped twice."""
+    """Clipping runs twice with one coefficient."""
 
     kind = _ClippedTwice
 
@@ -235,23 +275,8 @@ class _InHalf(ClipsInParts):
         return super().local(p).half().double()
 
 
+@fault("zero1", "clip", source="FS #263", features=("clip-tight",))
 class NormInHalf(WithOptimizer):
-    """The norm is computed in half precision (FS #263). Flagged: clip."""
+    """The norm is computed in half precision."""
 
     kind = _InHalf
-
-
-class _ReportsTotal(ClipsInParts):
-    def clip(self, max_norm: float, norm_type: float) -> float:
-        total = float(self.total(norm_type))
-        self.scale(self.factor(max_norm, self.local(norm_type).float()))
-        return total
-
-
-class ClippedByLocalNorm(WithOptimizer):
-    """The total norm is reported, and the own shard's clips (RLinf PR#1542).
-
-    Flagged: clipped by the local norm.
-    """
-
-    kind = _ReportsTotal

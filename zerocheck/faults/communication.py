@@ -8,6 +8,7 @@ from msgspec.structs import replace as changed
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.zero1 import Zero1
@@ -16,14 +17,16 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Built, Step, StepReport
+from .fault import fault
 from .parts import with_callback
 
 
+@fault(
+    "ddp", "communication", bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418",
+    features=("find-unused",), without=("bucket-small", "parameter-empty", "static-graph"),
+)  # fmt: skip
 class OneCollectivePerParameter(Ddp):
-    """A bucket counts as full from the first parameter on (DS #7418).
-
-    Flagged: one collective per parameter.
-    """
+    """A bucket counts as full from the first parameter on."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         one_each = changed(case, sharding=changed(case.sharding, bucket=1))
@@ -38,41 +41,44 @@ class _AllReduces(Reduction):
         self._in_flight.append((work, whole[mine], into))
 
 
+@fault(
+    "zero2", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
+    source="DS #4946",
+)  # fmt: skip
 class AllReduceForReduceScatter(Zero2):
-    """Buckets are all-reduced, and all but the rank's own shard is thrown away (DS #4946).
-
-    Flagged: all_reduce in place of reduce_scatter.
-    """
+    """Buckets are all-reduced, and all but the rank's own shard is thrown away."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.reduction = _AllReduces(self.group)
 
 
+@fault(
+    "zero3", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
+    source="DS #4946",
+)  # fmt: skip
 class AllReduceForReduceScatterOfUnits(Zero3):
-    """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away.
-
-    Flagged: all_reduce in place of reduce_scatter.
-    """
+    """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.reduction = _AllReduces(self.group)
 
 
+@fault("zero2", "communication", bugs.GATHERED_TWICE, source="seen often")
 class GatheredTwice(Zero2):
-    """Updated parameters are gathered after the update, and once more. Flagged: gathered twice."""
+    """Updated parameters are gathered after the update, and once more."""
 
     def _publish(self) -> None:
         super()._publish()
         super()._publish()
 
 
+@fault(
+    "zero1", "communication", bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2
+)
 class ReducedWithEachMicrobatch(Zero1):
-    """The sum so far is reduced with each microbatch, and used after the last.
-
-    Flagged: reduced with each microbatch.
-    """
+    """The sum so far is reduced with each microbatch, and used after the last."""
 
     def train_step(self, step: Step) -> StepReport:
         self._begun = False
@@ -88,8 +94,12 @@ class ReducedWithEachMicrobatch(Zero1):
         self._begun = True
 
 
+@fault(
+    "zero1", "communication", bugs.SENT_IN(dtype="float32"), source="seen often",
+    features=("mixed-dtypes",),
+)  # fmt: skip
 class SentInFp32(Zero1):
-    """Gradients in bf16 are sent in fp32. Flagged: sent in float32."""
+    """Gradients in bf16 are sent in fp32."""
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
@@ -103,8 +113,9 @@ class SentInFp32(Zero1):
         self.reduced = True
 
 
+@fault("zero2", "communication", bugs.CALLED_ONCE_MORE, source="seen often")
 class BarrierInEachStep(Zero2):
-    """Ranks wait for each other at the end of each step. Flagged: called once more."""
+    """Ranks wait for each other at the end of each step."""
 
     def train_step(self, step: Step) -> StepReport:
         report = super().train_step(step)

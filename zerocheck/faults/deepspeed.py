@@ -14,28 +14,26 @@ from deepspeed.runtime.zero import stage_1_and_2
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.deepspeed.stage3 import DeepSpeed3
 from ..adapters.deepspeed.stage12 import DeepSpeed1, DeepSpeed2
 from ..case.schema import Case
 from ..contract import Loader, Step, StepReport
+from .fault import STATE, fault
 
 
+@fault("deepspeed1", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class EngineDividesByNothing(DeepSpeed1):
-    """Gradients are summed over ranks and not divided (PT #162338).
-
-    Flagged: gradient x W.
-    """
+    """Gradients are summed over ranks and not divided."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.optimizer.gradient_average = False
 
 
+@fault("deepspeed1", "gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
 class EnginePartitionOffByOne(DeepSpeed1):
-    """The gradient of a partition begins one element too far (DS PR#848, #851).
-
-    Flagged: shifted.
-    """
+    """The gradient of a partition begins one element too far."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -48,22 +46,24 @@ class EnginePartitionOffByOne(DeepSpeed1):
         self.optimizer.get_flat_partition = shifted
 
 
+@fault(
+    "deepspeed2", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
+    spares=("ownership", "loss", "gradient"), world=2,
+)  # fmt: skip
 class EngineGathersStale(DeepSpeed2):
-    """The updated partitions are not sent to the other ranks (DS PR#7707).
-
-    Flagged: copies of the previous step.
-    """
+    """The updated partitions are not sent to the other ranks."""
 
     def train_step(self, step: Step) -> StepReport:
         with mock.patch.object(stage_1_and_2, "all_gather_dp_groups"):
             return super().train_step(step)
 
 
+@fault(
+    "deepspeed3", "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3,
+    microbatches=3,
+)  # fmt: skip
 class EngineKeepsLastMicrobatch(DeepSpeed3):
-    """Each microbatch overwrites the gradient of those before it (DS #7718).
-
-    Flagged: last microbatch only.
-    """
+    """Each microbatch overwrites the gradient of those before it."""
 
     def train_step(self, step: Step) -> StepReport:
         self.optimizer.clear_backward_seen_flag = self._forget
@@ -74,11 +74,11 @@ class EngineKeepsLastMicrobatch(DeepSpeed3):
         self.optimizer._backward_hook_state.reset_for_new_step()
 
 
+@fault(
+    "deepspeed2", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",)
+)
 class EngineForgetsMoments(DeepSpeed2):
-    """A resumed training starts with fresh moments (DS #2101).
-
-    Flagged: optimizer state lost.
-    """
+    """A resumed training starts with fresh moments."""
 
     def load(self, directory: str, loader: Loader) -> None:
         load = self.engine.load_checkpoint
@@ -88,11 +88,9 @@ class EngineForgetsMoments(DeepSpeed2):
             super().load(directory, loader)
 
 
+@fault("deepspeed3", "export", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
 class EngineExportsMoment(DeepSpeed3):
-    """Reading exp_avg returns exp_avg_sq (none known).
-
-    Flagged: moments swapped.
-    """
+    """Reading exp_avg returns exp_avg_sq."""
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
         given = dict(super().export())
@@ -102,22 +100,24 @@ class EngineExportsMoment(DeepSpeed3):
         return given
 
 
+@fault(
+    "deepspeed2", "roundtrip", bugs.ROUNDED_TO_BF16, source="none known",
+    features=("resume", "compute-bf16"),
+)  # fmt: skip
 class EngineForgetsMasters(DeepSpeed2):
-    """A resumed training makes its fp32 masters from the bf16 parameters (none known).
-
-    Flagged: roundtrip, rounded to bf16.
-    """
+    """A resumed training makes its fp32 masters from the bf16 parameters."""
 
     def load(self, directory: str, loader: Loader) -> None:
         super().load(directory, loader)
         self.optimizer.refresh_fp32_params()
 
 
+@fault(
+    "deepspeed3", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141",
+    features=("compute-bf16",),
+)  # fmt: skip
 class EngineKeepsCopy(DeepSpeed3):
-    """The bf16 parameters are not refreshed from their masters (DS PR#4141).
-
-    Flagged: publish, copies of the previous step.
-    """
+    """The bf16 parameters are not refreshed from their masters."""
 
     def train_step(self, step: Step) -> StepReport:
         optimizer = self.optimizer
@@ -125,11 +125,12 @@ class EngineKeepsCopy(DeepSpeed3):
             return super().train_step(step)
 
 
+@fault(
+    "deepspeed1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
+    features=("compute-bf16", "reduce-wide"), microbatches=3,
+)  # fmt: skip
 class EngineSumsInBf16(DeepSpeed1):
-    """Microbatches are summed in bf16 although fp32 is configured (none known).
-
-    Flagged: gradient, accumulated in bf16.
-    """
+    """Microbatches are summed in bf16 although fp32 is configured."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

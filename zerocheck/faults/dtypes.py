@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from .. import causes as bugs
 from ..adapters.textbook.sharded_optimizer import MOMENTS, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..compat import reduce_scatter_single
+from .fault import fault
 from .parts import ClipsInParts, WithOptimizer
 
 
@@ -20,10 +22,13 @@ class _ScalesFp32(ClipsInParts):
                 one.gradient.mul_(factor)
 
 
+@fault(
+    "zero1", "clip", bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight")
+)
 class Bf16Unclipped(WithOptimizer):
     """Gradients are multiplied by the coefficient only where they are fp32.
 
-    As gradients of expert or fp16 groups were left out in DeepSpeed. Flagged: not clipped.
+    As gradients of expert or fp16 groups were left out in DeepSpeed.
     """
 
     kind = _ScalesFp32
@@ -42,11 +47,12 @@ class _LastDtype(ClipsInParts):
         return norm
 
 
+@fault(
+    "zero1", "clip", bugs.NORM_OF_ONE_DTYPE, source="seen often",
+    features=("mixed-dtypes", "clip-tight"), without=("clip-inf", "frozen"),
+)  # fmt: skip
 class NormOfOneDtype(WithOptimizer):
-    """The norm is taken by dtype, and the last one overwrites the others.
-
-    Flagged: norm of one dtype.
-    """
+    """The norm is taken by dtype, and the last one overwrites the others."""
 
     kind = _LastDtype
 
@@ -61,20 +67,18 @@ class _StateInBf16(ShardedOptimizer):
                     state[role].copy_(state[role].bfloat16())
 
 
+@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("mixed-dtypes",))
 class StateInBf16(WithOptimizer):
-    """All moments are kept in one flat buffer, of the dtype of one of the parameters.
-
-    Flagged: rounded to bf16, on the fp32 parameters.
-    """
+    """All moments are kept in one flat buffer, of the dtype of one of the parameters."""
 
     kind = _StateInBf16
 
 
+@fault(
+    "zero1", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen often", features=("mixed-dtypes",)
+)
 class OtherBufferUnreduced(Zero1):
-    """Gradients are in a buffer per dtype, and only the first buffer's dtype is reduced.
-
-    Flagged: local gradient only, on the parameters of the other dtype.
-    """
+    """Gradients are in a buffer per dtype, and only the first buffer's dtype is reduced."""
 
     def _reduce(self) -> None:
         dtype = self.gradients[0].dtype

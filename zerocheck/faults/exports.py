@@ -6,15 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
+from .. import causes as bugs
 from ..adapters.textbook.checkpoint.export import Whole
 from ..adapters.textbook.flat import ShardedBuffer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
+from .fault import fault
 
 
+@fault("zero1", "roundtrip", bugs.CHANGED_BY_SAVING, source="DS PR#6792", features=("resume",))
 class ExportMutates(Zero1):
-    """The exporter gathers into live memory (DS PR#6792)."""
+    """The exporter gathers into live memory."""
 
     def gathered(self, flat: ShardedBuffer, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
         for piece in flat.pieces:
@@ -23,8 +26,9 @@ class ExportMutates(Zero1):
         return super().gathered(flat, held)
 
 
+@fault("zero3", "export", source="DS #1380", features=("resume", "uneven"))
 class PaddingStrippedWrong(Zero3):
-    """The padding at the end is removed from the front (DS #1380)."""
+    """The padding at the end is removed from the front."""
 
     def split(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         gap = flat.partition.padding(0, flat.partition.numel)
@@ -34,15 +38,17 @@ class PaddingStrippedWrong(Zero3):
         )
 
 
+@fault("zero1", "export", bugs.PART_OF_IT_IS_0, source="DS PR#7585", features=("resume",))
 class ExportOfOneRank(Zero1):
-    """Moments are those of rank 0, and 0 elsewhere. Flagged: part of it is 0."""
+    """Exported moments are those of rank 0, and 0 elsewhere."""
 
     def owned_state(self, role: str) -> dict[str, torch.Tensor]:
         return super().owned_state(role) if self.group.rank() == 0 or role == "step" else {}
 
 
+@fault("zero2", "export", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
 class ExportRounded(Zero2):
-    """Parameters are exported in the compute dtype (PT #104770). Flagged: rounded to bf16."""
+    """Parameters are exported in the compute dtype."""
 
     def split(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
         if role == "parameter":
@@ -50,8 +56,9 @@ class ExportRounded(Zero2):
         return super().split(flat, role, whole)
 
 
+@fault("zero1", "export", bugs.LEFT_OUT, source="none known", features=("resume", "frozen"))
 class ExportWithoutFrozen(Zero1):
-    """Frozen parameters are left out. Flagged: left out."""
+    """Frozen parameters are left out of the export."""
 
     def replicated(self):  # type: ignore[no-untyped-def]
         return [] if getattr(self, "exporting", False) else super().replicated()

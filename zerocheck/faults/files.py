@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from .. import causes as bugs
 from ..adapters.textbook.checkpoint.directory import (
     POINTER,
     PREFIX,
@@ -16,6 +17,7 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..errors import CheckpointError
+from .fault import fault
 
 
 class _OldRemovedFirst(Writer):
@@ -24,8 +26,12 @@ class _OldRemovedFirst(Writer):
         self.directory.mkdir()
 
 
+@fault(
+    "zero1", "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
+    features=("resume-killed", "resume-over"),
+)  # fmt: skip
 class OldRemovedFirst(Zero1):
-    """The old checkpoint is removed before the new one exists. Flagged: older checkpoint lost."""
+    """The old checkpoint is removed before the new one exists."""
 
     writer = _OldRemovedFirst
 
@@ -46,8 +52,12 @@ class _InPlace(Writer):
         return str(kept)
 
 
+@fault(
+    "zero2", "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
+    features=("resume-killed", "resume-over"),
+)  # fmt: skip
 class WrittenInPlace(Zero2):
-    """The new checkpoint is written over the old one's files. Flagged: older checkpoint lost."""
+    """The new checkpoint is written over the old one's files."""
 
     writer = _InPlace
 
@@ -59,21 +69,27 @@ class _PointerFirst(Writer):
         return path
 
 
+@fault(
+    "zero3", "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
+    features=("resume-killed", "resume-over"),
+)  # fmt: skip
 class PointerFirst(Zero3):
-    """The new checkpoint becomes current before it is whole. Flagged: older checkpoint lost."""
+    """The new checkpoint becomes current before it is whole."""
 
     writer = _PointerFirst
 
 
+@fault("zero1", "damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
 class FilesNotVerified(Zero1):
-    """Checksums are written, and never read. Flagged: mix."""
+    """Checksums are written, and never read."""
 
     def find(self, directory: str) -> FoundCheckpoint:
         return find(directory)
 
 
+@fault("zero3", "damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
 class SizesAlone(Zero3):
-    """Only the size of each file is checked. Flagged: mix."""
+    """Only the size of each file is checked."""
 
     def find(self, directory: str) -> FoundCheckpoint:
         found = find(directory)

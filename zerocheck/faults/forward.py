@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
@@ -18,10 +19,12 @@ from ..case.schema import Case
 from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
 from ..models.batches import batch
+from .fault import fault
 
 
+@fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("dropout",))
 class SeedForAll(Zero2):
-    """Every forward starts from one seed, on every rank (MG #6858). Flagged: loss."""
+    """Every forward starts from one seed, on every rank."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -36,16 +39,21 @@ def _reseed(*_: Any) -> None:
     torch.manual_seed(0)
 
 
+@fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("carried-rng",))
 class SeededAlike(Zero2):
-    """Every rank seeds its generator alike when it begins (MG #6858). Flagged: seed for all."""
+    """Every rank seeds its generator alike when it begins."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         torch.manual_seed(0)
 
 
+@fault(
+    "ddp", "loss", bugs.EVALUATION_MODE, source="seen often", features=("dropout",),
+    without=("sometimes-used",),
+)  # fmt: skip
 class EvaluationMode(Ddp):
-    """The model is left in evaluation mode. Flagged: loss, evaluation mode."""
+    """The model is left in evaluation mode."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -53,11 +61,9 @@ class EvaluationMode(Ddp):
         return built
 
 
+@fault("zero3", "loss", bugs.SAMPLES_OF_ANOTHER_MICROBATCH, source="TT #816", microbatches=3)
 class FirstMicrobatchTwice(Zero3):
-    """The first microbatch is run again in place of the second (DS PR#1264 in the loader).
-
-    Flagged: samples of another microbatch.
-    """
+    """The first microbatch is run again in place of the second."""
 
     def train_step(self, step: Step) -> StepReport:
         first, *rest = step.microbatches
@@ -66,19 +72,18 @@ class FirstMicrobatchTwice(Zero3):
         )
 
 
+@fault("zero1", "loss", bugs.MICROBATCH_DROPPED, source="DS PR#7981", microbatches=2)
 class MicrobatchDropped(Zero1):
-    """The last microbatch is not run. Flagged: microbatch dropped."""
+    """The last microbatch is not run."""
 
     def train_step(self, step: Step) -> StepReport:
         kept = step.microbatches[: max(1, len(step.microbatches) - 1)]
         return super().train_step(replace(step, microbatches=kept))
 
 
+@fault("zero1", "loss", bugs.SAMPLES_OF_ANOTHER_RANK, source="TT #816")
 class SamplesOfRank0(Zero1):
-    """Every rank reads the samples of rank 0 (no distributed sampler; TT #816).
-
-    Flagged: samples of another rank.
-    """
+    """Every rank reads the samples of rank 0."""
 
     def train_step(self, step: Step) -> StepReport:
         same = []
@@ -103,8 +108,9 @@ class _Misordered(FlatParameter):
             other.copy_(kept)
 
 
+@fault("zero3", "loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
 class ShardsMisordered(Zero3):
-    """The last two shards change places when they are gathered (DS PR#318). Flagged: loss."""
+    """The last two shards change places when they are gathered."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -121,11 +127,9 @@ class _Elsewhere(FlatParameter):
             self.gathered = True
 
 
+@fault("zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606")
 class UnitNotGathered(Zero3):
-    """The root unit is gathered into another buffer than the one that is read (DS PR#5606).
-
-    Flagged: loss, uninitialised memory.
-    """
+    """The root unit is gathered into another buffer than the one that is read."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

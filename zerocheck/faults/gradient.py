@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.zero1 import Zero1
@@ -21,39 +22,44 @@ from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Built, Step, StepReport
 from ..errors import Unsupported
+from .fault import fault
 from .parts import scaled
 
 
+@fault("zero2", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class AverageBecomesSum(Zero2):
-    """The average over ranks is a sum (PT #162338). Flagged: gradient x W."""
+    """The average over ranks is a sum."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.reduction.world_size = 1
 
 
+@fault("zero1", "gradient", bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
 class DoubleAverage(Zero1):
-    """The loss is divided by W, then gradients are averaged (verl-SpeCo PR#29).
-
-    Flagged: gradient / W.
-    """
+    """The loss is divided by W, then gradients are averaged."""
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, over=self.world_size))
 
 
+@fault("fsdp2", "gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3)
 class LossTimesWorld(Fsdp2):
-    """The loss is multiplied by W (HF transformers #45994). Flagged: gradient x W."""
+    """The loss is multiplied by W."""
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, times=self.case.world_size))
 
 
+@fault(
+    "fsdp2", "gradient", bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division",
+    world=3,
+)  # fmt: skip
 class MeanInTheLosses(Fsdp2):
     """Each loss is divided by W and FSDP2 sums, while a mean in the reduction is declared.
 
-    A right trainer that declares another one: torchtitan and others normalise so. Flagged: mean in
-    the losses. It needs ranks that are no power of two, since a division by these is exact.
+    A right trainer that declares another one: torchtitan and others normalise so. It needs
+    ranks that are no power of two, since a division by these is exact.
     """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
@@ -68,20 +74,21 @@ class MeanInTheLosses(Fsdp2):
         return super().train_step(scaled(step, over=self.case.world_size))
 
 
+@fault(
+    "fsdp2", "gradient", bugs.GRADIENT_OVER_W, source="TT disable_fsdp_gradient_division", world=3
+)
 class DivisionLeftOn(Fsdp2):
     """Losses are divided by W, as declared, and FSDP2 averages as well.
 
-    torchtitan's `disable_fsdp_gradient_division` is left out. Flagged: gradient / W.
+    torchtitan's `disable_fsdp_gradient_division` is left out.
     """
 
     semantics = replace(Fsdp2.semantics, divide_ranks="loss")
 
 
+@fault("ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #47562; MG #599, #1446", world=3)
 class OneParameterUnreduced(Ddp):
-    """The first parameter is left out of the reduction (PT #47562, MG #599).
-
-    Flagged: local gradient only, for that tensor.
-    """
+    """The first parameter is left out of the reduction."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -93,8 +100,9 @@ class OneParameterUnreduced(Ddp):
         return super().build(model, case, mesh)
 
 
+@fault("zero1", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
 class FirstStepUnsynced(Zero1):
-    """The first step is not reduced (PT #60118). Flagged: local gradient only, at step 0."""
+    """The first step is not reduced."""
 
     def _reduce(self) -> None:
         if self.reduced:
@@ -102,8 +110,9 @@ class FirstStepUnsynced(Zero1):
         self.reduced = True
 
 
+@fault("ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #187732", world=3)
 class SyncFirstStepOnly(Ddp):
-    """Only the first step is reduced (PT #187732). Flagged: local gradient only, at step 1."""
+    """Only the first step is reduced."""
 
     def train_step(self, step: Step) -> StepReport:
         model: Any = self.built.model
@@ -111,11 +120,12 @@ class SyncFirstStepOnly(Ddp):
             return super().train_step(step)
 
 
+@fault(
+    "zero1", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="DS PR#3832", world=3,
+    features=("bucket-small",),
+)  # fmt: skip
 class OversizedBucketSkipped(Zero1):
-    """Buckets above the limit are not reduced (DS PR#3832).
-
-    Flagged: local gradient only, for their tensors.
-    """
+    """Buckets above the limit are not reduced."""
 
     def _reduce(self) -> None:
         local = [
@@ -128,11 +138,9 @@ class OversizedBucketSkipped(Zero1):
             mine.copy_(kept)
 
 
+@fault("zero1", "gradient", bugs.GRADIENT_SCALED, source="DS PR#6546, #5618; TT #1551", world=3)
 class SubgroupDivisor(Zero1):
-    """Vectors are divided by another group's size, W - 1 (DS PR#6546, #5618; TT #1551).
-
-    Flagged: gradient scaled, for those tensors.
-    """
+    """Vectors are divided by another group's size, W - 1."""
 
     def _reduce(self) -> None:
         super()._reduce()
@@ -141,11 +149,9 @@ class SubgroupDivisor(Zero1):
                 one.gradient.mul_(self.world_size).div_(self.world_size - 1)
 
 
+@fault("zero1", "gradient", bugs.REDUCED_TWICE, source="NeMo PR#9335")
 class ReducedTwice(Zero1):
-    """Shards, which are reduced already, are averaged over ranks again (NeMo PR#9335).
-
-    Flagged: gradient; it is a mixture of all ranks' shards.
-    """
+    """Shards, which are reduced already, are averaged over ranks again."""
 
     def _reduce(self) -> None:
         super()._reduce()
@@ -154,8 +160,70 @@ class ReducedTwice(Zero1):
             bucket.gradient.div_(self.world_size)
 
 
+@fault("zero1", "gradient", bugs.GRADIENT_TIMES_ROOT_W, source="seen often", world=3)
+class RootOfWorld(Zero1):
+    """The sum over ranks is divided by sqrt(W)."""
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            one.gradient.mul_(self.world_size**0.5)
+
+
+@fault("zero1", "gradient", bugs.SHIFTED, source="DS PR#848, #851")
+class ShardOffByOne(Zero1):
+    """Each rank reads its shard of the gradient one element too far."""
+
+    def _reduce(self) -> None:
+        for gradients in self.gradients:
+            gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
+        super()._reduce()
+
+
+@fault("zero1", "gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#1841", world=3)
+class ShardOfTheNext(Zero1):
+    """Each rank reduces the shard of the rank after it."""
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            gradients.copy_(gradients.roll(-bucket.partition.shard_size))
+        super()._reduce()
+
+
+@fault("zero1", "gradient", bugs.TAIL_LEFT_OUT, source="DS #1380", features=("uneven",))
+class TailTakenForPadding(Zero1):
+    """The last n mod W elements of a parameter are taken for padding, and cleared."""
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            for view in bucket.views(gradients):
+                size = view.numel()
+                if size > self.world_size:
+                    view.view(-1)[size - size % self.world_size :] = 0.0
+        super()._reduce()
+
+
+@fault(
+    "zero1", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="seen often",
+    features=("several-steps",),
+)  # fmt: skip
+class GradientOfThePreviousStep(Zero1):
+    """The optimizer gets the gradient of the step before.
+
+    The gradient buffers are read before the reduction has written them.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        kept = [one.gradient.clone() for one in self.optimizer.owned]
+        for one, before in zip(self.optimizer.owned, getattr(self, "before", kept), strict=True):
+            one.gradient.copy_(before)
+        self.before = kept
+
+
+@fault("zero1", "gradient", bugs.GRADIENT_DOUBLED, source="DS PR#7534", world=3, features=("tied",))
 class TiedReducedTwice(Zero1):
-    """A tied parameter is reduced once per alias (DS PR#7534). Flagged: gradient doubled."""
+    """A tied parameter is reduced once per alias."""
 
     def _reduce(self) -> None:
         gradient = self.model.get_parameter("stem.weight").grad
@@ -164,11 +232,9 @@ class TiedReducedTwice(Zero1):
         super()._reduce()
 
 
+@fault("zero1", "gradient", bugs.SHARDS_EXCHANGED, source="DS PR#318")
 class PartitionsMisordered(Zero1):
-    """The last two shards of each bucket change places before the reduction (DS PR#318).
-
-    Flagged: gradient.
-    """
+    """The last two shards of each bucket change places before the reduction."""
 
     def _reduce(self) -> None:
         last = self.world_size - 1
@@ -181,11 +247,9 @@ class PartitionsMisordered(Zero1):
         super()._reduce()
 
 
+@fault("zero2", "gradient", bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
 class NoneGradientShifts(Zero2):
-    """A parameter without a gradient does not move the offset (DS PR#545).
-
-    Flagged: gradient, of the parameters that follow it in the bucket.
-    """
+    """A parameter without a gradient does not move the offset."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -212,72 +276,14 @@ class NoneGradientShifts(Zero2):
         super()._launch()
 
 
-class RootOfWorld(Zero1):
-    """The sum over ranks is divided by sqrt(W) twice in one place, and once in another.
-
-    Flagged: gradient x sqrt(W).
-    """
-
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            one.gradient.mul_(self.world_size**0.5)
-
-
-class ShardOffByOne(Zero1):
-    """Each rank reads its shard of the gradient one element too far (DS PR#848, #851).
-
-    Flagged: shifted.
-    """
-
-    def _reduce(self) -> None:
-        for gradients in self.gradients:
-            gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
-        super()._reduce()
-
-
-class ShardOfTheNext(Zero1):
-    """Each rank reduces the shard of the rank after it. Flagged: shard of another rank."""
-
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            gradients.copy_(gradients.roll(-bucket.partition.shard_size))
-        super()._reduce()
-
-
-class TailTakenForPadding(Zero1):
-    """The last n mod W elements of a parameter are taken for padding, and cleared (DS #1380).
-
-    Flagged: tail left out.
-    """
-
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            for view in bucket.views(gradients):
-                size = view.numel()
-                if size > self.world_size:
-                    view.view(-1)[size - size % self.world_size :] = 0.0
-        super()._reduce()
-
-
-class GradientOfThePreviousStep(Zero1):
-    """The gradient buffers are read before the reduction has written them.
-
-    They hold the result of the previous step. Flagged: gradient of the previous step.
-    """
-
-    def _reduce(self) -> None:
-        super()._reduce()
-        kept = [one.gradient.clone() for one in self.optimizer.owned]
-        for one, before in zip(self.optimizer.owned, getattr(self, "before", kept), strict=True):
-            one.gradient.copy_(before)
-        self.before = kept
-
-
+@fault(
+    "zero1", "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="OpenNMT-py #2295",
+    features=("delays",),
+)  # fmt: skip
 class NotWaitedFor(Zero1):
-    """The reduction is launched, and the gradient is divided before it is over (OpenNMT-py #2295).
+    """The reduction is launched, and the gradient is divided before it is over.
 
-    Now and then it is over by chance. Flagged: gradient.
+    Now and then it is over by chance.
     """
 
     def train_step(self, step: Step) -> StepReport:
@@ -297,38 +303,15 @@ class NotWaitedFor(Zero1):
         self.reduced = True
 
 
-class ExtraParallelDivisor(Zero1):
-    """Gradients are divided by the size of an axis that does not split the batch (DS PR#5555).
-
-    The axis has 8 ranks, of sequence parallelism. Flagged: gradient scaled.
-    """
-
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            one.gradient.div_(8)
-
-
-class OwnershipUntested(Zero1):
-    """Elements owned by other ranks are copied too, over the own ones (DS PR#1841).
-
-    Flagged: gradient.
-    """
-
-    def _reduce(self) -> None:
-        local = [gradients.clone() for gradients in self.gradients]
-        super()._reduce()
-        for bucket, whole in zip(self.buckets, local, strict=True):
-            for rank in range(self.world_size):
-                if rank != self.group.rank():
-                    bucket.gradient.copy_(whole[bucket.partition.shard(rank)])
-
-
+@fault(
+    "zero1", "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="DS PR#1264", world=3,
+    features=("bucket-small",),
+)  # fmt: skip
 class WaitsForTheOneBefore(Zero1):
-    """Each bucket waits for the handle of the bucket before, so its own result is divided before
-    it is there, and that of the last bucket is never waited for.
+    """Each bucket waits for the handle of the bucket before.
 
-    Flagged: reduction not waited for.
+    So its own result is divided before it is there, and that of the last bucket is never waited
+    for.
     """
 
     def train_step(self, step: Step) -> StepReport:
@@ -347,3 +330,29 @@ class WaitsForTheOneBefore(Zero1):
             if before is not None:
                 before.wait()
         self.reduced = True
+
+
+@fault("zero1", "gradient", bugs.GRADIENT_SCALED, source="DS PR#5555", world=3)
+class ExtraParallelDivisor(Zero1):
+    """Gradients are divided by the size of an axis that does not split the batch.
+
+    The axis has 8 ranks, of sequence parallelism.
+    """
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            one.gradient.div_(8)
+
+
+@fault("zero1", "gradient", source="DS PR#1841")
+class OwnershipUntested(Zero1):
+    """Elements owned by other ranks are copied too, over the own ones."""
+
+    def _reduce(self) -> None:
+        local = [gradients.clone() for gradients in self.gradients]
+        super()._reduce()
+        for bucket, whole in zip(self.buckets, local, strict=True):
+            for rank in range(self.world_size):
+                if rank != self.group.rank():
+                    bucket.gradient.copy_(whole[bucket.partition.shard(rank)])

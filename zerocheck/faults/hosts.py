@@ -8,21 +8,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
+from .fault import fault
 
 
 def _number(name: str) -> int:
     return int(os.environ[name])
 
 
+@fault(
+    "zero3", "ownership", bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3,
+    features=("hosts",),
+)  # fmt: skip
 class LocalRankForRank(Zero3):
-    """The local rank chooses the shard (DS PR#7601, where it was `rank % per_node`).
-
-    Flagged: ownership, elements that no rank holds.
-    """
+    """The local rank chooses the shard."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -37,11 +40,12 @@ class LocalRankForRank(Zero3):
         self.optimizer = ShardedOptimizer(case, owned, self.group, mesh.device_type)
 
 
+@fault(
+    "zero1", "gradient", bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST, source="seen often", world=3,
+    features=("hosts",),
+)  # fmt: skip
 class DividedByLocalWorldSize(Zero1):
-    """The sum over all ranks is divided by the number of ranks on the host.
-
-    Flagged: gradient.
-    """
+    """The sum over all ranks is divided by the number of ranks on the host."""
 
     def _reduce(self) -> None:
         super()._reduce()
@@ -49,11 +53,12 @@ class DividedByLocalWorldSize(Zero1):
             one.gradient.mul_(self.world_size).div_(_number("LOCAL_WORLD_SIZE"))
 
 
+@fault(
+    "zero1", "gradient", bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3,
+    features=("hosts",),
+)  # fmt: skip
 class ReducedWithinHost(Zero1):
-    """Gradients are reduced over the ranks of each host, never between hosts.
-
-    Flagged: gradient.
-    """
+    """Gradients are reduced over the ranks of each host, never between hosts."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -10,11 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.textbook.loss_scaling import LossScaler
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Step, StepReport
+from .fault import fault
 
 
 class _WithScaler(Zero1):
@@ -34,10 +36,11 @@ class _LocalScaler(LossScaler):
         return self.before_reduction
 
 
+@fault("zero1", "update", bugs.RANKS_DISAGREE, source="CA PR#1175", features=("overflow",))
 class OverflowSeenLate(_WithScaler):
-    """Each rank looks for an overflow in its own gradient, before it is reduced (CA PR#1175).
+    """Each rank looks for an overflow in its own gradient, before it is reduced.
 
-    Only the rank that has it skips the step. Flagged: ranks disagree.
+    Only the rank that has it skips the step.
     """
 
     kind = _LocalScaler
@@ -50,6 +53,69 @@ class OverflowSeenLate(_WithScaler):
         super()._reduce()
 
 
+class _Never(LossScaler):
+    def agreed(self, overflow: bool) -> bool:
+        return False
+
+
+@fault("zero1", "update", bugs.STEP_NOT_SKIPPED, source="seen often", features=("overflow",))
+class NeverSkips(_WithScaler):
+    """A step that overflows is taken."""
+
+    kind = _Never
+
+
+class _BySentinel(LossScaler):
+    def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
+        super().unscale(gradients)
+        if not self.enabled:
+            return
+        square = torch.zeros((), device=self.device)
+        for gradient in gradients:
+            square += gradient.square().sum()
+        dist.all_reduce(square, group=self.group)
+        norm = square.sqrt()
+        bad = norm.isinf().logical_or(norm.isnan())
+        self.overflow = bool(bad * -1.0 + bad.logical_not() * norm == -1.0)
+
+
+@fault("zero1", "update", bugs.STEP_NOT_SKIPPED, source="DS PR#7171", features=("overflow",))
+class NanOnInfNorm(_WithScaler):
+    """An infinite norm is to become -1, which skips the step, but 0 times infinity is NaN."""
+
+    kind = _BySentinel
+
+
+class _Sticky(LossScaler):
+    def agreed(self, overflow: bool) -> bool:
+        return super().agreed(overflow or self.overflow)
+
+
+@fault(
+    "zero1", "update", bugs.STEP_SKIPPED, source="seen often",
+    features=("overflow", "several-steps"),
+)  # fmt: skip
+class OverflowNotCleared(_WithScaler):
+    """The overflow flag is not cleared, so every later step is skipped."""
+
+    kind = _Sticky
+
+
+@fault(
+    "zero1", "update", bugs.SKIPPED_STEP_CHANGED_THE_STATE, source="DS PR#8435",
+    features=("overflow", "several-steps"),
+)  # fmt: skip
+class SkippedStepCounted(_WithScaler):
+    """A skipped step counts in the bias correction."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        if report.skipped:
+            for state in self.optimizer.optimizer.state.values():
+                state["step"] += 1
+        return report
+
+
 class _UnscaledTwice(LossScaler):
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         gradients = list(gradients)
@@ -58,8 +124,9 @@ class _UnscaledTwice(LossScaler):
             gradient.mul_(1.0 / self.scale)
 
 
+@fault("zero1", "gradient", bugs.UNSCALED_TWICE, source="seen often", features=("loss-scale",))
 class UnscaledTwice(_WithScaler):
-    """The gradient is divided by the loss scale twice. Flagged: unscaled twice."""
+    """The gradient is divided by the loss scale twice."""
 
     kind = _UnscaledTwice
 
@@ -79,69 +146,17 @@ class _Updated(LossScaler):
         pass
 
 
+@fault(
+    "zero1", "gradient", bugs.UNSCALED_BY_ANOTHER_SCALE, source="DS PR#2695",
+    features=("loss-scale",),
+)  # fmt: skip
 class UnscaledByNewScale(_WithScaler):
     """The scale is updated before gradients are divided by it, which shows where it grows.
 
-    DeepSpeed had this for the norm (DS PR#2695). Flagged: unscaled by another scale.
+    DeepSpeed had this for the norm.
     """
 
     kind = _Updated
-
-
-class _Never(LossScaler):
-    def agreed(self, overflow: bool) -> bool:
-        return False
-
-
-class NeverSkips(_WithScaler):
-    """A step that overflows is taken. Flagged: step not skipped."""
-
-    kind = _Never
-
-
-class _BySentinel(LossScaler):
-    def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
-        super().unscale(gradients)
-        if not self.enabled:
-            return
-        square = torch.zeros((), device=self.device)
-        for gradient in gradients:
-            square += gradient.square().sum()
-        dist.all_reduce(square, group=self.group)
-        norm = square.sqrt()
-        bad = norm.isinf().logical_or(norm.isnan())
-        self.overflow = bool(bad * -1.0 + bad.logical_not() * norm == -1.0)
-
-
-class NanOnInfNorm(_WithScaler):
-    """An infinite norm is to become -1, which skips the step, but 0 times infinity is NaN.
-
-    DS PR#7171. Flagged: step not skipped.
-    """
-
-    kind = _BySentinel
-
-
-class _Sticky(LossScaler):
-    def agreed(self, overflow: bool) -> bool:
-        return super().agreed(overflow or self.overflow)
-
-
-class OverflowNotCleared(_WithScaler):
-    """The overflow flag is not cleared, so every later step is skipped. Flagged: step skipped."""
-
-    kind = _Sticky
-
-
-class SkippedStepCounted(_WithScaler):
-    """A skipped step counts in the bias correction. Flagged: skipped step changed the state."""
-
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
-        if report.skipped:
-            for state in self.optimizer.optimizer.state.values():
-                state["step"] += 1
-        return report
 
 
 class _ClipsScaled(ShardedOptimizer):
@@ -155,11 +170,12 @@ class _ClipsScaled(ShardedOptimizer):
         return norm
 
 
+@fault(
+    "zero1", "clip", bugs.NORM_BEFORE_UNSCALING, source="Lightning #9599",
+    features=("loss-scale", "clip-tight"),
+)  # fmt: skip
 class ClippedBeforeUnscaling(Zero1):
-    """Clipping sees the gradient that is still scaled (Lightning #9599).
-
-    Flagged: norm before unscaling.
-    """
+    """Clipping sees the gradient that is still scaled."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

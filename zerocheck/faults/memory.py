@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.textbook.sharded_optimizer import MOMENTS
 from ..adapters.textbook.unit import FlatParameter
@@ -18,13 +19,12 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Step, StepReport
+from .fault import EVERY_STEP, fault
 
 
+@fault("zero2", "persistent", source="DS #3306, #3903; MG #6230", spares=EVERY_STEP)
 class LeakByReference(Zero2):
-    """A list of reduced tensors keeps one flat gradient of each step (DS #3306, #3903; MG #6230).
-
-    Flagged: memory that its layout has not, one buffer more after each step.
-    """
+    """A list of reduced tensors keeps one flat gradient of each step."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -36,11 +36,11 @@ class LeakByReference(Zero2):
         return report
 
 
+@fault(
+    "zero1", "persistent", bugs.OPTIMIZER_STATE_REPLICATED, source="seen often", spares=EVERY_STEP
+)
 class StateReplicated(Zero1):
-    """Every rank allocates the moments of whole buckets, and uses those of its shard.
-
-    Flagged: optimizer state replicated.
-    """
+    """Every rank allocates the moments of whole buckets, and uses those of its shard."""
 
     def train_step(self, step: Step) -> StepReport:
         report = super().train_step(step)
@@ -56,11 +56,9 @@ class StateReplicated(Zero1):
         return report
 
 
+@fault("zero2", "persistent", bugs.WHOLE_GRADIENTS_KEPT, source="seen often", spares=EVERY_STEP)
 class GradientsNotReleased(Zero2):
-    """Whole gradients are kept after their reduction, until the next step's replace them.
-
-    Flagged: whole gradients kept.
-    """
+    """Whole gradients are kept after their reduction, until the next step's replace them."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -72,19 +70,24 @@ class GradientsNotReleased(Zero2):
         super()._launch()
 
 
+@fault(
+    "zero3", "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often", spares=EVERY_STEP,
+    features=("reshard", "wrap-layer"), without=("no-blocks",),
+)  # fmt: skip
 class NotResharded(Zero3):
-    """Units stay gathered after the forward, though the case reshards.
-
-    Flagged: gathered parameters kept.
-    """
+    """Units stay gathered after the forward, though the case reshards."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.case = replace(case, sharding=replace(case.sharding, reshard=False))
 
 
+@fault(
+    "zero3", "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often", spares=EVERY_STEP,
+    features=("wrap-block",),
+)  # fmt: skip
 class RootNotReleased(Zero3):
-    """The root stays gathered from one step to the next. Flagged: gathered parameters kept."""
+    """The root stays gathered from one step to the next."""
 
     def _end_microbatch(self) -> None:
         for unit in (*self._close_calls(-1, ()), self.root):
@@ -98,11 +101,12 @@ class _Kept(FlatParameter):
             super().release()
 
 
+@fault(
+    "zero3", "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="PT #101982", spares=EVERY_STEP,
+    features=("frozen",),
+)  # fmt: skip
 class FrozenNotResharded(Zero3):
-    """Frozen units stay gathered, since a gradient hook was to release them (PT #101982).
-
-    Flagged: gathered parameters kept.
-    """
+    """Frozen units stay gathered, since a gradient hook was to release them."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -111,19 +115,18 @@ class FrozenNotResharded(Zero3):
                 flat.__class__ = _Kept
 
 
+@fault("zero1", "persistent", source="seen often", spares=EVERY_STEP)
 class CopyKept(Zero1):
-    """The buckets are copied as master weights, which fp32 does not need. Flagged: held twice."""
+    """The buckets are copied as master weights, which fp32 does not need."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.master = [bucket.full.clone() for bucket in self.buckets]
 
 
+@fault("zero1", "release", bugs.ALIVE_AFTER_CLOSE, source="none known", spares=EVERY_STEP)
 class AliveAfterClose(Zero1):
-    """A class-level registry keeps the optimizer states of the last closed instance alive.
-
-    Flagged: alive after close.
-    """
+    """A class-level registry keeps the optimizer states of the last closed instance alive."""
 
     last: ClassVar[list[Any]] = []
 
@@ -137,10 +140,14 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
+@fault(
+    "ddp", "release", bugs.ALIVE_AFTER_CLOSE, source="an lru_cache of DeepSpeed's stage 3",
+    spares=EVERY_STEP,
+)  # fmt: skip
 class CachedByParameter(Ddp):
     """A cached function of parameters keeps its arguments alive.
 
-    DeepSpeed's stage 3 keeps a destroyed engine by an lru_cache. Flagged: alive after close.
+    DeepSpeed's stage 3 keeps a destroyed engine by an lru_cache.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

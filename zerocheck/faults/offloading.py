@@ -14,9 +14,11 @@ from typing import Any, cast
 import torch
 from torch.distributed.tensor import DTensor
 
+from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..contract import Step, StepReport
 from ..contract.implementation import Moment
+from .fault import fault
 
 
 class _Offloaded(Fsdp2):
@@ -32,11 +34,12 @@ class _Offloaded(Fsdp2):
         return ((n, p) for n, p in self.built.model.named_parameters() if p.requires_grad)
 
 
+@fault(
+    "fsdp2", "update", bugs.GRADIENT_OF_THE_PREVIOUS_STEP,
+    source="comment in FSDP2's foreach_reduce", features=("offload", "several-steps"),
+)  # fmt: skip
 class StaleHostGradient(_Offloaded):
-    """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient.
-
-    Flagged: gradient of the previous step.
-    """
+    """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient."""
 
     def train_step(self, step: Step) -> StepReport:
         if not self.offloads:
@@ -65,11 +68,12 @@ class StaleHostGradient(_Offloaded):
             before.update(arrived)
 
 
+@fault(
+    "fsdp2", "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen in review",
+    features=("offload", "several-steps"),
+)  # fmt: skip
 class CopiedBackBeforeUpdate(_Offloaded):
-    """Units are copied to the device before AdamW has updated them on the CPU.
-
-    Flagged: parameters of the previous step.
-    """
+    """Units are copied to the device before AdamW has updated them on the CPU."""
 
     def train_step(self, step: Step) -> StepReport:
         if not self.offloads:

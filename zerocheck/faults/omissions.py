@@ -10,17 +10,23 @@ from msgspec import structs
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, groups
+from .fault import fault
 from .parts import with_callback
 
 
+@fault(
+    "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #104336", world=3,
+    without=("tied", "frozen", "sometimes-used"),
+)  # fmt: skip
 class HooksLostOnMove(Ddp):
-    """A layer is moved after DDP was made, which gives it new parameters (PT #104336).
+    """A layer is moved after DDP was made, which gives it new parameters.
 
-    DDP reduces the old ones. Flagged: local gradient only, for that layer.
+    DDP reduces the old ones.
     """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
@@ -35,10 +41,14 @@ class HooksLostOnMove(Ddp):
         return replace(built, optimizer=torch.optim.AdamW(groups(built.model, case)))
 
 
+@fault(
+    "zero1", "update", bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
+    without=("frozen", "unused"),
+)  # fmt: skip
 class BucketsRecreated(Zero1):
-    """The table of parameters to update is rebuilt for each bucket (MG 9a8420c90a).
+    """Only the last bucket is updated.
 
-    Only the last bucket is in it. Flagged: never updated.
+    The table of parameters to update is rebuilt for each bucket.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -49,11 +59,13 @@ class BucketsRecreated(Zero1):
             group["params"] = [one for one in group["params"] if one in kept]
 
 
+# A GRU runs another kernel where its parameters do not learn: its loss differs first.
+@fault(
+    "zero1", "gradient", source="FS #780", features=("module-twice",),
+    without=("frozen", "checkpoint", "block-recurrent"),
+)  # fmt: skip
 class ReusedModuleOverwrites(Zero1):
-    """The gradient of one call of a reused module replaces that of the other (FS #780).
-
-    Flagged: gradient.
-    """
+    """The gradient of one call of a reused module replaces that of the other."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -79,10 +91,14 @@ class ReusedModuleOverwrites(Zero1):
         self.silent = []
 
 
+@fault(
+    "zero1", "gradient", source="PT #124193", features=("sometimes-used", "microbatches"),
+    microbatches=2,
+)  # fmt: skip
 class LastTouchedOnly(Zero1):
-    """Only parameters used by the last microbatch are reduced (PT #124193).
+    """Only parameters used by the last microbatch are reduced.
 
-    Gradients of earlier ones stay local. Flagged: gradient.
+    Gradients of earlier ones stay local.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -108,10 +124,11 @@ class LastTouchedOnly(Zero1):
                     into.copy_(mine)
 
 
+@fault("zero1", "gradient", source="MG #844", features=("tied",), without=("frozen",))
 class TiedBeforeSync(Zero1):
-    """A tied weight is reduced before its two gradients are added (MG #844).
+    """A tied weight is reduced before its two gradients are added.
 
-    The second one stays local. Flagged: gradient.
+    The second one stays local.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.bucket import Bucket
@@ -17,6 +18,7 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Shard
+from .fault import fault
 
 
 def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
@@ -33,22 +35,18 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
     subject.optimizer = ShardedOptimizer(subject.case, owned, subject.group, own.device)
 
 
+@fault("zero1", "ownership", bugs.SAME_SHARD_ON_EVERY_RANK, source="DS PR#2059")
 class GroupPartitionId(Zero1):
-    """The partition id of one rank serves for all, so that all own the same (DS PR#2059).
-
-    Flagged: ownership, elements that no rank holds.
-    """
+    """The partition id of one rank serves for all, so that all own the same."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         _own(self, lambda bucket: bucket.partition.pieces(0))
 
 
+@fault("zero1", "ownership", bugs.SHARDS_OVERLAP, source="FS #907")
 class ShardsOverlap(Zero1):
-    """Each shard is one element too long: padded for another group (FS #907).
-
-    Flagged: ownership, elements that two ranks hold.
-    """
+    """Each shard is one element too long: padded for another group."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -62,11 +60,9 @@ def _longer(piece: Piece) -> Piece:
     return replace(piece, stop=min(piece.stop + 1, numel))
 
 
+@fault("zero1", "ownership", bugs.REMAINDER_DROPPED, source="DS #1380", features=("uneven",))
 class RemainderDropped(Zero1):
-    """The remainder of a division by W is stripped as if it were padding (DS #1380).
-
-    Flagged: ownership, elements that no rank holds.
-    """
+    """The remainder of a division by W is stripped as if it were padding."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -79,11 +75,12 @@ class RemainderDropped(Zero1):
         return replace(piece, stop=min(piece.stop, numel // self.world_size * self.world_size))
 
 
+@fault(
+    "zero3", "ownership", bugs.PADDED_SHAPE, source="DS PR#848, #851", features=("uneven",),
+    without=("parameter-0d",),
+)  # fmt: skip
 class PaddedShape(Zero3):
-    """Padded shapes are reported as the global ones (padding-misaligns, DS PR#848).
-
-    Flagged: ownership, another global shape.
-    """
+    """Padded shapes are reported as the global ones."""
 
     def shards(self) -> Iterator[Shard]:
         for shard in super().shards():
@@ -93,11 +90,9 @@ class PaddedShape(Zero3):
             yield replace(shard, shape=padded) if shard.role == "parameter" else shard
 
 
+@fault("fsdp2", "ownership", bugs.RANK_LEFT_OUT, source="DS PR#7585")
 class RankShardsLost(Fsdp2):
-    """The last rank's shards are left out of the state (first-group-saved, DS PR#7585).
-
-    Flagged: ownership, elements that no rank holds.
-    """
+    """The last rank's shards are left out of the state."""
 
     def shards(self) -> Iterator[Shard]:
         for shard in super().shards():
@@ -106,16 +101,23 @@ class RankShardsLost(Fsdp2):
                 yield shard
 
 
+@fault("ddp", "ownership", bugs.NOT_SHARDED, source="accelerate on CPU")
+class NothingSharded(Ddp):
+    """The class declares FSDP, and is DDP, like accelerate's FSDP plugins on the CPU."""
+
+    stage = 3
+
+
 def _stop(shard: Shard) -> int:
     assert isinstance(shard.index, tuple)
     return 0 if shard.index[0].start == 0 else shard.index[0].stop
 
 
+@fault(
+    "zero1", "ownership", bugs.UNTIED, source="MG #656; HF accelerate PR#3154", features=("tied",)
+)
 class Untied(Zero1):
-    """The alias of a tied parameter becomes a parameter of its own (MG #656; accelerate PR#3154).
-
-    Flagged: ownership, a parameter that the model does not have.
-    """
+    """The alias of a tied parameter becomes a parameter of its own."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         if case.model.tied:
@@ -125,12 +127,3 @@ class Untied(Zero1):
                 requires_grad=model.get_parameter("head.weight").requires_grad,
             )
         super().__init__(model, case, mesh)
-
-
-class NothingSharded(Ddp):
-    """The class declares FSDP, and is DDP, like accelerate's FSDP plugins on the CPU.
-
-    Flagged: not sharded.
-    """
-
-    stage = 3

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.textbook.zero2 import GradientBucket, Zero2
 from ..case.schema import Case
+from .fault import fault
 from .parts import ClipsInParts
 
 
@@ -28,11 +30,9 @@ class _Walked(GradientBucket):
         return self._whole
 
 
+@fault("zero2", "gradient", bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
 class AlignedWalkedUnaligned(Zero2):
-    """The gradient buffer is sized with padding and walked without it (DS PR#8158).
-
-    Flagged: gradient, uninitialised memory.
-    """
+    """The gradient buffer is sized with padding and walked without it."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -60,11 +60,9 @@ class _FlatNorm(ClipsInParts):
         return norm
 
 
+@fault("zero2", "clip", bugs.UNINITIALISED_MEMORY, source="DS PR#3832, #8158", features=("clip",))
 class PaddingInNorm(Zero2):
-    """The norm includes unwritten padding of the flat gradient (DS PR#3832).
-
-    Flagged: clip, uninitialised memory.
-    """
+    """The norm includes unwritten padding of the flat gradient."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

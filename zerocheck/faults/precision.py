@@ -7,19 +7,22 @@ from dataclasses import replace
 
 import torch
 
+from .. import causes as bugs
 from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.checkpoint.chunk import Chunk
 from ..adapters.textbook.sharded_optimizer import MOMENTS, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
+from .fault import fault
 from .parts import WithOptimizer
 
 
+@fault(
+    "zero1", "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979",
+    features=("compute-bf16",),
+)  # fmt: skip
 class MastersRounded(Zero1):
-    """The masters are rounded with the parameters, which loses small updates.
-
-    HF accelerate #2674, #3979. Flagged: update, rounded to bf16.
-    """
+    """The masters are rounded with the parameters, which loses small updates."""
 
     def _publish(self) -> None:
         for bucket in self.buckets:
@@ -27,21 +30,23 @@ class MastersRounded(Zero1):
         super()._publish()
 
 
+@fault(
+    "zero3", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141",
+    features=("compute-bf16",),
+)  # fmt: skip
 class CopyNotRefreshed(Zero3):
-    """The narrow parameters are not refreshed from their masters (DS PR#4141).
-
-    Flagged: publish, copies of the previous step.
-    """
+    """The narrow parameters are not refreshed from their masters."""
 
     def _publish(self) -> None:
         """Do nothing, which is the fault."""
 
 
+@fault(
+    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707",
+    features=("compute-bf16",),
+)  # fmt: skip
 class StaleCopyOnOneRank(Zero1):
-    """One rank sends its parameters before they are rounded from the updated masters.
-
-    Flagged: publish, copies of the previous step.
-    """
+    """One rank sends its parameters before they are rounded from the updated masters."""
 
     def _publish(self) -> None:
         if self.group.rank() != 0:
@@ -67,11 +72,9 @@ class _OnCopies(ShardedOptimizer):
             bucket.shard.copy_(masters)
 
 
+@fault("zero1", "update", bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
 class UpdateOnCopy(WithOptimizer):
-    """The update goes to the narrow parameters, and the masters stay as they are (DS PR#5170).
-
-    Flagged: update, never updated.
-    """
+    """The update goes to the narrow parameters, and the masters stay as they are."""
 
     kind = _OnCopies
 
@@ -91,10 +94,14 @@ class UpdateOnCopy(WithOptimizer):
         super()._reduce()
 
 
+@fault(
+    "zero1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="seen in FSDP1",
+    features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
+)  # fmt: skip
 class AccumulatedInBf16(Zero1):
     """Microbatches are summed in the compute dtype, though fp32 accumulation is declared.
 
-    As FSDP1 does under no_sync. Flagged: gradient, accumulated in bf16.
+    As FSDP1 does under no_sync.
     """
 
     def _add(self, total: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -103,11 +110,12 @@ class AccumulatedInBf16(Zero1):
         parameter.grad = None
 
 
+@fault(
+    "zero1", "gradient", bugs.REDUCED_IN(format="bf16"), source="FSDP's reduce_dtype left out",
+    features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
+)  # fmt: skip
 class ReducedNarrow(Zero1):
-    """The fp32 sum is rounded before the reduction, though a reduction in fp32 is declared.
-
-    Flagged: gradient, reduced in bf16.
-    """
+    """The fp32 sum is rounded before the reduction, though a reduction in fp32 is declared."""
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
@@ -124,20 +132,16 @@ class _InBf16(ShardedOptimizer):
                     state[role].copy_(state[role].bfloat16())
 
 
+@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
 class MomentsInBf16(WithOptimizer):
-    """The moments are kept in the compute dtype, and only the master in fp32.
-
-    Flagged: update, rounded to bf16.
-    """
+    """The moments are kept in the compute dtype, and only the master in fp32."""
 
     kind = _InBf16
 
 
+@fault("zero1", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
 class SavesTheCopies(Zero1):
-    """A checkpoint has the narrow parameters, and their masters are lost (PT #104770).
-
-    Flagged: roundtrip, rounded to bf16.
-    """
+    """A checkpoint has the narrow parameters, and their masters are lost."""
 
     def written(self) -> Iterator[Chunk]:
         narrow = self.buckets[0].full.dtype if self.buckets else torch.float32

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
@@ -15,6 +16,7 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
+from .fault import fault
 
 
 class _LatePublish(FlatParameter):
@@ -26,11 +28,9 @@ class _LatePublish(FlatParameter):
         self.local = own
 
 
+@fault("zero3", "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
 class GatherStale(Zero3):
-    """The forward gathers the parameters of the step before (MG #3140; DS PR#7707).
-
-    Flagged: parameters of the previous step.
-    """
+    """The forward gathers the parameters of the step before."""
 
     before: list[torch.Tensor] | None = None
 
@@ -44,8 +44,9 @@ class GatherStale(Zero3):
         return super().train_step(step)
 
 
+@fault("zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="seen often")
 class NotPublished(Zero1):
-    """The last bucket is not gathered after the update. Flagged: copies of the previous step."""
+    """The last bucket is not gathered after the update."""
 
     def _publish(self) -> None:
         for bucket in self.buckets[:-1]:
@@ -54,11 +55,9 @@ class NotPublished(Zero1):
                 work.wait()
 
 
+@fault("zero2", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140")
 class PublishedBeforeUpdate(Zero2):
-    """Parameters are gathered before the update (MG #3140).
-
-    Flagged: copies of the previous step.
-    """
+    """Parameters are gathered before the update."""
 
     def _end_microbatch(self) -> None:
         super()._end_microbatch()
@@ -68,11 +67,12 @@ class PublishedBeforeUpdate(Zero2):
         pass
 
 
+@fault(
+    "zero1", "publish", bugs.COPIES_ROUNDED_TO_BF16, source="PT #104770",
+    without=("unfreeze", "overflow"),
+)  # fmt: skip
 class PublishedRounded(Zero1):
-    """Parameters are sent in bf16 though they are fp32, like a compute copy in PT #104770.
-
-    Flagged: copies rounded to bf16.
-    """
+    """Parameters are sent in bf16 though they are fp32."""
 
     def _publish(self) -> None:
         for bucket in self.buckets:
@@ -84,11 +84,9 @@ class PublishedRounded(Zero1):
             bucket.shard.copy_(mine)
 
 
+@fault("fsdp2", "publish", bugs.INITIAL_STATE, source="PT #90465; HF #28244, #43847")
 class MetaInitOverwritten(Fsdp2):
-    """Parameters are initialised again, on the shards (PT #90465; HF #28244, #43847).
-
-    Flagged: initial state.
-    """
+    """Parameters are initialised again, on the shards."""
 
     fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
 
@@ -103,11 +101,9 @@ class MetaInitOverwritten(Fsdp2):
         """Do nothing: the initial state was loaded before."""
 
 
+@fault("zero1", "publish", bugs.INITIAL_STATE, source="TT #4382; DS PR#5104")
 class InitStep(Zero1):
-    """A real step is taken when the optimizer creates its state (TT #4382; DS PR#5104).
-
-    Flagged: initial state.
-    """
+    """A real step is taken when the optimizer creates its state."""
 
     fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.unit import Unit
 from ..adapters.textbook.zero2 import GradientBucket, Zero2
@@ -16,6 +17,7 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import reduce_scatter_single
 from ..contract import Step, StepReport
+from .fault import fault
 
 
 class _InFlight(Reduction):
@@ -53,11 +55,12 @@ class _KeptBuffer(GradientBucket):
         return self._whole
 
 
+@fault(
+    "zero2", "gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
+    microbatches=3, sometimes=0.35,
+)  # fmt: skip
 class BucketReused(Zero2):
-    """A bucket takes the next microbatch's gradients while it is being reduced (DS PR#5606).
-
-    Flagged, if the reduction is late: gradient.
-    """
+    """A bucket takes the next microbatch's gradients while it is being reduced."""
 
     reduction: _InFlight
 
@@ -100,11 +103,12 @@ class _Reset(_Pingpong):
         self.index, self.works = 0, [None, None]
 
 
+@fault(
+    "zero2", "gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
+    microbatches=3, sometimes=0.33,
+)  # fmt: skip
 class PingpongReset(BucketReused):
-    """Each microbatch starts again with the first of two send buffers, still being sent.
-
-    DS PR#7805. Flagged, if the send is late: gradient.
-    """
+    """Each microbatch starts again with the first of two send buffers, still being sent."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         Zero2.__init__(self, model, case, mesh)
@@ -121,11 +125,12 @@ class _Trusting(Unit):
             super().wait()
 
 
+@fault(
+    "zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606", features=("delays",),
+    sometimes=0.58,
+)  # fmt: skip
 class PrefetchNotAwaited(Zero3):
-    """A prefetched unit is assumed to have arrived (DS PR#5606).
-
-    Flagged, if the gather is late: loss, since memory that was not written is read.
-    """
+    """A prefetched unit is assumed to have arrived."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.reduction import Replicas
 from ..adapters.textbook.zero1 import Zero1
@@ -18,24 +19,27 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport
+from .fault import fault
 
 
+@fault(
+    "zero3", "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="PT #154888; verl #7493", world=4,
+    features=("two-axes",),
+)  # fmt: skip
 class NotOverReplicas(Zero3):
-    """Gradients are reduced over the shard axis, never over the replicate axis.
-
-    Flagged: gradient, since each replica has a gradient of its own.
-    """
+    """Gradients are reduced over the shard axis, never over the replicate axis."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.replicas.count = 1
 
 
+@fault(
+    "zero1", "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="seen in review", world=4,
+    microbatches=2, features=("two-axes",),
+)  # fmt: skip
 class NotOverReplicasWithAccumulation(Zero1):
-    """With several microbatches the reduction over replicas is deferred and forgotten.
-
-    Flagged: gradient.
-    """
+    """With several microbatches the reduction over replicas is deferred and forgotten."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -63,11 +67,12 @@ class _LastOnly(Replicas):
         self.aside = []
 
 
+@fault(
+    "zero2", "gradient", bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, source="PT #125484", world=4,
+    microbatches=3, features=("two-axes",),
+)  # fmt: skip
 class LastMicrobatchOverReplicas(Zero2):
-    """Gradients reduced over shards before the last microbatch are left out of the all-reduce.
-
-    Flagged: gradient.
-    """
+    """Gradients reduced over shards before the last microbatch are left out of the all-reduce."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -81,10 +86,13 @@ class LastMicrobatchOverReplicas(Zero2):
             self.replicas.set_aside([gradient.shard for gradient in self.gradients])
 
 
+@fault(
+    "fsdp2", "gradient", bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",)
+)
 class DividedByShardsOnly(Fsdp2):
     """The divide factor is the size of the shard axis, as without replicas.
 
-    torch then sums over the replicate axis. Flagged: gradient, R times too large.
+    torch then sums over the replicate axis.
     """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
@@ -95,11 +103,11 @@ class DividedByShardsOnly(Fsdp2):
         return built
 
 
+@fault(
+    "zero3", "gradient", bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",)
+)
 class DividedByReplicasTwice(Zero3):
-    """The sum over the shards is divided by the number of all ranks, then averaged over replicas.
-
-    Flagged: gradient, R times too small.
-    """
+    """The sum over shards is divided by the number of all ranks, then averaged over replicas."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -117,11 +125,12 @@ class _Exchanged:
         return self._mesh.get_group("shard" if axis == "replicate" else "replicate")
 
 
+@fault(
+    "zero1", "ownership", bugs.CUT_OVER_THE_REPLICATE_AXIS, source="seen in review", world=4,
+    features=("two-axes",),
+)  # fmt: skip
 class AxesExchanged(Zero1):
-    """The replicate axis of the mesh is taken for the shard axis, and the other way round.
-
-    Flagged: ownership.
-    """
+    """The first axis of the mesh is taken for the shard axis, and the second for the replicas."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         given: Any = _Exchanged(mesh)
@@ -140,22 +149,23 @@ class _AllRanks:
         return dist.group.WORLD
 
 
+@fault(
+    "zero2", "ownership", bugs.CUT_OVER_ALL_RANKS, source="FS #907", world=4, features=("two-axes",)
+)
 class CutOverAllRanks(Zero2):
-    """The replicate axis is ignored: one copy is sharded over all ranks.
-
-    Flagged: ownership.
-    """
+    """The replicate axis is ignored: one copy is sharded over all ranks."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         given: Any = _AllRanks(mesh)
         super().__init__(model, case, given)
 
 
+@fault(
+    "zero3", "publish", bugs.COPIES_DIFFER, source="PT #90465", world=4, features=("two-axes",),
+    without=("mid-training",),
+)  # fmt: skip
 class ReplicasStartApart(Zero3):
-    """Initial weights are broadcast within each replica, not between replicas.
-
-    Flagged: publish.
-    """
+    """Initial weights are broadcast within each replica, not between replicas."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -164,22 +174,12 @@ class ReplicasStartApart(Zero3):
                 flat.shard.add_(1.0)
 
 
-class NormOverReplicas(Zero2):
-    """The squares of the norm are summed over all ranks: each replica counts.
-
-    Flagged: clip, a norm sqrt(R) times too large.
-    """
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.optimizer.group = self.everyone
-
-
+@fault(
+    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707", world=4,
+    features=("two-axes", "several-steps"),
+)  # fmt: skip
 class LastReplicaMissesAStep(Zero1):
-    """In the second step the ranks of the last replica do not publish what they updated.
-
-    Flagged: publish.
-    """
+    """In the second step the ranks of the last replica do not publish what they updated."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -199,3 +199,15 @@ class LastReplicaMissesAStep(Zero1):
                 own = bucket.shard.clone()
                 bucket.full.copy_(old)
                 bucket.shard.copy_(own)
+
+
+@fault(
+    "zero2", "clip", bugs.NORM_TIMES_ROOT_R, source="PT #88621", world=4,
+    features=("two-axes", "clip"), without=("clip-inf",),
+)  # fmt: skip
+class NormOverReplicas(Zero2):
+    """The squares of the norm are summed over all ranks: each replica counts."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.optimizer.group = self.everyone

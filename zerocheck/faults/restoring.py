@@ -6,13 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
+from .. import causes as bugs
 from ..adapters.textbook.zero1 import Zero1
+from .fault import fault
 
 Full = Mapping[tuple[str, str], torch.Tensor]
 
 
+@fault(
+    "zero1", "publish", bugs.INITIAL_STATE, source="DS PR#564, #5263", features=("mid-training",)
+)
 class StepLostOnLoad(Zero1):
-    """The step count restarts (DS PR#564, #5263). Flagged: initial state."""
+    """The step count of a restored state restarts."""
 
     def restore(self, full: Full) -> None:
         super().restore(
@@ -20,11 +25,9 @@ class StepLostOnLoad(Zero1):
         )
 
 
+@fault("zero1", "publish", bugs.COPIES_DIFFER, source="MG #6920", features=("mid-training",))
 class NoGatherAfterLoad(Zero1):
-    """Each rank loads the parameters that it updates, and none are sent (MG #6920).
-
-    Flagged: initial state.
-    """
+    """Each rank loads the parameters that it updates, and none are sent."""
 
     def restore(self, full: Full) -> None:
         old = {name: one.detach().clone() for name, one in self.model.named_parameters()}
@@ -37,11 +40,12 @@ class NoGatherAfterLoad(Zero1):
             bucket.shard.copy_(shard)
 
 
+@fault(
+    "zero1", "publish", bugs.INITIAL_STATE, source="MG #761",
+    features=("mid-training", "moments-typical"),
+)  # fmt: skip
 class StateStaleAfterLoad(Zero1):
-    """The state is loaded into an optimizer that is not the one that steps (MG #761).
-
-    Flagged: initial state, of the moments.
-    """
+    """The state is loaded into an optimizer that is not the one that steps."""
 
     def restore(self, full: Full) -> None:
         super().restore(full)

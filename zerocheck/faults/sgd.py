@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
@@ -17,6 +18,7 @@ from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Loader, Step, StepReport
 from ..contract.implementation import Moment
+from .fault import fault
 from .parts import WithOptimizer
 
 Options = dict[str, Any]
@@ -74,11 +76,9 @@ class _DecaysTwice(SGDInParts):
         p.sub_(kept)
 
 
+@fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
 class SgdDecayTwice(WithOptimizer):
-    """Weight decay is added to the gradient, and the trainer shrinks the parameter as well.
-
-    Flagged: weight decay twice.
-    """
+    """Weight decay is added to the gradient, and the trainer shrinks the parameter as well."""
 
     fixed = PLAIN
     kind = _DecaysTwice
@@ -91,11 +91,9 @@ class _Decoupled(SGDInParts):
         p.sub_(kept)
 
 
+@fault("zero1", "update", bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often", features=("momentum",))
 class DecayDecoupled(WithOptimizer):
-    """Weight decay is that of AdamW: it does not enter the momentum.
-
-    Flagged: decoupled instead of L2.
-    """
+    """Weight decay is that of AdamW: it does not enter the momentum."""
 
     fixed = PLAIN
     kind = _Decoupled
@@ -106,8 +104,9 @@ class _WithoutDecay(SGDInParts):
         return gradient
 
 
+@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("momentum",))
 class SgdDecayMissing(WithOptimizer):
-    """There is no weight decay. Flagged: weight decay missing."""
+    """SGD has no weight decay."""
 
     fixed = PLAIN
     kind = _WithoutDecay
@@ -118,11 +117,9 @@ class _Plain(SGDInParts):
         return buffer
 
 
+@fault("zero1", "update", bugs.NESTEROV_LEFT_OUT, source="none known", features=("nesterov",))
 class NesterovDropped(WithOptimizer):
-    """The step is along the buffer, though the form is to be Nesterov's.
-
-    Flagged: nesterov left out.
-    """
+    """The step is along the buffer, though the form is to be Nesterov's."""
 
     fixed = NESTEROV
     kind = _Plain
@@ -133,8 +130,12 @@ class _Ahead(SGDInParts):
         return d.add(buffer, alpha=group["momentum"])
 
 
+@fault(
+    "zero1", "update", bugs.NESTEROV_ADDED, source="none known", features=("momentum",),
+    without=("nesterov",),
+)  # fmt: skip
 class NesterovUnasked(WithOptimizer):
-    """The step has Nesterov's form, which nobody asked for. Flagged: nesterov added."""
+    """The step has Nesterov's form, which nobody asked for."""
 
     fixed = PLAIN
     kind = _Ahead
@@ -145,8 +146,9 @@ class _Dampens(SGDInParts):
         return d.mul(1 - group["momentum"])
 
 
+@fault("zero1", "update", bugs.GRADIENT_DAMPENED, source="seen often", features=("momentum",))
 class Dampening(WithOptimizer):
-    """The buffer is a moving average, as that of Adam. Flagged: gradient dampened."""
+    """The buffer is a moving average, as that of Adam."""
 
     fixed = PLAIN
     kind = _Dampens
@@ -162,11 +164,12 @@ class _TakesRate(SGDInParts):
         p.sub_(self.direction(p, d, group))
 
 
+@fault(
+    "zero1", "update", bugs.LEARNING_RATE_IN_THE_MOMENTUM, source="seen often",
+    features=("momentum",),
+)  # fmt: skip
 class RateInTheMomentum(WithOptimizer):
-    """The learning rate is in the buffer, as in the papers: a schedule acts on later steps.
-
-    Flagged: learning rate in the momentum.
-    """
+    """The learning rate is in the buffer, as in the papers: a schedule acts on later steps."""
 
     fixed = PLAIN
     kind = _TakesRate
@@ -177,8 +180,9 @@ class _IgnoresBuffer(SGDInParts):
         return d
 
 
+@fault("zero1", "update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("momentum",))
 class MomentumIgnored(WithOptimizer):
-    """The buffer is kept, and the step is along the gradient. Flagged: momentum left out."""
+    """The buffer is kept, and the step is along the gradient."""
 
     fixed = PLAIN
     kind = _IgnoresBuffer
@@ -190,8 +194,12 @@ class _Forgets(ShardedOptimizer):
         super().step(rates)
 
 
+@fault("zero1", "update", bugs.MOMENTS_RESET, source="seen often", features=("momentum",))
 class MomentumForgotten(WithOptimizer):
-    """The buffer is keyed by a tensor that each step replaces. Flagged: moments reset."""
+    """The momentum buffer is lost in each step.
+
+    The buffer is keyed by a tensor that each step replaces.
+    """
 
     fixed = PLAIN
     kind = _Forgets
@@ -204,21 +212,25 @@ class _TakesSum(ShardedOptimizer):
         super().step(rates)
 
 
+@fault(
+    "zero1", "update", bugs.GRADIENT_TIMES_W, source="seen often", world=3, features=("momentum",)
+)
 class SumForTheOptimizer(WithOptimizer):
     """The mean is logged and clipped, and the optimizer is given the sum.
 
-    AdamW would hide it in its square root. Flagged: gradient x W.
+    AdamW would hide it in its square root.
     """
 
     fixed = PLAIN
     kind = _TakesSum
 
 
+@fault(
+    "ddp", "update", bugs.LOCAL_GRADIENT_ONLY, source="none known", world=3, features=("momentum",),
+    without=("clip",),
+)  # fmt: skip
 class MomentumOfLocalGradients(Ddp):
-    """Each rank keeps momentum of its own gradients, and parameters are averaged afterwards.
-
-    Flagged: local gradient only.
-    """
+    """Each rank keeps momentum of its own gradients, and parameters are averaged afterwards."""
 
     fixed = PLAIN
     capabilities = frozenset({"unfreeze"})
@@ -261,8 +273,9 @@ class MomentumOfLocalGradients(Ddp):
         tensor.div_(dist.get_world_size())
 
 
+@fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="seen often", features=("momentum",))
 class MomentumLost(Zero1):
-    """The optimizer is made again after the load. Flagged: moments lost."""
+    """The optimizer is made again after the load."""
 
     fixed = PLAIN
 
@@ -271,11 +284,9 @@ class MomentumLost(Zero1):
         self.optimizer.optimizer.state.clear()
 
 
+@fault("zero1", "roundtrip", bugs.TENSORS_EXCHANGED, source="none known", features=("momentum",))
 class MomentumOfAnotherParameter(Zero1):
-    """Buffers are loaded by number, and two parameters of one shape have changed places.
-
-    Flagged: tensors exchanged.
-    """
+    """Buffers are loaded by number, and two parameters of one shape have changed places."""
 
     fixed = PLAIN
     others: Mapping[str, str] = {}

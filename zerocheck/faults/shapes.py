@@ -5,19 +5,22 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.textbook.partition import Partition, Piece
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..errors import Unsupported
+from .fault import fault
 
 
+@fault(
+    "zero2", "gradient", bugs.GRADIENT_MISSING, source="seen in review", features=("parameter-0d",),
+    without=("frozen",),
+)  # fmt: skip
 class ScalarsOutside(Zero2):
-    """0-d parameters are in no bucket, since they have no dim to shard: not reduced, not updated.
-
-    Flagged: gradient missing.
-    """
+    """0-d parameters are in no bucket, since they have no dim to shard."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         left = [p for p in model.parameters() if p.dim() == 0 and p.requires_grad]
@@ -30,12 +33,12 @@ class ScalarsOutside(Zero2):
             parameter.requires_grad_(True)
 
 
+@fault(
+    "zero1", "publish", bugs.INITIAL_STATE, source="bitsandbytes PR#1187", features=("transposed",),
+    without=("frozen",),
+)  # fmt: skip
 class TransposedAsStored(Zero1):
-    """Parameters are flattened in the order of their memory, but read row by row.
-
-    bitsandbytes PR#1187, in an optimizer's kernels. Flagged: publish, before the first step the
-    parameters are not the model's.
-    """
+    """Parameters are flattened in the order of their memory, but read row by row."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         stored = {
@@ -55,11 +58,12 @@ class _WithoutEmpty(Partition):
         return [piece for piece in super().pieces(rank) if piece.start < piece.stop]
 
 
+@fault(
+    "zero3", "ownership", bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279",
+    features=("parameter-empty",),
+)  # fmt: skip
 class EmptyNotOwned(Zero3):
-    """An empty parameter is owned by no rank, and missing in the saved state (DS #8279).
-
-    Flagged: ownership, no rank holds it.
-    """
+    """An empty parameter is owned by no rank, and missing in the saved state."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

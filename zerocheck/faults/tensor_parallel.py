@@ -11,12 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..case.schema import Case
 from ..case.tensor_parallel import plan_of
 from ..contract import Built, Step, StepReport
 from ..contract.implementation import Moment
 from ..contract.shard import Index
+from .fault import fault
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
@@ -28,10 +30,14 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
     )
 
 
+@fault(
+    "fsdp2", "gradient", bugs.GRADIENT_TIMES_T, source="seen often", world=4,
+    features=("tensor-parallel",),
+)  # fmt: skip
 class ReplicatedSummedOverTp(Fsdp2):
     """Gradients of replicated parameters are summed over the tp axis.
 
-    As if these ranks read samples of their own. Flagged: gradient x T.
+    As if these ranks read samples of their own.
     """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
@@ -54,11 +60,12 @@ class ReplicatedSummedOverTp(Fsdp2):
         return super().train_step(replace(step, reached=reached))
 
 
+@fault(
+    "fsdp2", "publish", bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD, source="PT #129206", world=4,
+    features=("tensor-parallel",), without=("tensor-parallel-alone",),
+)  # fmt: skip
 class StridedTakenForPlain(Fsdp2):
-    """A parameter that is sharded over tp first is read as if sharded over the shard axis first.
-
-    Flagged: publish, since the pieces of the initial weights stand in another order.
-    """
+    """A parameter that is sharded over tp first is read as if sharded over the shard axis first."""
 
     def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:
         shape, index = super()._place(name, parameter)
@@ -73,11 +80,12 @@ class StridedTakenForPlain(Fsdp2):
         return shape, (slice(start, start + rows), *(slice(0, size) for size in shape[1:]))
 
 
+@fault(
+    "fsdp2", "loss", bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK, source="seen often", world=2,
+    features=("tensor-parallel",),
+)  # fmt: skip
 class BiasOnEveryRank(Fsdp2):
-    """Each rank of the tp axis adds the whole bias of a row-wise layer to its partial sum.
-
-    Flagged: loss, with the bias T times too large.
-    """
+    """Each rank of the tp axis adds the whole bias of a row-wise layer to its partial sum."""
 
     def shard_layers(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().shard_layers(model, case, mesh)
@@ -91,10 +99,14 @@ class BiasOnEveryRank(Fsdp2):
                 )
 
 
+@fault(
+    "fsdp2", "gradient", bugs.GRADIENT_OVER_T, source="seen often", world=4,
+    features=("tensor-parallel",),
+)  # fmt: skip
 class DividedByAllRanks(Fsdp2):
     """The mean is taken over all ranks, not over the data-parallel ones.
 
-    Each loss is divided by the tp axis too. Flagged: gradient / T.
+    Each loss is divided by the tp axis too.
     """
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2, reduce_unused
 from ..adapters.textbook.reduction import Reduction
@@ -16,13 +17,12 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Built
 from ..errors import Unsupported
+from .fault import fault
 
 
+@fault("ddp", "gradient", bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
 class NoneBecomesZero(Ddp):
-    """A gradient that is None becomes zeros, so AdamW moves and decays (FS #605).
-
-    Flagged: none became zero.
-    """
+    """A gradient that is None becomes zeros, so AdamW moves and decays."""
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         built = super().build(model, case, mesh)
@@ -36,11 +36,9 @@ def _zero(model: nn.Module) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
+@fault("zero1", "gradient", bugs.GRADIENT_MISSING, source="MG #565")
 class OutsideFlatBuffer(Zero1):
-    """The head is in no bucket: neither reduced nor updated (MG #565).
-
-    Flagged: gradient missing.
-    """
+    """The head is in no bucket: neither reduced nor updated."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         head = [p for p in model.get_submodule("head").parameters() if p.requires_grad]
@@ -64,10 +62,14 @@ class _EndedByNone(Unit):
         super().reduce(reduction)
 
 
+@fault(
+    "zero3", "gradient", bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE, source="seen in review",
+    features=("block-experts",),
+)  # fmt: skip
 class NoneEndsUnit(Zero3):
     """The first parameter without a gradient ends the collection of its unit.
 
-    Those after it count as 0 on this rank. Flagged: gradient.
+    Those after it count as 0 on this rank.
     """
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -76,11 +78,12 @@ class NoneEndsUnit(Zero3):
             unit.__class__ = _EndedByNone
 
 
+@fault(
+    "zero1", "gradient", bugs.AVERAGED_OVER_USERS, source="DS #5618, #6545",
+    features=("sometimes-used",), world=3,
+)  # fmt: skip
 class AveragedOverUsers(Zero1):
-    """A gradient is averaged over the ranks that used the parameter, not over all (DS #5618).
-
-    Flagged: gradient, too large by another factor for each expert.
-    """
+    """A gradient is averaged over the ranks that used the parameter, not over all."""
 
     def _reduce(self) -> None:
         used = [
@@ -94,11 +97,12 @@ class AveragedOverUsers(Zero1):
                 view.mul_(self.world_size / max(count, 1.0))
 
 
+@fault(
+    "fsdp2", None, bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747",
+    features=("side",), without=("block-experts", "frozen"), microbatches=1,
+)  # fmt: skip
 class UnusedNotReduced(Fsdp2):
-    """FSDP2 by default: each rank reduce-scatters only the gradients that it has (PT #158719).
-
-    Flagged: crashed or hung, since the ranks' buffers have different sizes.
-    """
+    """FSDP2 by default: each rank reduce-scatters only the gradients that it has."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)  # which refuses a model that is so when it is built

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, grouped
 from ..errors import Unsupported
+from .fault import fault
 from .parts import AdamWInParts, WithOptimizer
 
 Options = dict[str, Any]
@@ -24,11 +26,9 @@ class _Coupled(AdamWInParts):
         return gradient.add(p, alpha=group["weight_decay"])
 
 
+@fault("zero1", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
 class L2InsteadOfDecoupled(WithOptimizer):
-    """Weight decay goes through the moments, as in Adam (TT #4382; DS PR#5104).
-
-    Flagged: L2 instead of decoupled.
-    """
+    """Weight decay goes through the moments, as in Adam."""
 
     kind = _Coupled
 
@@ -39,8 +39,9 @@ class _Twice(AdamWInParts):
         return super().decay(p, gradient, group)
 
 
+@fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often")
 class DecayTwice(WithOptimizer):
-    """Weight decay is applied twice. Flagged: weight decay twice."""
+    """Weight decay is applied twice."""
 
     kind = _Twice
 
@@ -51,11 +52,12 @@ class _ByStepSize(AdamWInParts):
         super().update(p, state, {**group, "weight_decay": size})
 
 
+@fault(
+    "zero1", "update", bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, source="seen often",
+    features=("lr-large",),
+)  # fmt: skip
 class DecayByStepSize(WithOptimizer):
-    """The parameter decays by lr / (1 - beta1^t), the step size, in place of lr.
-
-    Flagged: weight decay by the corrected step size.
-    """
+    """The parameter decays by lr / (1 - beta1^t), the step size, in place of lr."""
 
     kind = _ByStepSize
 
@@ -65,8 +67,9 @@ class _None(AdamWInParts):
         return gradient
 
 
+@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
 class DecayMissing(WithOptimizer):
-    """There is no weight decay. Flagged: weight decay missing."""
+    """There is no weight decay."""
 
     kind = _None
 
@@ -77,11 +80,12 @@ class _Excluded(AdamWInParts):
         return super().decay(p, gradient, {**group, "weight_decay": group["weight_decay"] or most})
 
 
+@fault(
+    "zero1", "update", bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, source="MG #4705",
+    features=("some-decay",),
+)  # fmt: skip
 class DecayOnExcluded(WithOptimizer):
-    """Parameters without weight decay decay like the others (groups too coarse, MG #4705).
-
-    Flagged: weight decay on excluded parameters.
-    """
+    """Parameters without weight decay decay like the others."""
 
     kind = _Excluded
 
@@ -92,8 +96,12 @@ class _After(AdamWInParts):
         p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
+@fault(
+    "zero1", "update", bugs.WEIGHT_DECAY_AFTER_THE_UPDATE, source="seen often",
+    features=("lr-large",),
+)  # fmt: skip
 class DecayAfterUpdate(WithOptimizer):
-    """Weight decay comes after the update. Flagged: weight decay after the update."""
+    """Weight decay comes after the update."""
 
     kind = _After
 
@@ -103,8 +111,9 @@ class _InRoot(AdamWInParts):
         return (v / root**2).add_(eps).sqrt_()
 
 
+@fault("zero1", "update", bugs.EPS_INSIDE_THE_ROOT, source="seen often", features=("eps-1e-3",))
 class EpsInRoot(WithOptimizer):
-    """eps is added inside of the root. Flagged: eps inside the root."""
+    """eps is added inside of the root."""
 
     kind = _InRoot
 
@@ -114,8 +123,12 @@ class _BeforeCorrection(AdamWInParts):
         return v.sqrt().add_(eps).div_(root)
 
 
+@fault(
+    "zero1", "update", bugs.EPS_BEFORE_THE_BIAS_CORRECTION, source="seen often",
+    features=("eps-1e-3",),
+)  # fmt: skip
 class EpsBeforeCorrection(WithOptimizer):
-    """eps is added before the bias correction. Flagged: eps before the bias correction."""
+    """eps is added before the bias correction."""
 
     kind = _BeforeCorrection
 
@@ -125,8 +138,9 @@ class _LateCount(AdamWInParts):
         return float(state["step"]) + 1
 
 
+@fault("zero1", "update", bugs.STEP_OFF_BY_1, source="TT #4382")
 class BiasCorrectionOffByOne(WithOptimizer):
-    """The bias corrections are those of the next step. Flagged: step off by 1."""
+    """The bias corrections are those of the next step."""
 
     kind = _LateCount
 
@@ -138,8 +152,9 @@ class _PerMicrobatch(AdamWInParts):
         return float(state["step"]) * self.microbatches
 
 
+@fault("zero1", "update", bugs.MICROBATCHES_COUNTED_AS_STEPS, source="seen often", microbatches=3)
 class MicrobatchesCountedAsSteps(WithOptimizer):
-    """The bias corrections count microbatches. Flagged: microbatches counted as steps."""
+    """The bias corrections count microbatches."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -155,105 +170,11 @@ class _Swapped(AdamWInParts):
         return beta2, beta1
 
 
+@fault("zero1", "update", bugs.BETAS_SWAPPED, source="seen often")
 class BetasSwapped(WithOptimizer):
-    """beta1 and beta2 are exchanged. Flagged: betas swapped."""
+    """beta1 and beta2 are exchanged."""
 
     kind = _Swapped
-
-
-class _FirstGroupsRate(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        super().step([rates[0]] * len(rates))
-
-
-class GroupsCollapse(WithOptimizer):
-    """All groups use the first one's rate (MG #4705). Flagged: options of another group."""
-
-    kind = _FirstGroupsRate
-
-
-class _NoSchedule(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        if not hasattr(self, "first"):
-            self.first = list(rates)
-        super().step(self.first)
-
-
-class SchedulerLost(WithOptimizer):
-    """The learning rate stays that of the first step (TT #275).
-
-    Flagged: learning rate of another step.
-    """
-
-    kind = _NoSchedule
-
-
-class _PerPiece(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        super().step(rates)
-        for number, one in enumerate(self.owned):
-            if one.parameter.grad is not None:
-                self.optimizer.state[one.parameter]["step"] += number
-
-
-class StepPerSubgroup(WithOptimizer):
-    """The step count goes up once per piece, not once per step (DS PR#7982).
-
-    Flagged: step count.
-    """
-
-    kind = _PerPiece
-
-
-class OutsideTheOptimizer(Ddp):
-    """The head is reduced, but it is not in the optimizer (MG #565). Flagged: never updated."""
-
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        named = [
-            (name, p)
-            for name, p in model.named_parameters()
-            if p.requires_grad and not name.startswith("head.")
-        ]
-        if not named:
-            raise Unsupported("only the head is trainable")
-        return Built(built.model, torch.optim.AdamW(grouped(case, named)))
-
-    def train_step(self, step: Step) -> StepReport:
-        self.built.model.zero_grad()
-        return super().train_step(step)
-
-
-class FrozenDecay(Ddp):
-    """Weight decay reaches frozen parameters. Flagged: untouched parameter changed."""
-
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
-        with torch.no_grad():
-            for parameter in self.built.model.parameters():
-                if not parameter.requires_grad:
-                    parameter.mul_(1 - 1e-3)
-        return report
-
-
-class UnclippedUpdate(Ddp):
-    """A copy of the gradient is clipped and exposed, and the optimizer gets the original.
-
-    Flagged: gradient before clipping.
-    """
-
-    def clip(self, max_norm: float, norm_type: float) -> float:
-        parameters = [p for p in self.built.model.parameters() if p.grad is not None]
-        kept = [None if p.grad is None else p.grad.clone() for p in parameters]
-        norm = super().clip(max_norm, norm_type)
-
-        def before(*_: Any) -> None:
-            for parameter, gradient in zip(parameters, kept, strict=True):
-                parameter.grad = gradient
-            handle.remove()
-
-        handle = self.built.optimizer.register_step_pre_hook(before)
-        return norm
 
 
 class _MomentsSwapped(ShardedOptimizer):
@@ -265,8 +186,9 @@ class _MomentsSwapped(ShardedOptimizer):
             state["exp_avg_sq"].copy_(kept)
 
 
+@fault("zero1", "update", bugs.MOMENTS_SWAPPED, source="seen often")
 class MomentsSwapped(WithOptimizer):
-    """exp_avg and exp_avg_sq are exchanged after a step. Flagged: moments swapped."""
+    """exp_avg and exp_avg_sq are exchanged after a step."""
 
     kind = _MomentsSwapped
 
@@ -279,11 +201,9 @@ class _MomentsReset(ShardedOptimizer):
         super().step(rates)
 
 
+@fault("zero1", "update", bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
 class MomentsReset(WithOptimizer):
-    """The moments of the step before are lost, the count of steps is not (DS PR#5263).
-
-    Flagged: moments reset.
-    """
+    """The moments of the step before are lost, the count of steps is not."""
 
     kind = _MomentsReset
 
@@ -302,11 +222,9 @@ class _StaleMoments(AdamWInParts):
         p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**step))
 
 
+@fault("zero1", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="seen often")
 class StaleMoments(WithOptimizer):
-    """The parameter is updated with the old moments, which are updated afterwards.
-
-    Flagged: moments of the previous step.
-    """
+    """The parameter is updated with the old moments, which are updated afterwards."""
 
     kind = _StaleMoments
 
@@ -324,11 +242,12 @@ class _Restarted(AdamWInParts):
         return float(state["step"]) - self.first[state["exp_avg"]]
 
 
+@fault(
+    "zero1", "update", bugs.STEPS_COUNTED_FROM_0, source="DS PR#564, #5263",
+    features=("mid-training",),
+)  # fmt: skip
 class StepsRestarted(WithOptimizer):
-    """The bias corrections count only the steps since the start, even after a restore.
-
-    DS PR#564. Flagged: steps counted from 0.
-    """
+    """The bias corrections count only the steps since the start, even after a restore."""
 
     kind = _Restarted
 
@@ -341,10 +260,105 @@ class _MasterRounded(ShardedOptimizer):
                 one.parameter.copy_(one.parameter.bfloat16())
 
 
+@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
 class MasterRounded(WithOptimizer):
-    """The parameters that the optimizer updates are in bf16, without an fp32 master copy.
-
-    HF accelerate #2674. Flagged: rounded to bf16.
-    """
+    """The parameters that the optimizer updates are in bf16, without an fp32 master copy."""
 
     kind = _MasterRounded
+
+
+class _FirstGroupsRate(ShardedOptimizer):
+    def step(self, rates: Sequence[float]) -> None:
+        super().step([rates[0]] * len(rates))
+
+
+@fault("zero1", "update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
+class GroupsCollapse(WithOptimizer):
+    """All groups use the first one's rate."""
+
+    kind = _FirstGroupsRate
+
+
+class _NoSchedule(ShardedOptimizer):
+    def step(self, rates: Sequence[float]) -> None:
+        if not hasattr(self, "first"):
+            self.first = list(rates)
+        super().step(self.first)
+
+
+@fault(
+    "zero1", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
+    features=("schedule-warmup", "several-steps"),
+)  # fmt: skip
+class SchedulerLost(WithOptimizer):
+    """The learning rate stays that of the first step."""
+
+    kind = _NoSchedule
+
+
+class _PerPiece(ShardedOptimizer):
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for number, one in enumerate(self.owned):
+            if one.parameter.grad is not None:
+                self.optimizer.state[one.parameter]["step"] += number
+
+
+@fault("zero1", "update", bugs.STEP_COUNT, source="DS PR#7982")
+class StepPerSubgroup(WithOptimizer):
+    """The step count goes up once per piece, not once per step."""
+
+    kind = _PerPiece
+
+
+@fault("ddp", "update", bugs.NEVER_UPDATED, source="MG #565")
+class OutsideTheOptimizer(Ddp):
+    """The head is reduced, but it is not in the optimizer."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        named = [
+            (name, p)
+            for name, p in model.named_parameters()
+            if p.requires_grad and not name.startswith("head.")
+        ]
+        if not named:
+            raise Unsupported("only the head is trainable")
+        return Built(built.model, torch.optim.AdamW(grouped(case, named)))
+
+    def train_step(self, step: Step) -> StepReport:
+        self.built.model.zero_grad()
+        return super().train_step(step)
+
+
+@fault("ddp", "update", bugs.UNTOUCHED_PARAMETER_CHANGED, source="seen often", features=("frozen",))
+class FrozenDecay(Ddp):
+    """Weight decay reaches frozen parameters."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        with torch.no_grad():
+            for parameter in self.built.model.parameters():
+                if not parameter.requires_grad:
+                    parameter.mul_(1 - 1e-3)
+        return report
+
+
+@fault(
+    "ddp", "update", bugs.GRADIENT_BEFORE_CLIPPING, source="DS PR#5170", features=("clip-tight",)
+)
+class UnclippedUpdate(Ddp):
+    """A copy of the gradient is clipped and exposed, and the optimizer gets the original."""
+
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        parameters = [p for p in self.built.model.parameters() if p.grad is not None]
+        kept = [None if p.grad is None else p.grad.clone() for p in parameters]
+        norm = super().clip(max_norm, norm_type)
+
+        def before(*_: Any) -> None:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+            handle.remove()
+
+        handle = self.built.optimizer.register_step_pre_hook(before)
+        return norm

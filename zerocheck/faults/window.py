@@ -8,12 +8,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import causes as bugs
 from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.unit import FlatParameter, Unit
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import all_gather_single
+from .fault import EVERY_STEP, fault
 
 
 class _OfFlats(Zero3):
@@ -44,11 +46,12 @@ class _Concatenating(FlatParameter):
             one.grad = None
 
 
+@fault(
+    "zero3", "peak", bugs.COPIED_BEFORE_IT_IS_FREED, source="FS #1186", spares=EVERY_STEP,
+    features=("wrap-block",),
+)  # fmt: skip
 class CatBeforeFree(_OfFlats):
-    """Gradients are concatenated, and freed only then (FS #1186).
-
-    Flagged: copied before it is freed.
-    """
+    """Gradients are concatenated, and freed only then."""
 
     kind = _Concatenating
 
@@ -71,17 +74,19 @@ class _Copying(FlatParameter):
             self.fresh = None
 
 
+@fault("zero3", "peak", source="seen often", spares=EVERY_STEP, features=("wrap-block",))
 class GatheredThenCopied(_OfFlats):
     """A unit is gathered into a buffer and copied to its place: it is held twice."""
 
     kind = _Copying
 
 
+@fault(
+    "zero3", "peak", bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, source="seen often", spares=EVERY_STEP,
+    features=("reshard", "wrap-layer"),
+)  # fmt: skip
 class FreedAfterForward(Zero3):
-    """Units are released when the whole forward is over, as if only the root released them.
-
-    Flagged: units not freed before the next.
-    """
+    """Units are released when the whole forward is over, as if only the root released them."""
 
     def _after(self, unit: Unit, ahead: Collection[Unit]) -> None:
         release: Callable[[], None] = unit.release
@@ -90,8 +95,12 @@ class FreedAfterForward(Zero3):
         unit.release = release  # type: ignore[method-assign]
 
 
+@fault(
+    "zero3", "peak", bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, source="seen often", spares=EVERY_STEP,
+    features=("wrap-layer",),
+)  # fmt: skip
 class FreedAfterBackward(Zero3):
-    """Units are released when the whole backward is over. Flagged: units not freed before the next.
+    """Units are released when the whole backward is over.
 
     So it is in the many sharders whose backward hooks gather and never reshard.
     """
@@ -105,22 +114,24 @@ class FreedAfterBackward(Zero3):
             unit.release()
 
 
+@fault(
+    "zero3", "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often",
+    spares=EVERY_STEP, features=("wrap-layer",),
+)  # fmt: skip
 class ReducedInOneGo(Zero3):
-    """All reductions are in flight at once, each with a whole gradient, until the backward is over.
-
-    Flagged: whole gradients kept within the step.
-    """
+    """All reductions are in flight at once, each with a whole gradient, until backward is over."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
         self.reduction.depth = 1 << 30
 
 
+@fault(
+    "zero2", "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often",
+    spares=EVERY_STEP, features=("wrap-layer",),
+)  # fmt: skip
 class BucketsInOneGo(Zero2):
-    """All reductions of ZeRO-2 are in flight at once: its buckets are as large as all gradients.
-
-    Flagged: whole gradients kept within the step.
-    """
+    """All reductions of ZeRO-2 are in flight at once: its buckets are as large as all gradients."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

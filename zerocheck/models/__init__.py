@@ -6,9 +6,8 @@
 - `layers.py`: torch's layers without their initialization, and their values instead
 - `network.py`: model of a case: an nn.Module with the same bits on every rank and in the judge
 - `parts.py`: parts of a user's model: the factory's module, and its repeated blocks
-- `scramble.py`: other weights and buffers than the case's, before a checkpoint is loaded
 - `seeds.py`: one case seed, many streams of random numbers that never coincide
-- `start.py`: state of a case that starts in mid-training
+- `start.py`: state of a model before a case: a start in mid-training, other weights before a load
 - `user.py`: user's own model as the model of a case: `--model path/to/file.py:factory`
 """
 

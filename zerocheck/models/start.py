@@ -1,4 +1,4 @@
-"""State of a case that starts in mid-training."""
+"""State of a model before a case: a start in mid-training, and other weights before a load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..case.schema import Case
 from ..case.shapes import matching
 from ..optimizers import optimizer_of
 from .layers import fill
-from .seeds import STATE, generator_of
+from .seeds import SCRAMBLED, STATE, generator_of
 from .user import vary_batch
 
 SCALES = {"typical": 1.0, "tiny": 1e-12, "huge": 1e6}
@@ -61,3 +61,30 @@ def _scale(case: Case, generator: torch.Generator) -> float:
     if case.start.moments == "typical":
         scale *= 0.01 + 0.99 * float(torch.rand((), generator=generator)) ** 2
     return scale
+
+
+@torch.no_grad()
+def scramble(model: nn.Module, case: Case) -> None:
+    """Change every element of every parameter and buffer, in place, the same on every rank.
+
+    Parameters get numbers of their usual size, buffers are moved by 1, or negated where they are
+    true or false. No element stays what it was, so whatever a load leaves alone is wrong. Buffers
+    that are in no checkpoint (`persistent=False`) stay.
+    """
+    generator = generator_of(case.seed, SCRAMBLED)
+    for name, parameter in model.named_parameters():
+        if case.model.user is not None:
+            parameter.copy_(vary_batch(parameter, generator))
+            continue
+        other = torch.empty_like(parameter)
+        fill(name, other, generator)
+        same = other == parameter
+        parameter.copy_(torch.where(same, other + 1, other))
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name in module._non_persistent_buffers_set:
+                continue
+            if buffer.dtype == torch.bool:
+                buffer.logical_not_()
+            else:
+                buffer.add_(1)

@@ -24,7 +24,6 @@ has the same API over ranks that a launcher started.
 - `store_mail.py`: bytes of any length through a c10d store
 - `team.py`: ranks of one process group, as the parent sees them
 - `torchrun.py`: API of the pool over ranks that torchrun started
-- `torchrun_outcome.py`: outcome of a rank of torchrun, by its report or its last heartbeat
 - `torchrun_rank.py`: one rank under torchrun
 - `view.py`: arenas as the parent maps them, and the slots in which tensors are packed
 - `watchdog.py`: watchdog: a hang is distinguished from slowness by progress

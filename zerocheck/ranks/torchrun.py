@@ -24,7 +24,6 @@ from zerocheck.ranks.heartbeat import Beat, moved, read_beat
 from zerocheck.ranks.leaks import fit, leaks_of
 from zerocheck.ranks.remote_arenas import BytesCache, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, once
-from zerocheck.ranks.torchrun_outcome import rank_outcome
 from zerocheck.ranks.torchrun_rank import (
     Order,
     RankReport,
@@ -33,6 +32,7 @@ from zerocheck.ranks.torchrun_rank import (
     decode_report,
     encode,
     machine,
+    rank_outcome,
 )
 from zerocheck.ranks.view import ArenaView, Mappings
 

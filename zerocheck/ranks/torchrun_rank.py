@@ -6,6 +6,7 @@ import datetime
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -18,11 +19,12 @@ from zerocheck.launcher import check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
 from zerocheck.ranks.device import GLOO, prepare, shares
-from zerocheck.ranks.failures import describe
-from zerocheck.ranks.heartbeat import Heartbeat
+from zerocheck.ranks.failures import describe, is_echo
+from zerocheck.ranks.heartbeat import Beat, Heartbeat
 from zerocheck.ranks.messages import Message, Raised, Reply
 from zerocheck.ranks.progress import Board, Progress, RankPosition
 from zerocheck.ranks.remote_arenas import WHOLE_BYTES, Answers
+from zerocheck.ranks.result import RankOutcome
 from zerocheck.ranks.scratch import Scratch
 from zerocheck.ranks.store_mail import StoreMail
 from zerocheck.ranks.worker import Tidy, execute
@@ -182,3 +184,37 @@ class TorchrunRank:
             return describe(error, harness=True)
         self._group = order.group
         return None
+
+
+def rank_outcome(
+    rank: int, report: RankReport | None, beat: Beat | None, *, late: bool
+) -> RankOutcome:
+    """`at_s` counts from the rank's own begin: clocks of two machines cannot be compared.
+
+    late: what ranks raised was the end of their patience.
+    """
+    standing = beat if report is None else report.standing
+    if standing is None:
+        return RankOutcome(rank=rank, state="waiting")
+    outcome = RankOutcome(
+        rank=rank,
+        state="waiting",
+        where=standing.where,
+        collective=standing.collective,
+        collective_sequence=standing.collective_sequence,
+        stack=standing.stack if isinstance(standing, Beat) else "",
+    )
+    if report is None:
+        return outcome
+    error = report.reply.error
+    if late and error is not None:
+        return replace(outcome, stack=error.traceback)
+    return replace(
+        outcome,
+        state="finished" if error is None else "raised",
+        at_s=report.reply.ended - report.reply.began,
+        type_name=error.type_name if error else "",
+        text=error.text if error else "",
+        traceback=error.traceback if error else "",
+        echo=error is not None and is_echo(error),
+    )

@@ -4,10 +4,8 @@
 - `comparison.py`: comparison of a run with an earlier one (`--against`)
 - `comparison_text.py`: text of a comparison: on the console, in against.md and against.json
 - `conformance.py`: report conformance.md: implementation x feature x obligation
-- `console.py`: console of rich for all reports, with printable output only
 - `coverage.py`: text of coverage: pairs of features, those not exercised, vacuous obligations
 - `drift.py`: text of free runs: drift of implementations, next to a replica of the reference
-- `environment.py`: environment and options of a run, as rows
 - `faults_json.py`: report faults.json: the kill matrix for machines
 - `faults_markdown.py`: report faults.md: the kill matrix for people
 - `faults_progress.py`: console of a hunt for faults: one line for each, and a summary at the end
@@ -17,15 +15,14 @@
 - `json_report.py`: report report.json: the form for machines
 - `junit.py`: report junit.xml: one test case per implementation and obligation, for CI servers
 - `known_issues.py`: text of known issues: observed, stale, left out
-- `leaks.py`: lines on global state that cases left changed in their rank processes
 - `loads.py`: text of the loads of resumed cases
 - `markdown.py`: report report.md: the form for people, on a page that renders Markdown
 - `metrics.py`: text of the runtime metrics of timed cases
-- `observability.py`: placement and observability of each implementation, in the words of reports
 - `peaks.md.j2`: template of the page of `peaks.py`
 - `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
 - `peaks.svg.j2`: template of the picture of `peaks.py`
 - `progress.py`: console of a run: a matrix that fills in, or plain lines without a terminal
+- `sections.py`: sections that several formats share: environment, observability, leaked state
 - `text.py`: text of a finding, in the same words in every format
 - `write.py`: output of every report format into one directory
 - `html/`: report.html

@@ -17,9 +17,8 @@ from ..run.records.matrix_records import (
     MatrixRecord,
 )
 from ..run.records.matrix_summary import Summary
-from .console import new_console
 from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
-from .progress import duration
+from .progress import duration, new_console
 
 
 class FaultsProgress:

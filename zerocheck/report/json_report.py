@@ -11,7 +11,7 @@ from ..run.records.journal import encode
 from ..run.records.records import Finding
 from ..run.records.tally import ImplementationTally, Tally, run_exit_code, why
 from . import coverage, drift, footprint, loads, metrics
-from .observability import placement
+from .sections import placement
 from .text import replay_line
 
 REPORT_FORMAT = 1

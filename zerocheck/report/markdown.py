@@ -13,14 +13,12 @@ from ..run.records.records import Finding
 from ..run.records.tally import Tally, why
 from . import metrics
 from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
-from .environment import environment_rows
 from .footprint import EXPLAINED, HEADERS
 from .footprint import TITLE as WEIGHED
 from .footprint import rows as weighed_rows
 from .known_issues import all_hold, left_out_lines, stale_lines
-from .leaks import LEAKED, NOT_REPRODUCED, leak_lines
 from .loads import TITLE, headers, rows, tried_lines
-from .observability import observability_lines
+from .sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, observability_lines
 from .text import cell_text, finding_lines, finding_title, number
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterable
+from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
-from ..foreign_text import one_line
+from ..foreign_text import one_line, printable
 from ..run.records.loads import Loads
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.records.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
-from .console import new_console
 from .coverage import coverage_lines
 from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
 from .known_issues import all_hold, left_out_lines, stale_lines
-from .leaks import leak_lines
 from .loads import TITLE, headers, rows, tried_lines
-from .observability import observability_lines
+from .sections import leak_lines, observability_lines
 from .text import cell_text, finding_lines, finding_title
 
 PLAIN_SECONDS = 10.0
@@ -265,3 +268,24 @@ def _print_weights(console: Console, counted: Tally) -> None:
     for line in text:
         console.print(Text(f"  {one_line(line)}"))
     console.print()
+
+
+class _PrintableConsole(Console):
+    """Console that removes escape sequences from text; styles are still shown."""
+
+    def on_broken_pipe(self) -> None:
+        """End as an interrupted run does: rich's own exit code is that of a finding."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise KeyboardInterrupt
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Make the text of every segment printable; `control` has the codes of rich itself."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def new_console(**options: Any) -> Console:
+    """Create a console for possibly foreign text, without markup and without wrapping."""
+    return _PrintableConsole(highlight=False, soft_wrap=True, **options)

@@ -36,9 +36,8 @@ from .findings.issue_matcher import KnownIssueMatcher
 from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .findings.suspicion import Confirmer
 from .plan.options import RunOptions
-from .plan.plan import Plan, PlannedCase
-from .plan.timing_choice import TimingChoice
-from .records.events import Bus, Handler
+from .plan.plan import Plan, PlannedCase, TimingChoice
+from .records.journal import Bus, Handler
 from .records.records import (
     CaseFile,
     CaseFinished,

@@ -4,7 +4,6 @@
 - `injections.py`: text of faults that are injected at the collectives
 - `layout.py`: source text in the layout of `ruff format`
 - `model.py`: text of a case's model: the blocks and options that occur in it, and no others
-- `refusals.py`: features of a case that a short script of torch alone cannot show
 - `script.py.j2`: template of a script
 - `step.j2`: template of its training step
 - `user.py`: a user's `build` function in a script: its module is imported, and zerocheck is not

@@ -211,7 +211,7 @@ def test_without_the_library_the_error_says_how_to_install_it(
 def test_nothing_imports_deepspeed_unless_it_is_named() -> None:
     """Its import takes seconds, and it is not there without the extra."""
     code = (
-        "import sys, zerocheck, zerocheck.cli, zerocheck.faults.catalogue\n"
+        "import sys, zerocheck, zerocheck.cli, zerocheck.faults.registry\n"
         "from zerocheck.catalogue import BUILT_IN\n"
         "from zerocheck.contract.loading import load\n"
         "for name in BUILT_IN: load(name)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerocheck.case.schema import DamageKind
-from zerocheck.run.execute.damage import damage
+from zerocheck.run.execute.segments import damage
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.confirmation import TRIES, runs_to_see
 from zerocheck.run.findings.suspicion import RACE
 from zerocheck.run.plan.options import RunOptions
-from zerocheck.run.plan.timing_choice import TimingChoice
+from zerocheck.run.plan.plan import TimingChoice
 from zerocheck.run.records.records import CaseFile, CaseFinished, Finding, Outcome, RunFinished
 from zerocheck.run.replay import ReplayedCase, replay
 

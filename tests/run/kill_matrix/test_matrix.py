@@ -10,7 +10,7 @@ import pytest
 from borrowing import borrowed
 
 from zerocheck.errors import UsageError
-from zerocheck.faults.catalogue import FAULTS
+from zerocheck.faults.registry import FAULTS
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.kill_matrix import options
 from zerocheck.run.kill_matrix.engine import run

@@ -18,10 +18,8 @@ from zerocheck.run.execute.rank_replies import received
 from zerocheck.run.execute.segments import Segments
 from zerocheck.run.execute.timing_analysis import pace_of
 from zerocheck.run.execute.trial import Trial
-from zerocheck.run.plan.plan import PlannedCase
-from zerocheck.run.plan.timing_choice import EVERY, TimingChoice
-from zerocheck.run.records.timing_hints import patterns
-from zerocheck.run.records.timings import Pace
+from zerocheck.run.plan.plan import EVERY, PlannedCase, TimingChoice
+from zerocheck.run.records.timings import Pace, patterns
 
 BLOCKS = (Block(kind="mlp", hidden=24), Block(kind="layer_norm"))
 CASE = Case(mesh=(2,), model=Model(blocks=BLOCKS, width=16), sharding=Sharding(wrap="block"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hand_made import held
 
-from zerocheck.run.records.events import Bus
+from zerocheck.run.records.journal import Bus
 from zerocheck.run.records.records import Record
 
 

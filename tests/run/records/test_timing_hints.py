@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Model, Sharding
-from zerocheck.run.records.timing_hints import patterns
-from zerocheck.run.records.timings import Kind, Pace
+from zerocheck.run.records.timings import Kind, Pace, patterns
 
 MODEL = Model(width=8, inputs=8, outputs=4, blocks=(Block(kind="mlp", hidden=8),) * 2)
 CASE = Case(mesh=(2,), model=MODEL, sharding=Sharding(wrap="block", bucket=100))

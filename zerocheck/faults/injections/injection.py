@@ -86,19 +86,6 @@ class Injected(Operators):
         return result
 
 
-class Nothing(Injection):
-    """Every collective is intercepted and waited for, and nothing is changed.
-
-    No fault: the control, which shows that what is found is found because of the fault.
-    """
-
-    def changes(self, call: CollectiveCall) -> bool:
-        return True
-
-    def before(self, call: CollectiveCall) -> None:
-        call.give(lambda mine: mine)
-
-
 def planted(
     implementation: type[Implementation], fault: str, kind: type[Injection]
 ) -> type[Implementation]:

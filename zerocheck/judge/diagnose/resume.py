@@ -15,7 +15,7 @@ from ... import causes as bugs
 from ...case.schema import Case
 from ...models.blocks import DTYPES
 from ...models.network import build_model
-from ...models.scramble import scramble
+from ...models.start import scramble
 from ...optimizers import STATES, optimizer_of
 from ..compare import different_bits
 from ..layout import ParameterLayout, ParameterPlace

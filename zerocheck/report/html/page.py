@@ -15,11 +15,9 @@ from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
 from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
-from ..environment import environment_rows
 from ..known_issues import all_hold, left_out_lines, stale_lines
-from ..leaks import LEAKED, NOT_REPRODUCED, leak_lines
 from ..loads import cell_lines, tried_lines
-from ..observability import placement
+from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
 from . import bands, drift
 from .findings import shown
 from .matrix import kind_of, matrix, titles

@@ -1,6 +1,5 @@
 """Execution of cases on rank processes, and the outcome of each.
 
-- `damage.py`: damage to the files of a checkpoint, as disks and people cause it
 - `environment.py`: environment of a run, for the journal and for replay
 - `free_runs.py`: free runs: sharded code for some steps, next to a trainer on one device
 - `host_memory.py`: check that a case fits in the memory of this host

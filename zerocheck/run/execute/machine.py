@@ -15,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 
-from ...control_groups import process_limits
 from ...errors import UsageError
-from ...host import available_bytes, free_swap_bytes
+from ...host import available_bytes, free_swap_bytes, process_limits
 
 DESCRIPTORS, DESCRIPTORS_PER_RANK = 32, 4
 """Files and sockets that a process of a run has open at once, at most. The parent and a rank of 2

@@ -13,7 +13,7 @@ from ... import signals
 from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
 from ...case.mesh import INNER
 from ...errors import ExitCode
-from ...faults.catalogue import Fault
+from ...faults.fault import Fault
 from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
 from ..execute.environment import environment

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...case.schema import Case
-from ...faults.catalogue import Fault
+from ...faults.fault import Fault
 from ...protocol.verdicts import MEMORY
 from ..execute.free_runs import free_run_case
 from ..findings.findings import Bug, Findings

@@ -9,7 +9,8 @@ from pathlib import Path
 from ...catalogue import check_spelling, extra_of, missing
 from ...devices import CPU
 from ...errors import UsageError, did_you_mean, unknown
-from ...faults.catalogue import FAULTS, NAMED_FAULTS, Fault
+from ...faults.fault import Fault
+from ...faults.registry import FAULTS, NAMED_FAULTS
 from ...launcher import has_launcher
 from ...protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..known_issues.entries import NONE

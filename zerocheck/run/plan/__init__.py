@@ -8,5 +8,4 @@
 - `profiles.py`: profiles: cases of a run, their number, and world sizes
 - `settings.py`: settings of a run that a project keeps: command line, pytest and TOML
 - `streams.py`: streams of drawn cases that continue until enough of them can be run
-- `timing_choice.py`: choice of the cases to time: few, since each takes its steps once more
 """

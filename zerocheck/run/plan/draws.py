@@ -69,7 +69,7 @@ APART = (
         SeparateDraws(frozenset(OF_AXIS[axis][:1]), {f"sharding.{field}": 2})
         for axis, field in INNER.items()
     ),
-    # A race shows where all three meet, and then in a third of the runs (faults/catalogue/races).
+    # A race shows where all three meet, and then in a third of the runs (faults/races).
     SeparateDraws(
         frozenset(("delays", "microbatches", "bucket-small")),
         {"disturbance.delay": 2.0, "training.microbatches": 3, "sharding.bucket": 64},

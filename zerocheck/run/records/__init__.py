@@ -1,7 +1,6 @@
 """Records of a run, and what is counted over them; reports read nothing else of a run.
 
 - `coverage.py`: coverage of a run: pairs of features exercised, and why the rest were not
-- `events.py`: delivery of records to handlers: the journal, the progress display, a test
 - `footprint.py`: memory and communication of measured cases, next to the ZeRO paper
 - `journal.py`: journal of a run: one record per line (NDJSON), written the moment it is known
 - `loads.py`: results of the loads of resumed cases, by world size
@@ -12,6 +11,5 @@
 - `previous_runs.py`: earlier runs in a report directory: kept, while foreign files are not touched
 - `records.py`: records of a run: one per line of the journal, as data that round-trips
 - `tally.py`: counts over the records of a run
-- `timing_hints.py`: timing hints: what the timings of a case point to, in words
 - `timings.py`: timings of a case: a few figures, as the journal holds them
 """

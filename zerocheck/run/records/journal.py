@@ -1,4 +1,7 @@
-"""Journal of a run: one record per line (NDJSON), written the moment it is known."""
+"""Journal of a run: one record per line (NDJSON), written the moment it is known.
+
+A bus delivers each record to the journal first, then to the other handlers.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -232,3 +235,25 @@ def _check_format(where: str, line: bytes) -> None:
         raise UsageError(
             f"{where}: journal format {given!r}; this zerocheck reads format {JOURNAL_FORMAT}"
         )
+
+
+class Handler(Protocol):
+    """Receiver of each record of a run, in order."""
+
+    def handle(self, record: Record) -> None:
+        """Take one record. An exception from here ends the run."""
+
+
+class Bus:
+    """Delivery of each record to every handler, in the order of the handlers.
+
+    The journal is first, so that nothing is shown that is not written down.
+    """
+
+    def __init__(self, handlers: Iterable[Handler]) -> None:
+        self._handlers = tuple(handlers)
+
+    def handle(self, record: Record) -> None:
+        """Deliver `record` to all handlers."""
+        for handler in self._handlers:
+            handler.handle(record)

@@ -10,8 +10,7 @@ from statistics import median
 from ...case.schema import Case
 from ...case.shapes import parameter_bytes
 from .records import CaseFinished
-from .timing_hints import patterns
-from .timings import Pace
+from .timings import Pace, patterns
 
 
 @dataclass

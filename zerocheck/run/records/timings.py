@@ -1,8 +1,24 @@
-"""Timings of a case: a few figures, as the journal holds them. No verdict depends on them."""
+"""Timings of a case: a few figures, as the journal holds them, and what they point to, in words.
+
+No verdict depends on them.
+"""
 
 from __future__ import annotations
 
+from math import ceil, prod
+
 import msgspec
+
+from ...case.schema import Case
+from ...case.shapes import (
+    call_order,
+    learning,
+    parameter_bytes,
+    parameter_dtypes,
+    parameter_shapes,
+    sometimes_used,
+    uncalled,
+)
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds of collectives that reduce gradients."""
@@ -71,3 +87,84 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     def calls(self) -> float:
         """Number of collectives of one rank in a step."""
         return sum(kind.calls for kind in self.kinds)
+
+
+def patterns(case: Case, pace: Pace) -> tuple[str, ...]:
+    """Return one sentence for each pattern that the case shows."""
+    if case.world_size == 1 or not pace.steps:
+        return ()
+    found = (_one_by_one(case, pace), _whole_bucket(case, pace), _whole_gather(case, pace))
+    return tuple(sentence for sentence in found if sentence is not None)
+
+
+def _one_by_one(case: Case, pace: Pace) -> str | None:
+    """Detect that every trained tensor is reduced alone, where the case allows fewer calls.
+
+    Units of one layer each, the finest `sharding.wrap`, are as many as there are modules with
+    parameters. Buckets that are filled in order until the next tensor does not fit are at most
+    2 E / b + 1 for E elements and buckets of b, since two neighbours hold more than b together; and
+    one more for each dtype. So more tensors than both are more collectives than any setting asks
+    for.
+    """
+    shapes, dtypes = parameter_shapes(case.model), parameter_dtypes(case.model)
+    names = [name for name in learning(case) if prod(shapes[name])]
+    layers = len({name.rpartition(".")[0] for name in names})
+    elements = sum(prod(shapes[name]) for name in names)
+    buckets = 2 * elements / case.sharding.bucket + len({dtypes[name] for name in names})
+    if pace.alone < len(names) or len(names) <= max(layers, buckets):
+        return None
+    reducing = [kind for kind in pace.kinds if kind.kind in REDUCING]
+    most = max(reducing, key=lambda kind: kind.calls)
+    return (
+        "too many small collectives: one reduction for each parameter tensor: "
+        f"{most.calls:g} of a median of {most.bytes:,.0f} bytes in a step, for {layers} layers"
+    )
+
+
+def _whole_bucket(case: Case, pace: Pace) -> str | None:
+    """Detect fewer reductions than buckets asked for, in code that obeys `bucket`.
+
+    A bucket that is closed once it holds b elements has fewer than b and the largest tensor t, so
+    E elements are more than E / (b + t) buckets, whatever they are padded with. An element is 4
+    bytes, as DDP counts; parameters that some step may not use are left out. With `wrap` the
+    buckets are units, of any size.
+    """
+    if "bucket" not in pace.obeys or "wrap" in pace.obeys:
+        return None
+    whole = parameter_bytes(case.model)
+    unsure = (*uncalled(case.model), *sometimes_used(case.model))
+    sizes = [whole[name] for name in learning(case) if not name.startswith(unsure)]
+    reducing = [kind for kind in pace.kinds if kind.kind in REDUCING]
+    calls = sum(kind.calls for kind in reducing)
+    needed = sum(sizes) / (4 * case.sharding.bucket + max(sizes, default=0))
+    if not calls or calls >= needed:
+        return None
+    largest = max(kind.largest for kind in reducing)
+    return (
+        f"a bucket that spikes memory: {calls:g} reductions in a step, the largest of {largest:,} "
+        f"bytes, where buckets of {case.sharding.bucket:,} elements need {ceil(needed)} at least"
+    )
+
+
+def _whole_gather(case: Case, pace: Pace) -> str | None:
+    """Detect that all parameters are gathered at once, by code that obeys `wrap`.
+
+    The bytes of all parameters are then gathered in fewer all-gathers than there are units. Each
+    block that is called is a unit at least, and the stem with the head another, and each is
+    gathered once in a step at least. Bytes alone are not enough: a unit of a tiny model may be
+    padded to more than the model. Units by size and the user's own models are not covered.
+    """
+    asked = case.sharding.wrap
+    if "wrap" not in pace.obeys or asked not in ("block", "layer") or case.model.user is not None:
+        return None
+    sizes = parameter_bytes(case.model)
+    called = {f"blocks.{index}" for index in call_order(case.model)}
+    units = {".".join(name.split(".")[:2]) for name, size in sizes.items() if size} & called
+    whole = sum(sizes.values())
+    gathers = [kind for kind in pace.kinds if kind.kind == "all_gather"]
+    if not gathers or gathers[0].largest < whole or gathers[0].calls >= len(units) + 1:
+        return None
+    return (
+        f"a wrapping that gathers too much: one all-gather of {gathers[0].largest:,} bytes, the "
+        f"model has {whole:,}, where {len(units) + 1} units or more are asked for"
+    )

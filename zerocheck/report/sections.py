@@ -1,11 +1,31 @@
-"""Placement and observability of each implementation, in the words of reports."""
+"""Sections that several formats share: environment, observability, and leaked global state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..foreign_text import one_line
-from ..run.records.tally import ImplementationTally, Tally
+from ..run.records.tally import ImplementationTally, Tally, unchecked
+
+
+def environment_rows(counted: Tally) -> list[tuple[str, str]]:
+    """Return (name, value) of the environment and options, and of what was not checked."""
+    started = counted.started
+    if started is None:
+        return []
+    rows = [
+        (name, str(getattr(started.environment, name)))
+        for name in started.environment.__struct_fields__
+        if getattr(started.environment, name) != ""
+    ]
+    rows += [("profile", started.profile), ("seed", str(started.seed))]
+    rows += [("model", started.model)] if started.model else []
+    rows += [(str(o), f"not checked: {reason}") for o, reason in started.without.items()]
+    return rows + [
+        (f"{obligation} of {name}", f"not checked: {reason}")
+        for name, obligation, reason in unchecked(counted)
+    ]
+
 
 TIERS = {
     "state only": "gradients were not shown in {cases} (step.reached was not called), so they were "
@@ -68,3 +88,23 @@ def _tiers(one: ImplementationTally) -> list[str]:
         for tier, text in TIERS.items()
         if one.tiers[tier]
     ]
+
+
+LEAKED = (
+    "Ranks run one case after another. What a case leaves changed in its process (default dtype, "
+    "hooks, patched functions) is put back, or the process is replaced, so that no other case "
+    "sees it; in a training it stays."
+)
+NOT_REPRODUCED = (
+    "What failed in no fresh process does not fail the run: its case is judged by the fresh ones."
+)
+
+
+def leak_lines(counted: Tally) -> Iterator[str]:
+    """Yield a line for each implementation and kind of state.
+
+    `"mine.py:Mine left grad mode off (12 cases)"`.
+    """
+    for name, implementation in counted.implementations.items():
+        for leak, cases in implementation.leaks.most_common():
+            yield one_line(f"{name} {leak} ({cases} case{'s' if cases > 1 else ''})")

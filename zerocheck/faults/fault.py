@@ -1,0 +1,69 @@
+"""Description of a fault, by a decorator on its class. Imports no torch.
+
+The registry reads decorators from the source. To a class they do nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Known bug, planted on purpose. A case shows it only if it has all that the fault needs."""
+
+    name: str = ""
+    """Its class: `LossTimesWorld` is `loss-times-world`."""
+    where: str = ""
+    """`module:Class`, as `zerocheck run` takes it."""
+    parent: str
+    """Implementation without the fault."""
+    summary: str = ""
+    """First line of the class's docstring."""
+    source: str
+    """Where it was seen."""
+    obligation: str | None
+    """Obligation that is flagged first, or None where the ranks crash or hang."""
+    causes: tuple[str, ...] = ()
+    """Causes that the judge names, () where diagnosis has no name for it."""
+    spares: tuple[str, ...] = ()
+    """Obligations that must not be flagged."""
+    mild: bool = False
+    """True if only a report is wrong."""
+    features: tuple[str, ...] = ()
+    """Features that a case needs."""
+    without: tuple[str, ...] = ()
+    """Features that would hide it."""
+    world: int = 2
+    """Number of ranks that it needs."""
+    microbatches: int = 1
+    """Number of microbatches that it needs."""
+    injected: str = ""
+    """Name of the fault that is injected into the collectives of `parent`, "" for other faults."""
+    sometimes: float = 1.0
+    """Share of runs that show it, as measured on the cases of tests/faults; 1.0 for every run."""
+
+    def __call__(self, kind: type[T]) -> type[T]:
+        """Return the class as it is."""
+        return kind
+
+
+STATE = ("ownership", "loss", "update", "publish", "buffers")
+FORWARD = (*STATE, "gradient")
+EVERY_STEP = (*FORWARD, "clip")
+
+
+def fault(
+    parent: str, obligation: str | None, cause: str = "", *, source: str, **needs: Any
+) -> Fault:
+    """Describe the fault that the class below is. needs: further fields of Fault."""
+    causes = (cause,) if cause else ()
+    return Fault(parent=parent, obligation=obligation, causes=causes, source=source, **needs)
+
+
+def injected(obligation: str, cause: str = "", *, source: str, **needs: Any) -> Fault:
+    """Describe the class below, an injection, for a fully sharded parent."""
+    return fault("", obligation, cause, source=source, **needs)

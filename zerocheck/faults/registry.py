@@ -1,0 +1,161 @@
+"""All faults by name, with description, source and the expected finding. Imports no torch.
+
+They are read from the decorators in the source, since faults import torch, and some a library that
+is an extra.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import causes as bugs
+from ..catalogue import extra_of, spelled
+from . import fault as description
+from .fault import Fault
+
+_ORDER = [
+    "gradient",
+    "padding:AlignedWalkedUnaligned",
+    "unused",
+    "shapes:ScalarsOutside",
+    "gradient:NotWaitedFor",
+    "gradient:WaitsForTheOneBefore",
+    "freezing",
+    "article:ArticleStage1",
+    "accumulation",
+    "loss_scaling",
+    "clipping",
+    "padding",
+    "update",
+    "sgd",
+    "publishing",
+    "shapes:TransposedAsStored",
+    "ownership",
+    "shapes",
+    "ownership:Untied",
+    "forward",
+    "buffers",
+    "dtypes",
+    "unused:UnusedNotReduced",
+    "article",
+    "omissions",
+    "gradient:ExtraParallelDivisor",
+    "gradient:OwnershipUntested",
+    "accumulation:AccumulateGated",
+    "accumulation:ClearedTooEarly",
+    "clipping:NormInHalf",
+    "restoring",
+    "races",
+    "checkpoints",
+    "sgd:MomentumLost",
+    "sgd:MomentumOfAnotherParameter",
+    "exports",
+    "files",
+    "memory",
+    "window",
+    "communication",
+    "hosts",
+    "replicas",
+    "precision",
+    "offloading",
+    "compiling",
+    "tensor_parallel",
+]
+"""Modules in the order of trial, those left out at the end; a class that is named has its place."""
+
+
+def _read(module: str) -> Iterator[tuple[str, Fault]]:
+    """Iterate over the faults of a module of this package, each with its class."""
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    names = {**vars(description), "bugs": bugs}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+            if ast.unparse(decorator).startswith(("fault(", "injected(")):
+                assert isinstance(node, ast.ClassDef)
+                fault = eval(compile(ast.Expression(decorator), path, "eval"), names)
+                first = (ast.get_docstring(node) or "").partition("\n")[0].removesuffix(".")
+                yield node.name, replace(fault, name=spelled(node.name), summary=_lowered(first))
+
+
+def _lowered(line: str) -> str:
+    """Return the line as it continues a sentence: `The loss` is `the loss`, `DDP` stays."""
+    first, space, rest = line.partition(" ")
+    lower = first[1:] == first[1:].lower()
+    return f"{first.lower() if lower else first}{space}{rest}"
+
+
+def _place(fault: Fault) -> int:
+    """Return the place of a fault's class or module in the order of trial."""
+    own = fault.where.removeprefix(f"{__package__}.")
+    places = (_ORDER.index(name) for name in (own, own.partition(":")[0]) if name in _ORDER)
+    return next(places, len(_ORDER))
+
+
+_OWN = sorted(
+    (
+        replace(fault, where=f"{__package__}.{module}:{kind}")
+        for module in sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+        for kind, fault in _read(module)
+    ),
+    key=_place,
+)
+"""Faults of classes of their own, in the order of trial."""
+
+_INJECTIONS = {
+    fault.name: replace(fault, injected=fault.name) for _, fault in _read("injections.collectives")
+}
+"""Faults to inject. The obligation and the cause are those of a fully sharded parent, unless a row
+below has others: the consequence of a wrong collective depends on the use of its result."""
+
+
+def injected_into(implementation: str, **otherwise: Mapping[str, Any]) -> list[Fault]:
+    """Return all faults that can be injected, planted into one implementation.
+
+    otherwise: fields that are others there, by the name of the fault with `_` for `-`. Where the
+    implementation has no such collective, its cases are unsupported and say so.
+    """
+    rows = []
+    for name, kind in _INJECTIONS.items():
+        where = f"{implementation}+{name}"
+        changed = otherwise.get(name.replace("-", "_"), {})
+        rows.append(replace(kind, name=where, where=where, parent=implementation, **changed))
+    return rows
+
+
+def _default(implementation: str, *left_out: str, **otherwise: Mapping[str, Any]) -> list[Fault]:
+    """Return the rows of a built-in implementation, without faults in collectives it never uses."""
+    rows = injected_into(implementation, **otherwise)
+    return [row for row in rows if row.injected not in left_out]
+
+
+_DIVIDED_FIRST: dict[str, Any] = {"causes": (bugs.LOCAL_GRADIENT_OVER_W,)}
+_UNNAMED: dict[str, Any] = {"causes": ()}
+"""Where padding moves with the shards, or a bucket has one element, other causes fit some cases."""
+
+_INJECTED = [
+    *_default("fsdp2", "broadcast-lost", last_element_local=_UNNAMED),
+    *_default(
+        "fsdp1", "broadcast-lost", neighbours_shard=_UNNAMED, gather_swapped=_UNNAMED,
+        first_step_local=_DIVIDED_FIRST, every_third_local=_DIVIDED_FIRST,
+    ),
+    *_default(
+        "ddp", "neighbours-shard", "norm-local", "gather-stale", "gather-swapped", "gather-rounded",
+        first_step_local=_DIVIDED_FIRST, every_third_local=_DIVIDED_FIRST,
+    ),
+]  # fmt: skip
+
+ALL = [*_OWN, *_INJECTED]
+"""All faults. Names are unique, which a test holds."""
+
+OF_EXTRAS: dict[str, Fault] = {fault.name: fault for fault in _OWN if extra_of(fault.where)}
+"""Those of a library that is an extra. They are tried where they are named."""
+
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in ALL if fault.name not in OF_EXTRAS}
+"""Name -> fault. All of them are tried where none is named."""
+
+NAMED_FAULTS: dict[str, Fault] = {**FAULTS, **OF_EXTRAS}
+"""All names of faults."""
