@@ -349,7 +349,9 @@ FAULTS = {
     "stop_another": Fault(
         "step", lambda: os.kill(peers()[0], signal.SIGSTOP), "hung", "rank 0 is stopped"
     ),
-    "execute_sleep": Fault("step", lambda: execute("/bin/sleep", str(LONG_S)), "hung"),
+    "execute_sleep": Fault(
+        "step", lambda: execute("/bin/sleep", str(LONG_S)), "crashed", "closed its connection"
+    ),
     "sleep": Fault("forward", lambda: time.sleep(LONG_S), "hung", "in <lambda>"),
     "sleep_of_all": Fault("shards", lambda: time.sleep(LONG_S), "hung", everywhere=True),
     "sleep_in_save": Fault("save", lambda: time.sleep(LONG_S), "hung"),

@@ -95,6 +95,8 @@ class Exit(Message, frozen=True):
     pid: int
     code: int
     at: float
+    ended: bool = False
+    """True if it did not end by itself, and was killed."""
 
 
 class Reaped(Message, frozen=True):

@@ -132,6 +132,7 @@ def _rank_outcome(
         state = "running" if rank in team.watchdog.awake else "waiting"
     at = reply.ended if reply is not None else end.at if end is not None else None
     lost = reply is None and end is not None
+    disconnected = bool(lost and end and end.ended) and rank not in team.garbled
     return RankOutcome(
         rank=rank,
         state=state,
@@ -140,8 +141,9 @@ def _rank_outcome(
         text=error.text if error else "",
         traceback=error.traceback if error else "",
         echo=error is not None and is_echo(error),
-        signal_name=signal_name(end.code) if lost and end else "",
+        signal_name=signal_name(end.code) if lost and end and not disconnected else "",
         exit_code=end.code if lost and end and end.code >= 0 else None,
+        disconnected=disconnected,
         where=standing.where,
         collective=standing.collective,
         collective_sequence=standing.collective_sequence,

@@ -18,7 +18,8 @@ State = Literal["finished", "raised", "killed", "waiting", "running"]
 class RankOutcome:
     """One rank at the end of a job.
 
-    `killed`: it ended without our doing, by `signal_name` or with `exit_code`. `waiting` and
+    `killed`: it ended without our doing, by `signal_name` or with `exit_code`, or it was
+    `disconnected`: its process closed the connection and went on, so it was ended. `waiting` and
     `running`: it had not finished and was stopped by us, asleep or at work. `at_s` is when it
     finished, raised or died, in seconds after the job's first rank began; None for the others.
     """
@@ -32,6 +33,7 @@ class RankOutcome:
     echo: bool = False
     signal_name: str = ""
     exit_code: int | None = None
+    disconnected: bool = False
     where: str = ""
     collective: str = ""
     collective_sequence: int = 0
@@ -43,6 +45,8 @@ class RankOutcome:
         if self.state == "raised":
             first = self.text.strip().splitlines()[:1]
             what = f"raised {self.type_name}" + (f": {first[0]}" if first else "")
+        elif self.disconnected:
+            what = "closed its connection (another program in its place?), and was ended"
         elif self.state == "killed":
             what = (
                 f"died of {self.signal_name}"

@@ -264,12 +264,13 @@ class _Zygote:
     def _end(self, pids: Sequence[int]) -> list[Exit]:
         """End ranks and reap them."""
         self._note_ends()
+        running = {pid for pid in pids if not _ended(pid)}
         self._kill(pids)
         exits = []
         for pid in pids:
             _, status = os.waitpid(pid, 0)
             at = self._ends.pop(pid) or time.monotonic()
-            exits.append(Exit(pid, os.waitstatus_to_exitcode(status), at))
+            exits.append(Exit(pid, os.waitstatus_to_exitcode(status), at, pid in running))
         return exits
 
     def _end_orphans(self) -> None:
