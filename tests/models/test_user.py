@@ -52,7 +52,7 @@ def test_parameters_that_start_at_0() -> None:
 
 
 def test_batches_differ_by_rank_step_and_microbatch() -> None:
-    case = case_of("conv")
+    case = case_of("conv", mesh=(8,))
     places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     drawn = [batch(case, step=s, rank=r, microbatch=m) for s, r, m in places]
     again = batch(case, step=0, rank=0, microbatch=0)
