@@ -8,7 +8,6 @@ torch.distributed.checkpoint with an unpickler that admits its own classes alone
 - `dcp.py`: directories of torch.distributed.checkpoint: `.metadata` and `*.distcp`
 - `dcp_metadata.py`: index of torch.distributed.checkpoint, `.metadata`, read without trust
 - `examine.py`: examination of one checkpoint, without another to compare with
-- `explain.py`: explanations of how one tensor became another: a shift, a swap, zeros
 - `formats.py`: recognition of the format of a directory or file, by its content
 - `groups.py`: param groups of a checkpoint, whichever way they are written
 - `moment_bound.py`: bound on exp_avg given exp_avg_sq, which every run of AdamW obeys

@@ -10,9 +10,7 @@ has the same API over ranks that a launcher started.
 - `failures.py`: exceptions of user code as data, and those that only echo another rank's end
 - `heartbeat.py`: heartbeat thread, which reports the position of a rank to rank 0 through the store
 - `in_flight_job.py`: in-flight job: the requests sent, and the replies received so far
-- `leaks.py`: global state that a job left changed, in words, and whether ranks may go on
-- `limits.py`: limit on the number of ranks that this machine can take
-- `memory_bound.py`: bound on the memory of a rank, so that a job fails and not the machine
+- `limits.py`: limits on the number of ranks, and on the memory of each
 - `messages.py`: messages between parent, zygote and ranks, and their frames on a socket
 - `pool.py`: rank processes on this machine: teams by world size, kept while they are sound
 - `post_mortem.py`: conversion of the replies of a team, or their absence, to a JobResult

@@ -8,7 +8,6 @@
 - `drift.py`: text of free runs: drift of implementations, next to a replica of the reference
 - `faults_json.py`: report faults.json: the kill matrix for machines
 - `faults_markdown.py`: report faults.md: the kill matrix for people
-- `faults_progress.py`: console of a hunt for faults: one line for each, and a summary at the end
 - `faults_text.py`: text of a row of the kill matrix, on the console and in Markdown
 - `footprint.py`: text of bytes and communication, next to those of the ZeRO paper
 - `github.py`: output of a run for GitHub Actions: annotations, and the summary of the job
