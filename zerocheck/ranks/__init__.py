@@ -16,7 +16,7 @@ has the same API over ranks that a launcher started.
 - `post_mortem.py`: conversion of the replies of a team, or their absence, to a JobResult
 - `progress.py`: position of each rank, in shared memory, without locks
 - `remote_arenas.py`: arenas of ranks on other machines, fetched through the store
-- `result.py`: result of a job: payloads and tensors, or the place of every rank when it went wrong
+- `result.py`: result of a job: payloads, tensors, failures, and the state that it left changed
 - `scratch.py`: private directories of a pool, their files, and the removal of those of dead pools
 - `spawner.py`: the parent's handle on the zygote: start, fork, reap, close
 - `store_mail.py`: bytes of any length through a c10d store

@@ -1,4 +1,4 @@
-"""Console of a run: a matrix that fills in, or plain lines without a terminal."""
+"""Console of a run (a matrix that fills in, or plain lines) and of a hunt for faults."""
 
 from __future__ import annotations
 
