@@ -260,7 +260,10 @@ class InstalledImplementation(NamedTuple):
 
 @cache
 def installed() -> dict[str, tuple[InstalledImplementation, ...]]:
-    """Return the entry points by name; several where packages disagree."""
+    """Return the entry points of installed packages by name; several where packages disagree.
+
+    Nothing of a package is imported here: its code runs in ranks, where it is asked for.
+    """
     found: dict[str, tuple[InstalledImplementation, ...]] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value)):
         package = "" if point.dist is None else point.dist.name

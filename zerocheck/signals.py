@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
 INTERRUPTS: Mapping[int, Callable[[], BaseException]] = {
     signal.SIGINT: KeyboardInterrupt,
@@ -46,12 +46,7 @@ class StopSignals:
         _installed.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Put the handlers back that were there before."""
         _installed.remove(self)
         for number, handler in self._before.items():

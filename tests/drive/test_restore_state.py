@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerocheck.drive.restore_state import NotInState, RestoreState
+from zerocheck.drive.checkpoints import NotInState, RestoreState
 
 
 class _Tied(nn.Module):

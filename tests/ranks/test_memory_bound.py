@@ -12,7 +12,7 @@ from ranks_asking import TARGET
 from zerocheck.ranks import Pool
 from zerocheck.ranks import pool as pools
 from zerocheck.ranks.cores import Cores
-from zerocheck.ranks.memory_bound import SHARE, MemoryBound, room
+from zerocheck.ranks.limits import SHARE, MemoryBound, room
 
 
 @pytest.mark.parametrize("argument", ["", "tensors"])
@@ -33,10 +33,10 @@ def test_a_rank_that_takes_ever_more(
 
 def test_ranks_of_a_job_share_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one may have all that the job was reckoned to need."""
-    monkeypatch.setattr("zerocheck.ranks.memory_bound.available_bytes", lambda: 100)
+    monkeypatch.setattr("zerocheck.ranks.limits.available_bytes", lambda: 100)
     assert room(1) == int(SHARE * 100) and room(4) == int(SHARE * 100) // 4
     assert room(4, 70) == int(SHARE * 100) // 4 + 70
-    monkeypatch.setattr("zerocheck.ranks.memory_bound.available_bytes", lambda: None)
+    monkeypatch.setattr("zerocheck.ranks.limits.available_bytes", lambda: None)
     assert room(4, 70) == 0
 
 

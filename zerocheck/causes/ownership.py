@@ -102,12 +102,6 @@ REPLICAS_HOLD_OTHER_PARTS = cause(
     shows="Replicas hold different parts of tensors.",
     usual="Each replica partitions in its own way.",
 )
-SHAPES_DIFFER = cause(
-    "shapes differ",
-    of=("ownership",),
-    shows="Ranks hold one tensor in different global shapes.",
-    usual="Ranks build different models.",
-)
 NOT_SHARDED = cause(
     "not sharded",
     of=("ownership",),

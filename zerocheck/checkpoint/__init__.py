@@ -3,12 +3,11 @@
 Nothing of a checkpoint is executed: pickles are read with `weights_only=True`, and the index of
 torch.distributed.checkpoint with an unpickler that admits its own classes alone.
 
-- `compare.py`: comparison of two checkpoints: names, shapes, dtypes, bits, steps and settings
+- `compare.py`: comparison of two checkpoints, and how one tensor became another
 - `contents.py`: content of a checkpoint: every tensor with its role and name, step counts, settings
 - `dcp.py`: directories of torch.distributed.checkpoint: `.metadata` and `*.distcp`
 - `dcp_metadata.py`: index of torch.distributed.checkpoint, `.metadata`, read without trust
 - `examine.py`: examination of one checkpoint, without another to compare with
-- `explain.py`: explanations of how one tensor became another: a shift, a swap, zeros
 - `formats.py`: recognition of the format of a directory or file, by its content
 - `groups.py`: param groups of a checkpoint, whichever way they are written
 - `moment_bound.py`: bound on exp_avg given exp_avg_sq, which every run of AdamW obeys

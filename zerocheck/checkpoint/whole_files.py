@@ -30,7 +30,11 @@ from .source import (
 
 
 class TorchSave(OpenCheckpoint):
-    """An opened file of torch.save; see `Source`."""
+    """An opened file of torch.save: a state dict, or several in a mapping; see `Source`.
+
+    It is read with `weights_only=True`: tensors, numbers, words and containers, and no classes of
+    the user. The tensors are mapped from the file, so memory holds what is looked at.
+    """
 
     format = "torch.save"
 

@@ -253,7 +253,7 @@ def start_faults(options: MatrixOptions) -> int:
     """Hunt the planted faults and write the kill matrix; the exit code."""
     world_sizes = options.run(options.faults[0]).world_sizes
     _check_machine(world_sizes)
-    from ..report.faults_progress import FaultsProgress
+    from ..report.progress import FaultsProgress
     from ..run.kill_matrix import engine
 
     def start(*handlers: Any) -> int:
@@ -274,7 +274,7 @@ def _write_faults(journal: Path) -> Path:
 
 def report_matrix(journal: Path, directory: Path) -> int:
     """Write the kill matrix of a journal again; the exit code of its run."""
-    from ..report.faults_progress import FaultsProgress
+    from ..report.progress import FaultsProgress
     from ..report.write import write_matrix
     from ..run.records.journal import read_matrix
     from ..run.records.matrix_summary import Summary

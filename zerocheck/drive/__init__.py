@@ -15,7 +15,6 @@
 - `randomness.py`: random states of a rank, at the entry of a loss and at the end of its forward
 - `rank.py`: execution of a job in a rank process: the target of the rank pool
 - `recorder.py`: copying of the shards that an implementation exposes into the rank's arena
-- `restore_state.py`: state passed to `restore`, with helpful errors
 - `steps.py`: one rank's run of one case: build, restore, step after step, observe
 - `timing.py`: times of one rank's steps: start and end of each, and of its collectives
 - `leaks/`: guard of global state around each job

@@ -187,7 +187,14 @@ STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 
 
 def peaks(attribution: Attribution) -> Iterator[Peak]:
-    """Iterate over the peaks of forward, backward and step of each step, in their order."""
+    """Iterate over the peaks of forward, backward and step of each step, in their order.
+
+    Every block is known by its attribution at the end of some phase, where it was there then, else
+    by the collective that used it. What is left is temporary (`other`): operators' own memory, and
+    gradients that are on their way. Not counted is what a backend allocates within a collective,
+    since nothing reports when it is freed; the harness's samples; and all that is allocated while
+    the harness looks at what is held.
+    """
     terms = {id(block): _term(attribution, block) for block in attribution.blocks}
     changes: dict[PhaseEnd, list[AllocationChange]] = {place: [] for place in attribution.places}
     for change in attribution.changes:

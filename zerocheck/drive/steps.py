@@ -40,14 +40,13 @@ from ..protocol.observations import (
     StepObservation,
 )
 from ..protocol.replies import MemoryReply, StepsTaken, TimeReply
-from .checkpoints import Checkpoints, exports, gist, kept
+from .checkpoints import Checkpoints, RestoreState, exports, gist, kept
 from .delays import Delays
 from .forward_probe import ForwardProbe
 from .measure import MemoryMeasurement
 from .poison import poison_memory
 from .randomness import ON_CPU, CarriedRandomness, RandomRecorder
 from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
-from .restore_state import RestoreState
 from .timing import Timing
 
 

@@ -72,13 +72,12 @@ def _gpt_shape(
     heads: int,
     *,
     positions: int = 1024,
-    tied: bool = True,
     published: int | None = None,
     source: str = "",
 ) -> Architecture:
     return Architecture(
         family="gpt", blocks=blocks, width=width, heads=heads, key_value_heads=heads,
-        hidden=4 * width, vocabulary=50257, positions=positions, tied=tied, published=published,
+        hidden=4 * width, vocabulary=50257, positions=positions, tied=True, published=published,
         source=source,
     )  # fmt: skip
 

@@ -96,44 +96,29 @@ class OptimizerSpecification(Protocol):
     the optimizer that made them reads them.
     """
 
-    @property
-    def kind(self) -> OptimizerKind:
-        """Name in cases and options: "adamw"."""
+    kind: OptimizerKind
+    """Name in cases and options: "adamw"."""
+    name: str
+    """Name in sentences: "AdamW"."""
+    torch_class: type[torch.optim.Optimizer]
+    """Optimizer of torch that takes these steps."""
+    lookalikes: tuple[type[torch.optim.Optimizer], ...]
+    """Classes of torch with the states of this optimizer; a wrong step is for the judge."""
+    trial: OptimizerTrial
+    """Options with which a class of the user's is tried."""
+    states: tuple[StateRole, ...]
+    """Roles of the states that have the shape of their parameter, in the order of a step.
 
-    @property
-    def name(self) -> str:
-        """Name in sentences: "AdamW"."""
-
-    @property
-    def torch_class(self) -> type[torch.optim.Optimizer]:
-        """Optimizer of torch that takes these steps."""
-
-    @property
-    def lookalikes(self) -> tuple[type[torch.optim.Optimizer], ...]:
-        """Classes of torch with the states of this optimizer; a wrong step is for the judge."""
-
-    @property
-    def trial(self) -> OptimizerTrial:
-        """Options with which a class of the user's is tried."""
-
-    @property
-    def states(self) -> tuple[StateRole, ...]:
-        """Roles of the states that have the shape of their parameter, in the order of a step.
-
-        A state that does not exist before the first step counts as zeros there.
-        """
-
-    @property
-    def hidden(self) -> tuple[StateRole, ...]:
-        """States that are enclosed from step to step where an optimizer does not expose them."""
-
-    @property
-    def counts_steps(self) -> bool:
-        """True if each parameter's state counts its steps."""
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """Ways in which right implementations read the hyperparameters, the usual one first."""
+    A state that does not exist before the first step counts as zeros there.
+    """
+    hidden: tuple[StateRole, ...]
+    """States that are enclosed from step to step where an optimizer does not expose them."""
+    counts_steps: bool
+    """True if each parameter's state counts its steps."""
+    readings: tuple[Reading, ...]
+    """Ways in which right implementations read the hyperparameters, the usual one first."""
+    fields: OptionFields
+    """Fields of a case that are options of this optimizer."""
 
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
         """Return the states that it has with these options."""
@@ -143,10 +128,6 @@ class OptimizerSpecification(Protocol):
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch's optimizer."""
-
-    @property
-    def fields(self) -> OptionFields:
-        """Fields of a case that are options of this optimizer."""
 
     def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a case that a parameter group of torch's optimizer has."""

@@ -10,15 +10,13 @@ has the same API over ranks that a launcher started.
 - `failures.py`: exceptions of user code as data, and those that only echo another rank's end
 - `heartbeat.py`: heartbeat thread, which reports the position of a rank to rank 0 through the store
 - `in_flight_job.py`: in-flight job: the requests sent, and the replies received so far
-- `leaks.py`: global state that a job left changed, in words, and whether ranks may go on
-- `limits.py`: limit on the number of ranks that this machine can take
-- `memory_bound.py`: bound on the memory of a rank, so that a job fails and not the machine
+- `limits.py`: limits on the number of ranks, and on the memory of each
 - `messages.py`: messages between parent, zygote and ranks, and their frames on a socket
 - `pool.py`: rank processes on this machine: teams by world size, kept while they are sound
 - `post_mortem.py`: conversion of the replies of a team, or their absence, to a JobResult
 - `progress.py`: position of each rank, in shared memory, without locks
 - `remote_arenas.py`: arenas of ranks on other machines, fetched through the store
-- `result.py`: result of a job: payloads and tensors, or the place of every rank when it went wrong
+- `result.py`: result of a job: payloads, tensors, failures, and the state that it left changed
 - `scratch.py`: private directories of a pool, their files, and the removal of those of dead pools
 - `spawner.py`: the parent's handle on the zygote: start, fork, reap, close
 - `store_mail.py`: bytes of any length through a c10d store

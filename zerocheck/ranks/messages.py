@@ -116,7 +116,7 @@ class JobMessage(Message, frozen=True):
     payload: bytes
     arena: int
     room: int = 0
-    """Bytes of memory that the rank may take for it: see memory_bound.py."""
+    """Bytes of memory that the rank may take for it: see limits.py."""
 
 
 class Raised(Message, frozen=True):

@@ -8,7 +8,6 @@ import selectors
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from zerocheck import signals
 from zerocheck.devices import CPU
@@ -16,10 +15,8 @@ from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.in_flight_job import InFlightJob, Pending
-from zerocheck.ranks.leaks import fit
-from zerocheck.ranks.limits import check_world_size
-from zerocheck.ranks.memory_bound import room
-from zerocheck.ranks.result import JobResult
+from zerocheck.ranks.limits import check_world_size, room
+from zerocheck.ranks.result import JobResult, fit
 from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
 from zerocheck.ranks.spawner import Spawner, shut_down
 from zerocheck.ranks.team import Team
@@ -193,12 +190,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # Jobs out

@@ -9,10 +9,17 @@ import msgspec
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.ranks.failures import is_echo, is_usage_error
 from zerocheck.ranks.in_flight_job import InFlightJob
-from zerocheck.ranks.leaks import leaks_of
 from zerocheck.ranks.messages import Exit, Leak, Raised, Reply
 from zerocheck.ranks.progress import RankPosition
-from zerocheck.ranks.result import JobResult, RankOutcome, State, first_to_fail, once, signal_name
+from zerocheck.ranks.result import (
+    JobResult,
+    RankOutcome,
+    State,
+    first_to_fail,
+    leaks_of,
+    once,
+    signal_name,
+)
 from zerocheck.ranks.team import Team
 from zerocheck.ranks.view import ArenaView
 from zerocheck.ranks.watchdog import Verdict

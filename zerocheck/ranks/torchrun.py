@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NoReturn
 
 from zerocheck import signals
@@ -21,9 +20,8 @@ from zerocheck.launcher import host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
-from zerocheck.ranks.leaks import fit, leaks_of
 from zerocheck.ranks.remote_arenas import BytesCache, LocalView, Post, RemoteView, received
-from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, once
+from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, fit, leaks_of, once
 from zerocheck.ranks.torchrun_rank import (
     Order,
     RankReport,
@@ -191,12 +189,7 @@ class TorchrunPool:
     def __enter__(self) -> TorchrunPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _patiently(self, pending: TorchrunPending) -> JobResult:

@@ -26,7 +26,7 @@ from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.device import backend_of, prepare, shares
 from zerocheck.ranks.failures import describe
-from zerocheck.ranks.memory_bound import MemoryBound
+from zerocheck.ranks.limits import MemoryBound
 from zerocheck.ranks.messages import JobMessage, Raised, Reply, Spawn, frame, receive
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.scratch import log_path, rendezvous_path, stack_path

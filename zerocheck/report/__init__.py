@@ -8,7 +8,6 @@
 - `drift.py`: text of free runs: drift of implementations, next to a replica of the reference
 - `faults_json.py`: report faults.json: the kill matrix for machines
 - `faults_markdown.py`: report faults.md: the kill matrix for people
-- `faults_progress.py`: console of a hunt for faults: one line for each, and a summary at the end
 - `faults_text.py`: text of a row of the kill matrix, on the console and in Markdown
 - `footprint.py`: text of bytes and communication, next to those of the ZeRO paper
 - `github.py`: output of a run for GitHub Actions: annotations, and the summary of the job
@@ -21,7 +20,7 @@
 - `peaks.md.j2`: template of the page of `peaks.py`
 - `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
 - `peaks.svg.j2`: template of the picture of `peaks.py`
-- `progress.py`: console of a run: a matrix that fills in, or plain lines without a terminal
+- `progress.py`: console of a run, a matrix that fills in or plain lines, and of a hunt for faults
 - `sections.py`: sections that several formats share: environment, observability, leaked state
 - `text.py`: text of a finding, in the same words in every format
 - `write.py`: output of every report format into one directory

@@ -150,16 +150,14 @@ def words(given: Iterable[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def prose(text: str, *, indent: str = "", width: int = WIDTH - 2) -> list[str]:
+def prose(text: str, *, width: int = WIDTH - 2) -> list[str]:
     """Return lines of a docstring, with text of a case file made harmless.
 
     It has no quotes and no escapes then.
     """
     harmless = text.encode("ascii", "replace").decode().replace("\\", "/").replace('"', "'")
     harmless = "".join(letter if letter.isprintable() else " " for letter in harmless)
-    return textwrap.wrap(
-        harmless, width, initial_indent=indent, subsequent_indent=indent, break_long_words=True
-    )
+    return textwrap.wrap(harmless, width, break_long_words=True)
 
 
 def _order(name: str) -> tuple[int, str]:

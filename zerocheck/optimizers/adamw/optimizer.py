@@ -33,8 +33,8 @@ class AdamW:
 
     kind: OptimizerKind = "adamw"
     name = "AdamW"
-    torch_class = torch.optim.AdamW
-    lookalikes = (torch.optim.Adam,)
+    torch_class: type[torch.optim.Optimizer] = torch.optim.AdamW
+    lookalikes: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam,)
     trial = OptimizerTrial(
         {
             "lr": 2.0**-6,

@@ -36,7 +36,7 @@ class SGD:
 
     kind: OptimizerKind = "sgd"
     name = "SGD"
-    torch_class = torch.optim.SGD
+    torch_class: type[torch.optim.Optimizer] = torch.optim.SGD
     lookalikes: tuple[type[torch.optim.Optimizer], ...] = ()
     trial = OptimizerTrial({"lr": 2.0**-6, "momentum": 0.875, "weight_decay": 2.0**-3}, STATES)
     states = STATES

@@ -90,7 +90,11 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def patterns(case: Case, pace: Pace) -> tuple[str, ...]:
-    """Return one sentence for each pattern that the case shows."""
+    """Return one sentence for each pattern that the case shows.
+
+    Only where a limit follows from what the case asks. None can be derived for slow collectives or
+    long waits for a rank: machines differ. Reports show those figures, and no verdict.
+    """
     if case.world_size == 1 or not pace.steps:
         return ()
     found = (_one_by_one(case, pace), _whole_bucket(case, pace), _whole_gather(case, pace))
