@@ -62,11 +62,11 @@ def set_random_state(state: bytes, device: torch.device) -> None:
     """Restore the state that `random_state` returned."""
     import torch
 
-    own = drawn_from(state, device)
+    of_device = drawn_from(state, device)
     if device.type != CPU:
-        _module(device).set_rng_state(_bytes(own), device)
-        own = state[len(own) :]
-    torch.set_rng_state(_bytes(own))
+        _module(device).set_rng_state(_bytes(of_device), device)
+        of_device = state[len(of_device) :]
+    torch.set_rng_state(_bytes(of_device))
 
 
 def drawn_from(state: bytes, device: torch.device) -> bytes:

@@ -64,11 +64,11 @@ def choose_interface() -> None:
         )
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing
-            own = probe.getsockname()[0]
+            source = probe.getsockname()[0]
         alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                if _address(name) == own and (alone or not own.startswith("127.")):
+                if _address(name) == source and (alone or not source.startswith("127.")):
                     os.environ["GLOO_SOCKET_IFNAME"] = name
                     return
 

@@ -44,16 +44,16 @@ def check_file(name: str) -> None:
 def _module(where: str, attribute: str) -> ModuleType:
     if where.endswith(".py"):
         path = file_of(where)
-        own = f"zerocheck_user_{path.stem}"
-        there = _there(path, (own, path.stem))
+        module_name = f"zerocheck_user_{path.stem}"
+        there = _there(path, (module_name, path.stem))
         if there is not None:
             return there
-        spec = importlib.util.spec_from_file_location(own, path)
+        spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         # By its own name too: a sharder that imports the file of the model must get the same
         # classes, or a wrapping by class would find none of them.
-        names = [own] if path.stem in sys.modules else [own, path.stem]
+        names = [module_name] if path.stem in sys.modules else [module_name, path.stem]
         sys.modules.update(dict.fromkeys(names, module))
         _stamps[path] = _stamp(path)
         folder = str(path.parent)

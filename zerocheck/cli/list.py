@@ -24,8 +24,8 @@ def list_faults() -> int:
         if reason is not None:
             say(f"{title}: none here, since it {reason.partition('which ')[2]}")
             continue
-        own = [fault for fault in OF_EXTRAS.values() if extra_of(fault.where) == extra]
-        _section(title, {fault.name: f"{fault.summary}; {fault.source}" for fault in own})
+        of_extra = [fault for fault in OF_EXTRAS.values() if extra_of(fault.where) == extra]
+        _section(title, {fault.name: f"{fault.summary}; {fault.source}" for fault in of_extra})
     return 0
 
 

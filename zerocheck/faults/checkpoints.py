@@ -138,8 +138,8 @@ class DataPositionOfOneRank(Zero3):
 
     def training_facts(self, loader: Loader) -> SavedTraining:
         facts = super().training_facts(loader)
-        own = {name: count // self.group.size() for name, count in facts.loader.items()}
-        return msgspec.structs.replace(facts, loader=own)
+        positions = {name: count // self.group.size() for name, count in facts.loader.items()}
+        return msgspec.structs.replace(facts, loader=positions)
 
 
 @fault("zero2", "roundtrip", bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))

@@ -64,9 +64,10 @@ class ReducedWithinHost(Zero1):
         super().__init__(model, case, mesh)
         hosts = [0] * self.world_size
         dist.all_gather_object(hosts, _number("GROUP_RANK"), group=self.group)
-        own = [rank for rank, host in enumerate(hosts) if host == _number("GROUP_RANK")]
+        here = [rank for rank, host in enumerate(hosts) if host == _number("GROUP_RANK")]
         self.within = dist.new_group(
-            [dist.get_global_rank(self.group, rank) for rank in own], use_local_synchronization=True
+            [dist.get_global_rank(self.group, rank) for rank in here],
+            use_local_synchronization=True,
         )
 
     def _reduce(self) -> None:

@@ -179,6 +179,6 @@ class ClippedBeforeUnscaling(Zero1):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        own = self.optimizer
-        self.optimizer = _ClipsScaled(case, own.owned, self.group, own.device)
+        optimizer = self.optimizer
+        self.optimizer = _ClipsScaled(case, optimizer.owned, self.group, optimizer.device)
         self.optimizer.scaler = self.scaler

@@ -31,8 +31,8 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
         for piece in pieces(bucket):
             inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
             owned.append(OwnedPiece(piece, bucket.full[inside], gradients[inside]))
-    own = subject.optimizer
-    subject.optimizer = ShardedOptimizer(subject.case, owned, subject.group, own.device)
+    optimizer = subject.optimizer
+    subject.optimizer = ShardedOptimizer(subject.case, owned, subject.group, optimizer.device)
 
 
 @fault("zero1", "ownership", bugs.SAME_SHARD_ON_EVERY_RANK, source="DS PR#2059")

@@ -66,8 +66,8 @@ class PaddingInNorm(Zero2):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        own = self.optimizer
-        optimizer = _FlatNorm(case, own.owned, own.group, own.device)
+        sharded = self.optimizer
+        optimizer = _FlatNorm(case, sharded.owned, sharded.group, sharded.device)
         optimizer.flat = [gradient.shard for gradient in self.gradients]
         self.optimizer = optimizer
         for gradient in self.gradients:

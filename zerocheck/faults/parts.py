@@ -70,8 +70,8 @@ class WithOptimizer(Zero1):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        own = self.optimizer
-        self.optimizer = self.kind(case, own.owned, own.group, own.device)
+        optimizer = self.optimizer
+        self.optimizer = self.kind(case, optimizer.owned, optimizer.group, optimizer.device)
 
 
 class ClipsInParts(ShardedOptimizer):

@@ -90,8 +90,8 @@ def _lowered(line: str) -> str:
 
 def _place(fault: Fault) -> int:
     """Return the place of a fault's class or module in the order of trial."""
-    own = fault.where.removeprefix(f"{__package__}.")
-    places = (_ORDER.index(name) for name in (own, own.partition(":")[0]) if name in _ORDER)
+    place = fault.where.removeprefix(f"{__package__}.")
+    places = (_ORDER.index(name) for name in (place, place.partition(":")[0]) if name in _ORDER)
     return next(places, len(_ORDER))
 
 

@@ -196,9 +196,9 @@ class LastReplicaMissesAStep(Zero1):
         super()._publish()
         if self._second and last:
             for bucket, old in zip(self.buckets, before, strict=True):
-                own = bucket.shard.clone()
+                shard = bucket.shard.clone()
                 bucket.full.copy_(old)
-                bucket.shard.copy_(own)
+                bucket.shard.copy_(shard)
 
 
 @fault(

@@ -255,8 +255,8 @@ class MomentumOfLocalGradients(Ddp):
                 if p.grad is not None:
                     self.average(p.grad)
             step.reached(moment)
-            for p, own in zip(self.parameters(), self.local, strict=True):
-                p.grad = own
+            for p, gradient in zip(self.parameters(), self.local, strict=True):
+                p.grad = gradient
 
         report = super().train_step(replace(step, reached=reached))
         for p in self.parameters():

@@ -124,14 +124,14 @@ class Setup:
 
     def case(self, blocks: int) -> Case:
         """Return the case for the implementation; only its model's number of blocks is real."""
-        own = self.precision == "mixed" and self.traits.own_precision
+        mixed = self.precision == "mixed" and self.traits.own_precision
         wrap: WrapKind = self.wrap
         return Case(
             mesh=(self.world_size,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
             optimizer=self.options,
-            precision=Precision(compute="bf16", reduce="fp32") if own else Precision(),
+            precision=Precision(compute="bf16", reduce="fp32") if mixed else Precision(),
             sharding=Sharding(
                 wrap=wrap,
                 bucket=DDP_BUCKET,

@@ -152,5 +152,5 @@ def _private_directory() -> str | None:
         status = os.lstat(path)
     except OSError:
         return None
-    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return path if own and not status.st_mode & 0o077 else None
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return path if private and not status.st_mode & 0o077 else None

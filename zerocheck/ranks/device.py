@@ -94,6 +94,6 @@ def prepare(device: str, local_rank: int) -> torch.device:
         if out_of_memory(error):
             raise UsageError(NO_MEMORY.format(device=f"{kind_of(device)}:{number}")) from error
         raise
-    own = torch.device(kind_of(device), number)
-    set_exact(own)
-    return own
+    placed = torch.device(kind_of(device), number)
+    set_exact(placed)
+    return placed

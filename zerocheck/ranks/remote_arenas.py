@@ -168,11 +168,11 @@ class RemoteView(ArenaView):
             part = slice(start - slot.offset, end - slot.offset)
             have = [_digest(_raw(replica)[part]) for replica in replicas]
             same, data = self._post.ask(self._rank, ByteRange(self._arena, start, end, have))
-            own = None if data is not None else have[same]
+            kept = None if data is not None else have[same]
             still = [
                 r
                 for r, has in zip(replicas, have, strict=True)
-                if has == own and any(r is one for one in agreed)
+                if has == kept and any(r is one for one in agreed)
             ]
             if fetched is None and not still:
                 fetched = torch.empty(slot.numel, dtype=dtype)
@@ -232,8 +232,8 @@ class Answers:
         self._answered += 1
         ask = _ask(self._mail.take(key))
         data = arenas[ask.arena].part(ask.start, ask.stop)
-        own = _digest(data) if ask.have else b""
-        same = ask.have.index(own) if own in ask.have else -1
+        digest = _digest(data) if ask.have else b""
+        same = ask.have.index(digest) if digest in ask.have else -1
         reply = f"answer/{self._rank}/{self._answered}"
         if same < 0:
             self._mail.put(f"{reply}/bytes", data)

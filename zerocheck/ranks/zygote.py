@@ -212,10 +212,10 @@ class _Zygote:
     def _fork(self, request: Spawn, sockets: Sequence[socket.socket], pids: list[int]) -> None:
         """Fork the ranks, and note each in `pids`. Raises OSError."""
         zygote = os.getpid()
-        for rank, own in enumerate(sockets):
+        for rank, sock in enumerate(sockets):
             pid = os.fork()
             if pid == 0:
-                self._become_rank(request, rank, own, sockets, zygote)
+                self._become_rank(request, rank, sock, sockets, zygote)
             self._ends[pid] = 0.0
             pids.append(pid)
 

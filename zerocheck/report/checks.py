@@ -86,15 +86,15 @@ def coverage_outcome(counted: Tally, name: str) -> TestOutcome:
 
 def _failed(counted: Tally, name: str, obligation: Obligation, group: str) -> TestOutcome | None:
     """Return the failure if it belongs to the group; one without a finding belongs to BASIC."""
-    own = counted.findings_of(name, obligation)
-    others = [f for f in counted.findings_of(name) if obligation in f.follows and f not in own]
-    of_group = [f for f in (*own, *others) if group in _places(f, groups_of(obligation))]
-    if not of_group and (group != BASIC or own or others):
+    findings = counted.findings_of(name, obligation)
+    others = [f for f in counted.findings_of(name) if obligation in f.follows and f not in findings]
+    of_group = [f for f in (*findings, *others) if group in _places(f, groups_of(obligation))]
+    if not of_group and (group != BASIC or findings or others):
         return None
     cell = cell_text(counted.implementations[name].cells[obligation])
     texts = [
         finding_text(finding)
-        if finding in own
+        if finding in findings
         else f"{obligation}: {cell}, which may follow from this:\n{finding_text(finding)}"
         for finding in of_group
     ]

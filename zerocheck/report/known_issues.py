@@ -59,9 +59,9 @@ def known_issue_text(counted: Tally, implementation: str, obligation: Obligation
     A violation that only follows from another obligation's has none of its own: then all.
     """
     of = [finding for finding in counted.known if finding.implementation == implementation]
-    own = [finding for finding in of if concerns(finding, implementation, obligation)]
+    concerned = [finding for finding in of if concerns(finding, implementation, obligation)]
     lines = []
-    for finding in own or of:
+    for finding in concerned or of:
         if finding.known is not None:
             link = f" ({finding.known.link})" if finding.known.link else ""
             lines.append(one_line(f"{finding.title}: {finding.known.reason}{link}"))

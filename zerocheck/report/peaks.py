@@ -65,13 +65,13 @@ def _panel(name: str, points: Sequence[Point], axis: str) -> dict[str, object]:
 
     curves = []
     for colour, curve in zip(COLOURS, dict.fromkeys(one.curve for one in points), strict=False):
-        own = [point for point in points if point.curve == curve]
+        of_curve = [point for point in points if point.curve == curve]
         curves.append(
             {
                 "name": curve,
                 "colour": colour,
-                "line": [(across(one.x), up(one.predicted)) for one in own],
-                "dots": [(across(one.x), up(one.measured)) for one in own],
+                "line": [(across(one.x), up(one.predicted)) for one in of_curve],
+                "dots": [(across(one.x), up(one.measured)) for one in of_curve],
             }
         )
     rows = [low + (top - low) * part / 4 for part in range(5)]

@@ -91,7 +91,7 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
             "`zerocheck replay` without --script runs it"
         )
     injection = injection_of(name, fault, case, sharding) if fault else None
-    body = _rendered(file, name, sharding, checks, steps, injection, own=given is None)
+    body = _rendered(file, name, sharding, checks, steps, injection, users_code=given is None)
     text = fitted(body.replace("@imports@", imports(body)))
     lines = text.count("\n")
     if lines > LONGEST:
@@ -147,17 +147,17 @@ def _rendered(
     steps: int,
     injection: ScriptInjection | None,
     *,
-    own: bool,
+    users_code: bool,
 ) -> str:
-    """Render the script. own: the user's code shards the model."""
+    """Render the script. users_code: the user's code shards the model."""
     case, training = file.case, file.case.training
     several = training.microbatches > 1
-    model = model_text(case, listed=own)
+    model = model_text(case, listed=users_code)
     constants: list[str] = []
     factors = _factors(case, steps)
     if injection is not None and injection.keeps:
         constants.append("KEPT = {}")
-    optimizes = _optimizes(sharding, case, checks, steps) or own
+    optimizes = _optimizes(sharding, case, checks, steps) or users_code
     if not optimizes:
         sharding = replace(sharding, setup=sharding.wrap)
     clip = single_clip = ""

@@ -52,7 +52,7 @@ def _copies(
     layout: ParameterLayout,
     role: str,
     step: int,
-    own: list[torch.Tensor] | None,
+    per_rank: list[torch.Tensor] | None,
     *,
     mastered: bool = False,
 ) -> Violation | None:
@@ -69,7 +69,7 @@ def _copies(
         where = mask.nonzero().reshape(-1)
         positions = where if plan.index is None else plan.index[where]
         changed[positions] = True
-        earlier = None if own is None else own[rank][positions]
+        earlier = None if per_rank is None else per_rank[rank][positions]
         found = causes(part[where], wanted[where], earlier)
         names = found if names is None else tuple(name for name in names if name in found)
         if sample is None:

@@ -106,8 +106,8 @@ def _chart(
         bands.append((category, " ".join(f"{x},{y}" for x, y in over + under[::-1])))
     dots = tuple(
         Dot(name, ranks, held, wanted, across(ranks), _up(held, top))
-        for name, ranks, held, wanted, own in measured
-        if own == stage and ranks <= RANKS[-1]
+        for name, ranks, held, wanted, model in measured
+        if model == stage and ranks <= RANKS[-1]
     )
     return Chart(stage, precision, FORMULAS[precision][stage], tuple(bands), tuple(steps), dots)
 

@@ -42,7 +42,7 @@ def copies(held: RoleState) -> Iterator[torch.Tensor]:
     """
     yield held.whole
     for part, plan in zip(held.parts, held.plans, strict=True):
-        own = held.whole.clone()
-        plan.scatter(own, part)
-        if not torch.equal(own.nan_to_num(nan=0.0), held.whole.nan_to_num(nan=0.0)):
-            yield own
+        whole = held.whole.clone()
+        plan.scatter(whole, part)
+        if not torch.equal(whole.nan_to_num(nan=0.0), held.whole.nan_to_num(nan=0.0)):
+            yield whole

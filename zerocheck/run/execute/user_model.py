@@ -69,8 +69,8 @@ def _without(
     if not set(options.obligations) - set(without):
         name, reason = next(iter(without.items()))
         raise UsageError(f"--obligations {name}: {reason}")
-    own = all("user" in _fields(one.fixed.get("model")) for one in described.values())
-    if not own or "buffers" not in options.obligations:
+    fixed = all("user" in _fields(one.fixed.get("model")) for one in described.values())
+    if not fixed or "buffers" not in options.obligations:
         return without
     if any(user.buffers for user in looked.values()):
         return without
@@ -98,16 +98,18 @@ def _fields(value: object) -> Mapping[str, object]:
 
 def _factory(name: str, fixed: Mapping[str, object], asked: str | None) -> str | None:
     """Return the model that an implementation is checked with, or None for drawn ones."""
-    own = fixed.get("model")
-    if own is None:
+    model = fixed.get("model")
+    if model is None:
         return asked
-    if isinstance(own, str):
-        check_factory(own)
-        if asked is not None and asked != own:
-            raise UsageError(f"--model {asked}: {name} has the model {own} of its own (fixed)")
-        return own
-    if asked is not None and own:
-        fields = ", ".join(f"model.{field}" for field in own) if isinstance(own, Mapping) else own
+    if isinstance(model, str):
+        check_factory(model)
+        if asked is not None and asked != model:
+            raise UsageError(f"--model {asked}: {name} has the model {model} of its own (fixed)")
+        return model
+    if asked is not None and model:
+        fields = model
+        if isinstance(model, Mapping):
+            fields = ", ".join(f"model.{field}" for field in model)
         raise UsageError(
             f"--model {asked}: {name} fixes {fields}, which only drawn models have; leave one of "
             "the two out"

@@ -115,9 +115,9 @@ class KnownIssueMatcher:
         A violation that follows from others is known if all of those are. To count as observed it
         is enough that an issue shows in the wake of another violation.
         """
-        own = self.own.get(finished.number)
-        if own is not None:
-            self._own_status[own] = finished.status
+        own_issue = self.own.get(finished.number)
+        if own_issue is not None:
+            self._own_status[own_issue] = finished.status
         self._looked.update(
             issue
             for issue in self.issues

@@ -166,12 +166,12 @@ def _refused(
     for whole in given:
         for place in observation.layout.places:
             wanted = expected[place.name].reshape(-1)
-            own = whole[place.start : place.stop].to(wanted.dtype)
+            part = whole[place.start : place.stop].to(wanted.dtype)
             try:
-                torch.testing.assert_close(own, wanted)
+                torch.testing.assert_close(part, wanted)
             except AssertionError:
                 refused[place.name] = None
             if wanted.numel():
-                far = float((own.double() - wanted.double()).abs().max())
+                far = float((part.double() - wanted.double()).abs().max())
                 deviation = max(deviation, math.inf if math.isnan(far) else far)
     return tuple(refused), deviation

@@ -64,8 +64,8 @@ class MatrixOptions:
         They include checkpoints if it is a fault of these.
         """
         sets: tuple[tuple[Obligation, ...], ...] = (RESUME, MEMORY)
-        own = next((one for one in sets if fault.obligation in one), EQUIVALENCE)
-        chosen = tuple(one for one in self.obligations if one in own)
+        judged = next((one for one in sets if fault.obligation in one), EQUIVALENCE)
+        chosen = tuple(one for one in self.obligations if one in judged)
         return RunOptions(
             implementations=(fault.where,),
             profile=self.profile,

@@ -119,10 +119,10 @@ class Array:
         """
         found = 0
         for name in self._pairs.names:
-            own = self._pairs.with_feature(name)
-            tries = sum(bool(some & own) for some in self._built_in_vain)
-            if tries >= TRIES and not self._judged & own:
-                found |= own
+            pairs = self._pairs.with_feature(name)
+            tries = sum(bool(some & pairs) for some in self._built_in_vain)
+            if tries >= TRIES and not self._judged & pairs:
+                found |= pairs
         tried = [0] * TRIES  # the pairs that were refused at least once, twice, ...
         for some in self._built_in_vain:
             if not some & found:

@@ -30,13 +30,13 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     if "compile-inductor" in options.features:  # it is not drawn: see COMPILES
         fixed["training"] = {"compile": "inductor", **mapping(fixed.get("training"))}
     if "compute-fp16" in options.features:  # it is not drawn: see case/precision.py
-        own = mapping(fixed.get("precision"))
-        fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **own}
+        precision = mapping(fixed.get("precision"))
+        fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **precision}
     if not described.restores:
         fixed["start"] = {**mapping(fixed.get("start")), "step": 0, "moments": "zero"}
     if "precision" not in described.capabilities and OF_PRECISION.isdisjoint(options.features):
-        own = mapping(fixed.get("precision"))
-        fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **own}
+        precision = mapping(fixed.get("precision"))
+        fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **precision}
     if "compile" not in described.capabilities and COMPILED.isdisjoint(options.features):
         fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
     for axis, field in INNER.items():
@@ -53,17 +53,17 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     return fixed
 
 
-def _optimizer(asked: str, own: Mapping[str, object]) -> dict[str, object]:
+def _optimizer(asked: str, kind: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of `optimizer` that an implementation fixes, with the kind asked for.
 
     Raises UsageError if it fixes another.
     """
-    if own.get("kind", asked) != asked:
+    if kind.get("kind", asked) != asked:
         raise UsageError(
-            f"--optimizer {asked}: an implementation has {own['kind']} (fixed optimizer.kind); "
+            f"--optimizer {asked}: an implementation has {kind['kind']} (fixed optimizer.kind); "
             "leave one of the two out"
         )
-    return {**own, "kind": asked}
+    return {**kind, "kind": asked}
 
 
 def meshes_of(options: RunOptions, described: Description) -> list[MeshSizes]:

@@ -142,11 +142,11 @@ class CoveredPairs:
             return f"the model is {self.wanted.model}"
         if not self.counted or name not in self._pairs.names:
             return "not drawn"
-        own = self._pairs.with_feature(name)
-        if self.left_out & own:
+        pairs = self._pairs.with_feature(name)
+        if self.left_out & pairs:
             return "left out"
-        most = max(self.refused.items(), key=lambda item: (item[1] & own).bit_count(), default=None)
-        if most is not None and most[1] & own:
+        most = max(self.refused.items(), key=lambda of: (of[1] & pairs).bit_count(), default=None)
+        if most is not None and most[1] & pairs:
             return f"refused: {most[0]}"
         return "not possible here"
 
