@@ -196,7 +196,7 @@ def test_what_is_left_out_is_asked_for_last() -> None:
     assert _without(0.0, a=3.0, b=4.0)[1] == ("norm of nothing",)
     norm, _ = _without(3.0, a=3.0, b=4.0)
     shards = [torch.tensor([3.0]), torch.tensor([4.0])]
-    first = norm._replace(own=shards, complete=False)
+    first = norm._replace(shards=shards, complete=False)
     assert norm_causes([first], "2") == ("local norm",)
     # The other rank, whose shard is not that, reports the same.
     assert norm_causes([first, first._replace(rank=1)], "2") == ("norm without some parameters",)

@@ -130,7 +130,7 @@ class Norms:
             reported=clip.norm,
             exact=exact,
             whole=torch.tensor([other], dtype=torch.float64),
-            own=[torch.tensor([norm], dtype=torch.float64) for norm in norms],
+            shards=[torch.tensor([norm], dtype=torch.float64) for norm in norms],
             rank=rank,
             complete=len(held[rank]) == pieces,
             previous=None,

@@ -33,7 +33,7 @@ class FlatBytes:
     chunk: int
     itemsize: int
 
-    def own(self, name: str, start: int) -> int:
+    def elements(self, name: str, start: int) -> int:
         """Elements of a parameter in the chunk that begins at `start`."""
         low, high = self.places[name]
         return max(0, min(high, start + self.chunk) - max(low, start))
@@ -98,7 +98,7 @@ def fsdp1_layout(
         count = 0
         for path, one in flats.items():
             names = stateful & set(one.places)
-            counts = [one.own(name, start[path]) for name in names]
+            counts = [one.elements(name, start[path]) for name in names]
             if aligned:
                 count += sum(account.moments(numel, one.itemsize) for numel in counts if numel)
             elif updated & names or any(counts):  # pieces are restored, the flat one is updated
@@ -120,7 +120,7 @@ def fsdp1_layout(
                 name
                 for path, one in flats.items()
                 for name in names & set(one.places)
-                if any(one.own(other, start[path]) for other in names & set(one.places))
+                if any(one.elements(other, start[path]) for other in names & set(one.places))
             }
         has = phase in ("backward", "step") or (phase == "forward" and kept)
         return {

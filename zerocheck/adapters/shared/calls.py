@@ -60,7 +60,7 @@ class Calls:
         """Iterate over the events of a microbatch, updating the live memory. last: of its step."""
         self.live.at(self.step, "forward")
         for event in events:
-            self.live.own(event.own)
+            self.live.of_model(event.model)
             if event.what == "loss":
                 self.at(self.step, "backward")
                 if last:

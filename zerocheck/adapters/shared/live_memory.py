@@ -79,7 +79,7 @@ class LiveMemory:
     def __init__(self) -> None:
         self._held: dict[tuple[Category, Hashable], int] = {}
         self._sums: Counter[Category] = Counter()
-        self._own = 0
+        self._model = 0
         self._at: tuple[int, Phase] = (-1, "built")
         self._highest: dict[tuple[int, Phase], Counter[Term]] = {}
 
@@ -110,18 +110,18 @@ class LiveMemory:
         """Return the keys held in a category."""
         return [key for kind, key in self._held if kind == category]
 
-    def own(self, own: ModelMemory) -> None:
+    def of_model(self, memory: ModelMemory) -> None:
         """Account for the model's computation up to the next event."""
-        if own.most is not None:
-            self._own = own.most
+        if memory.most is not None:
+            self._model = memory.most
             self._instant()
-        self._own = own.end
+        self._model = memory.end
 
     def gradient(self, name: str, size: int) -> None:
         """Move bytes of the model to a gradient, which other code is to free."""
         if not works("other", size):
             return
-        self._own -= size
+        self._model -= size
         if ("other", name) not in self._held:  # else it was added to that
             self._held["other", name] = size
             self._sums["other"] += size
@@ -129,7 +129,7 @@ class LiveMemory:
     def added(self, size: int) -> None:
         """Free bytes of the model: a gradient that is added to another one."""
         if works("other", size):
-            self._own -= size
+            self._model -= size
 
     def highest(self, terms: Collection[Term]) -> tuple[Highest, ...]:
         """Return the maximum of each term in each phase.
@@ -150,4 +150,4 @@ class LiveMemory:
             terms[category] = max(terms[category], size)
         for term in ("working", *others):
             if term is not None:
-                terms[term] = max(terms[term], self._sums.total() + self._own)
+                terms[term] = max(terms[term], self._sums.total() + self._model)

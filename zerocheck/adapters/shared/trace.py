@@ -37,8 +37,8 @@ class UnitEvent(NamedTuple):
 
     unit: its index, or ROOT; number: of "leave" and "output", of the call of a unit in this
     forward, from 0 (ROOT: -1); learns: of "leave", whether the output needs a gradient; again: the
-    backward runs the forward once more; bytes: of "parameter", of its gradient; own: what the model
-    holds between the event before and this one.
+    backward runs the forward once more; bytes: of "parameter", of its gradient; model: what the
+    model holds between the event before and this one.
     """
 
     what: What
@@ -48,7 +48,7 @@ class UnitEvent(NamedTuple):
     learns: bool = False
     again: bool = False
     bytes: int = 0
-    own: ModelMemory = NOTHING
+    model: ModelMemory = NOTHING
 
 
 class _Marked(torch.autograd.Function):
@@ -207,8 +207,8 @@ def _trace(
     finally:
         allocations = log.stop(MARK)
     return [
-        event._replace(own=own)
-        for event, own in zip(events, model_memory(allocations), strict=True)
+        event._replace(model=memory)
+        for event, memory in zip(events, model_memory(allocations), strict=True)
     ]
 
 

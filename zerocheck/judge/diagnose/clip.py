@@ -21,7 +21,7 @@ from ..pieces import split
 class Norm(NamedTuple):
     """Reported norm that is wrong on one rank.
 
-    own: the gradient as each rank holds it, its own elements only; rank: which it is; complete:
+    shards: the gradient as each rank holds it, its own elements only; rank: which it is; complete:
     whether these are all; previous: the norm reported at the step before; relative, floor: of the
     bound; by_dtype: the elements of each dtype; loss_scale: that of the step; replicas: ranks on
     the replicate axis of a mesh of two axes.
@@ -30,7 +30,7 @@ class Norm(NamedTuple):
     reported: float
     exact: float
     whole: torch.Tensor
-    own: Sequence[torch.Tensor]
+    shards: Sequence[torch.Tensor]
     rank: int
     complete: bool
     previous: float | None
@@ -45,7 +45,7 @@ class Norm(NamedTuple):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self.own)
+        return len(self.shards)
 
 
 def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
         yield bugs.NORM_OVER_ROOT_W, norm.exact / root
         yield bugs.NORM_TIMES_W, norm.exact * norm.world_size
         if not norm.complete:
-            local = [_norm_of(shard, kind) for shard in norm.own]
+            local = [_norm_of(shard, kind) for shard in norm.shards]
             yield bugs.LOCAL_NORM, local[norm.rank]
             yield bugs.SUM_OF_LOCAL_NORMS, sum(local)
             yield bugs.MEAN_OF_LOCAL_NORMS, sum(local) / norm.world_size
@@ -182,12 +182,12 @@ def clip_causes(
     max_norm: float,
     formats: Formats,
     outside: torch.Tensor,
-    own: tuple[float, float] | None = None,
+    local: tuple[float, float] | None = None,
 ) -> tuple[str, tuple[str, ...]]:
     """Return (one sentence, causes) for a clipped gradient that is wrong.
 
     before: what was clipped; norm: the reported one; factor: what it should be multiplied by;
-    outside: mask of what is wrong; own: coefficient of the norm of the rank's own shard, and how
+    outside: mask of what is wrong; local: coefficient of the norm of the rank's own shard, and how
     far that norm can be off, relative. Tensors of a dtype in which nothing is wrong say nothing.
     """
     if bool(part.isnan().any()):
@@ -213,9 +213,9 @@ def clip_causes(
         for name, (value, words) in candidates.items()
         if value != factor and math.isfinite(value) and _is(part, before, value, formats)
     }
-    if own is not None and _is(part, before, own[0], formats, own[1]):
+    if local is not None and _is(part, before, local[0], formats, local[1]):
         found[bugs.CLIPPED_BY_THE_LOCAL_NORM] = (
-            f"the gradient was multiplied by {own[0]:.6g}, the coefficient of the norm of this "
+            f"the gradient was multiplied by {local[0]:.6g}, the coefficient of the norm of this "
             "rank's own shard"
         )
     if found:
