@@ -12,7 +12,7 @@ BUNDLE = "bundle"
 @pytest.mark.parametrize("place", [one for one in PLACES if one != BUNDLE])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_ours_ends_the_checks_alone(ask: Ask, place: str, rank: int) -> None:
-    if place == "together" and rank == 1:
+    if place == "all ranks" and rank == 1:
         rank = 0  # rank 0 alone judges what all reported
     answers = ask("failing", place=place, on=[rank])
     for answer in answers:

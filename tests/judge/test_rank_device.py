@@ -126,6 +126,6 @@ def test_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_gpus_own_state_tells_ranks_apart(observe: Observe) -> None:
     cpu = torch.get_rng_state().numel()
     states = [[b"ab" + bytes(cpu)], [b"ab" + b"\1" * cpu]]
-    assert rank_device.own_states(states, torch.device("cuda", 0)) == [[b"ab"], [b"ab"]]
-    assert rank_device.own_states(states, torch.device("cpu")) == states
+    assert rank_device.states_of_device(states, torch.device("cuda", 0)) == [[b"ab"], [b"ab"]]
+    assert rank_device.states_of_device(states, torch.device("cpu")) == states
     assert replace(RankObservation(), device="cuda:0") != RankObservation()

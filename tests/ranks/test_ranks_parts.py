@@ -390,7 +390,7 @@ def test_a_rank_gives_back_what_a_large_model_left(monkeypatch: pytest.MonkeyPat
     """Cycles too, which hold tensors until somebody looks; what is small is left alone."""
     mib = 1 << 20
     readings = iter([1000 * mib, 1100 * mib, 1300 * mib, 1000 * mib])
-    monkeypatch.setattr(worker, "_own_bytes", lambda: next(readings))
+    monkeypatch.setattr(worker, "_private_bytes", lambda: next(readings))
     tidy = Tidy()
     cycle: list[object] = [torch.ones(1)]
     cycle.append(cycle)
@@ -408,10 +408,10 @@ def test_a_rank_gives_back_what_a_large_model_left(monkeypatch: pytest.MonkeyPat
 
 def test_the_memory_of_a_process_grows_with_what_it_allocates() -> None:
     code = (
-        "from zerocheck.ranks.worker import _own_bytes\n"
-        "before = _own_bytes()\n"
+        "from zerocheck.ranks.worker import _private_bytes\n"
+        "before = _private_bytes()\n"
         "kept = bytearray(b'1') * (300 << 20)\n"
-        "print(_own_bytes() - before)"
+        "print(_private_bytes() - before)"
     )
     grown = int(subprocess.check_output([sys.executable, "-c", code]))
     assert 290 << 20 <= grown <= 400 << 20

@@ -25,7 +25,7 @@ from .run_parameters import ShardMap
 from .step_record import AFTER, Fetch, RankVerdict
 
 
-def judge_together(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
+def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
     """Judge the data of all ranks on a checked step. verdicts[r]: the message of rank r."""
     context = JointContext(verdicts, fetch)
     violations: dict[Obligation, Violation] = {}

@@ -9,9 +9,9 @@ import torch
 
 from ..contract.semantics import Semantics
 from ..protocol.verdicts import Judgement, Status
-from .cross_rank_checks import judge_together
+from .cross_rank_checks import judge_all_ranks
 from .full_gradient import Full, judge_gradient
-from .rank_checks import judge_own
+from .rank_checks import judge_rank
 from .ranks import AllRanks
 from .reference import Factory
 from .step_record import Observed, RankVerdict
@@ -46,7 +46,7 @@ def judge_step(
 
     reference: makes the model that is not wrapped, for the gradient.
     """
-    gathered = ranks.gather(msgspec.msgpack.encode(judge_own(observed)))
+    gathered = ranks.gather(msgspec.msgpack.encode(judge_rank(observed)))
     verdicts = (
         [msgspec.msgpack.decode(one, type=RankVerdict) for one in gathered]
         if not ranks.rank
@@ -64,7 +64,7 @@ def judge_step(
         ranks.broadcast(msgspec.msgpack.encode(wish))
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
-    judgement = with_gradient(judge_together(verdicts, fetch), full)
+    judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
     verdict = Verdict(judgement, all(one.summary.ran > 0 for one in verdicts))
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
     ranks.broadcast(msgspec.msgpack.encode(verdict))

@@ -21,7 +21,7 @@ from .ranks import AllRanks, place_of
 from .reduced_gradient import (
     Exhibit,
     Judged,
-    compare_own,
+    compare_shards,
     exhibit,
     put,
     share_of,
@@ -81,7 +81,7 @@ def judge_gradient(
     for tensor in tensors:
         if tensor.trains:
             total = ranks.total(share_of(local, tensor))
-            found = joined(found, compare_own(observed, tensor, total, semantics))
+            found = joined(found, compare_shards(observed, tensor, total, semantics))
     return _verdict(observed, local, found, tensors, semantics, ranks)
 
 

@@ -27,7 +27,7 @@ ORDER = ("step", *STATES, "parameter")
 """Order in which an optimizer computes: what comes first is wrong first."""
 
 
-def judge_own(observed: Observed) -> RankVerdict:
+def judge_rank(observed: Observed) -> RankVerdict:
     """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
     with torch.no_grad():
         context = SliceContext(observed)

@@ -110,7 +110,7 @@ def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
     return observed.values.get(("gradient", number)) if reduced is None else reduced
 
 
-def compare_own(
+def compare_shards(
     observed: Observed, tensor: RunParameter, total: Total, semantics: Semantics
 ) -> Judged:
     """Compare this rank's shards of one tensor with the enclosure."""

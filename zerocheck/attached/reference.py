@@ -43,7 +43,7 @@ class Reference:
     """Unwrapped model with the parameters of the step."""
 
     def __init__(self, factory: Factory, device: torch.device) -> None:
-        with _own_random(device):
+        with _separate_random(device):
             made = factory()
             # A factory of `zerocheck run --model` gives more than the model.
             model = made[0] if isinstance(made, tuple) and made else made
@@ -111,7 +111,7 @@ class Reference:
         """Return the gradients of these calls. buffers: those that the run had before them."""
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
-        with _own_random(self.device):
+        with _separate_random(self.device):
             first = self._run(forwards, buffers)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -189,7 +189,7 @@ def _summed(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 @contextmanager
-def _own_random(device: torch.device) -> Iterator[None]:
+def _separate_random(device: torch.device) -> Iterator[None]:
     """Random numbers are drawn from a state of its own, on the CPU and on the device."""
     with forked(device):
         yield

@@ -16,13 +16,13 @@ from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
 from ..user_code import import_user_code
 from .bundle import Bundle, read
-from .cross_rank_checks import judge_together
+from .cross_rank_checks import judge_all_ranks
 from .exchange import with_gradient
 from .full_gradient import Full, joined, why_not
-from .rank_checks import judge_own
+from .rank_checks import judge_rank
 from .reduced_gradient import (
     Judged,
-    compare_own,
+    compare_shards,
     exhibit,
     put,
     share_of,
@@ -117,12 +117,12 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
 
 
 def _judged(ranks: list[Observed]) -> Judgement:
-    verdicts = [judge_own(one) for one in ranks]
+    verdicts = [judge_rank(one) for one in ranks]
 
     def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
         return ranks[rank].values.get((what, number))
 
-    return judge_together(verdicts, fetch)
+    return judge_all_ranks(verdicts, fetch)
 
 
 def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
@@ -169,7 +169,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
         if tensor.trains:
             total = total_of([share_of(local, tensor) for local in locals_])
             for rank, one in enumerate(ranks):
-                found[rank] = joined(found[rank], compare_own(one, tensor, total, semantics))
+                found[rank] = joined(found[rank], compare_shards(one, tensor, total, semantics))
     asked = worst(found, tensors)
     shown = [exhibit(one, local, asked) for one, local in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)

@@ -148,7 +148,7 @@ class Observation:
         """Return each rank's observation of step `index`."""
         return [one.steps[index - self.first] for one in self.ranks]
 
-    def own_gradients(self, index: int) -> bool:
+    def unreduced(self, index: int) -> bool:
         """Return True if the gradients of step `index` may be each rank's own.
 
         See StepReport.reduced. The last forward has no report of its own, so those of all steps

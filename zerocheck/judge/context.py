@@ -29,7 +29,7 @@ from .owners import owners_copies
 from .ownership import Ownership
 from .pieces import in_pieces
 from .precision import Computing, begun_in
-from .rank_device import own_states, ran_on
+from .rank_device import ran_on, states_of_device
 from .recovery import Recovery
 from .state import StartState, State
 from .step_replay import StepReplay
@@ -160,7 +160,7 @@ class StepContext:
     @property
     def random(self) -> list[list[bytes]]:
         """Random states that dropout draws from, [rank][microbatch]."""
-        return own_states(self.observation.random_states(self.index), self.judged.device)
+        return states_of_device(self.observation.random_states(self.index), self.judged.device)
 
     @cached_property
     def passes(self) -> Passes:
@@ -207,7 +207,7 @@ class StepContext:
         if not self.judged.owned(self.index, "reduced"):
             return None
         held = self.observation.held(self.index, "reduced", "gradient")
-        if held is not None and self.observation.own_gradients(self.index) and not held.agree:
+        if held is not None and self.observation.unreduced(self.index) and not held.agree:
             held = None
         if held is None:
             self.verdicts.hidden_gradient()

@@ -35,7 +35,7 @@ def ran_on(observations: Sequence[RankObservation]) -> torch.device:
     return device
 
 
-def own_states(states: Sequence[Sequence[bytes]], device: torch.device) -> list[list[bytes]]:
+def states_of_device(states: Sequence[Sequence[bytes]], device: torch.device) -> list[list[bytes]]:
     """Return, by [rank][microbatch], the part of the random state that dropout draws from."""
     return [[drawn_from(state, device) for state in of_rank] for of_rank in states]
 

@@ -148,18 +148,18 @@ class Tidy:
     """Gives memory back after a job that left much of it: the judge needs room for its own."""
 
     def __init__(self) -> None:
-        self._kept = _own_bytes()
+        self._kept = _private_bytes()
 
     def __call__(self) -> None:
         """Free what jobs left since the last time, if it is more than a small model leaves."""
-        if _own_bytes() - self._kept > KEPT_BYTES:
+        if _private_bytes() - self._kept > KEPT_BYTES:
             gc.collect()
             with contextlib.suppress(OSError, AttributeError):  # glibc alone keeps what was freed
                 ctypes.CDLL(None).malloc_trim(0)
-            self._kept = _own_bytes()
+            self._kept = _private_bytes()
 
 
-def _own_bytes() -> int:
+def _private_bytes() -> int:
     """Memory that this process shares with no file; 0 where it is unknown."""
     with contextlib.suppress(OSError), open("/proc/self/statm") as statm:
         _, resident, shared, *_ = map(int, statm.read().split())

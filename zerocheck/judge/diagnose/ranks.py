@@ -178,7 +178,7 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
             "the rank's own": enclosed_sum(evidence, local, divide),
             "the rank's own divided by W": enclosed_sum(evidence, local, divide * world),
             "the sum over ranks, not divided": enclosed_sum(evidence, everything, divide),
-            EARLY: _own_divided(evidence, rank, divide),
+            EARLY: _local_divided(evidence, rank, divide),
         }
         for here, there in pieces(plan.index, evidence.layout.size):
             asked = wrong[there]
@@ -204,7 +204,7 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     ), f"{words}: part of a tensor is never reduced; or {late}"
 
 
-def _own_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:
+def _local_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:
     """Sum over ranks in which this rank contributed its mean instead of its gradient."""
     world = len(evidence.passes.gradients)
     weights = torch.ones(world, 1, 1, dtype=torch.float64)

@@ -193,7 +193,7 @@ def check_clipped(
                 case.training.clip,
                 layout.formats.at(plan.index),
                 misfit.outside,
-                _own_coefficient(gradient, rank, layout, case, semantics),
+                _local_coefficient(gradient, rank, layout, case, semantics),
             )
             return share, describe(
                 misfit,
@@ -209,7 +209,7 @@ def check_clipped(
     return share, None
 
 
-def _own_coefficient(
+def _local_coefficient(
     gradient: RoleState, rank: int, layout: ParameterLayout, case: Case, semantics: Semantics
 ) -> tuple[float, float] | None:
     """Return the coefficient of the norm of the rank's own shard, and that norm's relative error.

@@ -36,7 +36,7 @@ Held = dict[At, dict[Category, Counter[str]]]
 """Bytes by holder, of each category, at the end of each phase."""
 
 
-def held_by(lines: Sequence[Line]) -> Held:
+def bytes_by_category(lines: Sequence[Line]) -> Held:
     """Return the lines that are compared, in the order of time."""
     held: Held = {}
     for line in lines:
@@ -49,7 +49,7 @@ def held_by(lines: Sequence[Line]) -> Held:
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """Find the first place where a rank holds other bytes, and all ranks that do so there."""
-    held = [held_by(one.lines) for one in measured]
+    held = [bytes_by_category(one.lines) for one in measured]
     violation = (
         _unexplained(held)
         or _not_closed(measured)

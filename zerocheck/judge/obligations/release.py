@@ -22,7 +22,7 @@ from ...contract.layout import CATEGORIES, Category
 from ...protocol.measurements import Measured
 from ...protocol.verdicts import Violation, merge_violations
 from ..obligation import Checked, Measurements, ObligationCheck
-from .persistent import At, Held, held_by, words
+from .persistent import At, Held, bytes_by_category, words
 
 BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 """What depends on the batch, where parameters are used sometimes."""
@@ -30,7 +30,7 @@ BY_DATA: tuple[Category, ...] = ("gradient", "optimizer")
 
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """Find the first growth, or the bytes left in the end."""
-    held = [held_by(one.lines) for one in measured]
+    held = [bytes_by_category(one.lines) for one in measured]
     found = (_growth(case, held), _left(held))
     return Checked(
         violation=merge_violations([one for one in found if one is not None]), exercised=any(held)
