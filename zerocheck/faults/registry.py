@@ -17,56 +17,6 @@ from ..catalogue import extra_of, spelled
 from . import fault as description
 from .fault import Fault
 
-_ORDER = [
-    "gradient",
-    "padding:AlignedWalkedUnaligned",
-    "unused",
-    "shapes:ScalarsOutside",
-    "gradient:NotWaitedFor",
-    "gradient:WaitsForTheOneBefore",
-    "freezing",
-    "article:ArticleStage1",
-    "accumulation",
-    "loss_scaling",
-    "clipping",
-    "padding",
-    "update",
-    "sgd",
-    "publishing",
-    "shapes:TransposedAsStored",
-    "ownership",
-    "shapes",
-    "ownership:Untied",
-    "forward",
-    "buffers",
-    "dtypes",
-    "unused:UnusedNotReduced",
-    "article",
-    "omissions",
-    "gradient:ExtraParallelDivisor",
-    "gradient:OwnershipUntested",
-    "accumulation:AccumulateGated",
-    "accumulation:ClearedTooEarly",
-    "clipping:NormInHalf",
-    "restoring",
-    "races",
-    "checkpoints",
-    "sgd:MomentumLost",
-    "sgd:MomentumOfAnotherParameter",
-    "exports",
-    "files",
-    "memory",
-    "window",
-    "communication",
-    "hosts",
-    "replicas",
-    "precision",
-    "offloading",
-    "compiling",
-    "tensor_parallel",
-]
-"""Modules in the order of trial, those left out at the end; a class that is named has its place."""
-
 
 def _read(module: str) -> Iterator[tuple[str, Fault]]:
     """Iterate over the faults of a module of this package, each with its class."""
@@ -88,22 +38,12 @@ def _lowered(line: str) -> str:
     return f"{first.lower() if lower else first}{space}{rest}"
 
 
-def _place(fault: Fault) -> int:
-    """Return the place of a fault's class or module in the order of trial."""
-    place = fault.where.removeprefix(f"{__package__}.")
-    places = (_ORDER.index(name) for name in (place, place.partition(":")[0]) if name in _ORDER)
-    return next(places, len(_ORDER))
-
-
-_OWN = sorted(
-    (
-        replace(fault, where=f"{__package__}.{module}:{kind}")
-        for module in sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
-        for kind, fault in _read(module)
-    ),
-    key=_place,
-)
-"""Faults of classes of their own, in the order of trial."""
+_CLASSES = [
+    replace(fault, where=f"{__package__}.{module}:{kind}")
+    for module in sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    for kind, fault in _read(module)
+]
+"""Faults of classes, by module."""
 
 _INJECTIONS = {
     fault.name: replace(fault, injected=fault.name) for _, fault in _read("injections.collectives")
@@ -148,10 +88,10 @@ _INJECTED = [
     ),
 ]  # fmt: skip
 
-ALL = [*_OWN, *_INJECTED]
+ALL = [*_CLASSES, *_INJECTED]
 """All faults. Names are unique, which a test holds."""
 
-OF_EXTRAS: dict[str, Fault] = {fault.name: fault for fault in _OWN if extra_of(fault.where)}
+OF_EXTRAS: dict[str, Fault] = {fault.name: fault for fault in _CLASSES if extra_of(fault.where)}
 """Those of a library that is an extra. They are tried where they are named."""
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in ALL if fault.name not in OF_EXTRAS}
