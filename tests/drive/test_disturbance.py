@@ -119,7 +119,7 @@ def test_states_are_noted_where_a_loss_is_entered_and_kept_once() -> None:
         carried.start()
         state = torch.get_rng_state().numpy().tobytes()
         assert carried.states[0] == state != carried.states[1]
-        other = CarriedRandomness(Case(data=Data(rng="carried")), rank=2)
+        other = CarriedRandomness(Case(data=Data(rng="carried")), rank=0)
         other.start()
         other.note()
         assert other.states[0] != state

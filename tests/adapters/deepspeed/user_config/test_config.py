@@ -58,7 +58,11 @@ def test_a_config_of_stage_2_as_people_write_it(given: Any) -> None:
     assert made.stage == 2 and made.adam is not None and not made.optimizer
     case = merged(Case(), made.fixed, source="it")
     assert (case.training.clip, case.training.microbatches) == (0.5, 4)
-    assert (case.precision.compute, case.precision.reduce, made.summed) == ("bf16", "bf16", None)
+    assert (case.precision.compute, case.precision.reduce, made.accumulate_dtype) == (
+        "bf16",
+        "bf16",
+        None,
+    )
     (group,) = case.optimizer.groups
     assert (group.pattern, group.lr, group.beta1, group.beta2) == ("*", 3e-5, 0.8, 0.999)
     assert (group.eps, group.weight_decay) == (1e-8, 3e-7)
@@ -157,10 +161,10 @@ def test_dtypes(given: Any) -> None:
     wide = {"data_types": {"grad_accum_dtype": "float32", "param_dtype": "bf16"}}
     made = given({**bf16, **wide, **zero(1)})
     assert made.fixed["precision"] == {"compute": "bf16", "reduce": "bf16"}
-    assert made.summed == "fp32" and made.bf16 == {"immediate_grad_update": True}
+    assert made.accumulate_dtype == "fp32" and made.bf16 == {"immediate_grad_update": True}
     both = given({**bf16, **wide, "communication_data_type": "FP32", **zero(1)})
     assert both.fixed["precision"] == {"compute": "bf16", "reduce": "fp32"}
-    assert both.summed is None
+    assert both.accumulate_dtype is None
     narrow = given({"communication_data_type": "bf16", **zero(1)})
     assert narrow.fixed["precision"] == {"compute": "fp32", "reduce": "bf16"}
     left_open = given({"bfloat16": {"enabled": "auto"}, "communication_data_type": "fp32"})
