@@ -68,7 +68,7 @@ def test_the_newcomer_finds_what_to_type() -> None:
 
 
 def test_every_obligation_is_described() -> None:
-    described = re.findall(r"(?m)^\| (\w+) \|", README)
+    described = re.findall(r"(?m)^\| ([\w-]+) \|", README)
     assert [name for name in described if name in OBLIGATIONS] == sorted(
         OBLIGATIONS, key=described.index
     )

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Training
+from zerocheck.judge.vacuity import Vacuity
 
 CASE = Case(
     mesh=(2,),
@@ -80,3 +81,9 @@ def test_it_is_written_down(observe: Callable) -> None:
     judgement = observe("ddp", CASE).judge()
     back = msgspec.json.decode(msgspec.json.encode(judgement), type=type(judgement))
     assert back.vacuous == judgement.vacuous
+
+
+def test_an_obligation_without_a_rule_is_not_vacuous() -> None:
+    """A new obligation is not reported as vacuous because nobody takes its evidence."""
+    vacuity = Vacuity(())
+    assert vacuity.among(("loss", "release")) == ("loss",)

@@ -1,6 +1,6 @@
 """Adapters: built-in implementations of torch and DeepSpeed, and the textbook ZeRO.
 
-Each is a folder with the same files: `adapter.py` is the implementation, `refusals.py` has the
+Each is a folder: `adapter.py` is the implementation. Where it needs them, `refusals.py` has the
 cases that it cannot run, `layout.py` and `collectives.py` predict its bytes and calls. These
 packages import nothing themselves: the command line starts without torch.
 

@@ -170,8 +170,8 @@ class Implementation:
     `semantics`).
     Without it, such cases are unsupported and are not drawn."""
     axes: ClassVar[Collection[AxisName]] = frozenset({"shard"})
-    """Axes of the mesh that it handles: "shard", the ranks over which it shards, or all of them
-    where it does not; "replicate" (ranks along it hold the same shards, of different samples); "tp"
+    """Axes of the mesh that it handles: "shard" (ranks along it have different samples; a sharder
+    shards over it, DDP averages over it); "replicate" (ranks along it hold the same shards, of different samples); "tp"
     (shards layers over it, see `sharding.tensor_parallel`). Cases with others are unsupported and
     are not drawn."""
 

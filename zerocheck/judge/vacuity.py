@@ -18,6 +18,11 @@ from ..protocol.verdicts import Obligation
 from .layout import Buffers
 from .state import State
 
+RULES = frozenset[Obligation](
+    ("ownership", "loss", "gradient", "clip", "update", "publish", "buffers")
+)
+"""Obligations of a step whose evidence is taken here. Any other is vacuous in no case."""
+
 
 class Vacuity:
     """Collector, step by step, of the obligations that could have failed."""
@@ -26,7 +31,7 @@ class Vacuity:
         """Start without evidence. observations: the ranks' observations of the case."""
         self._world_size = len(observations)
         self._could_fail: set[Obligation] = set()
-        if _cut(observations):
+        if observations and _partitioned(observations):
             self._could_fail.add("ownership")
 
     def losses(self, expected: Iterable[Iterable[float]]) -> None:
@@ -68,10 +73,10 @@ class Vacuity:
 
     def among(self, holding: Iterable[Obligation]) -> tuple[Obligation, ...]:
         """Select the obligations that hold although nothing could have failed."""
-        return tuple(obligation for obligation in holding if obligation not in self._could_fail)
+        return tuple(one for one in holding if one in RULES and one not in self._could_fail)
 
 
-def _cut(observations: Sequence[RankObservation]) -> bool:
+def _partitioned(observations: Sequence[RankObservation]) -> bool:
     """Return True if some rank lacks some tensor, or a part of one."""
     held = [
         {entry for manifest in rank.manifests for entry in manifest if entry.present}

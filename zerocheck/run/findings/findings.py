@@ -29,9 +29,9 @@ FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
     "release": frozenset(("persistent",)),
     "peak": frozenset(("persistent", "communication")),
 }
-"""What can follow from what: copies differ because the gradients did, and so on. An update follows
-from a checkpoint before the first step, which changed the state; what grows, and what is
-held for a while, from what is held beyond the layout or sent."""
+"""Obligation -> obligations from whose violation one of it can follow: copies differ because the
+gradients did, so `publish` maps to `gradient`. An update follows from a checkpoint before the first
+step, which changed the state; growth and a peak, from bytes beyond the layout or sent."""
 
 IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 """The listed known issue that a failure of a case is, if it is one."""
