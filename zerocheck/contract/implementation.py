@@ -171,9 +171,9 @@ class Implementation:
     Without it, such cases are unsupported and are not drawn."""
     axes: ClassVar[Collection[AxisName]] = frozenset({"shard"})
     """Axes of the mesh that it handles: "shard" (ranks along it have different samples; a sharder
-    shards over it, DDP averages over it); "replicate" (ranks along it hold the same shards, of different samples); "tp"
-    (shards layers over it, see `sharding.tensor_parallel`). Cases with others are unsupported and
-    are not drawn."""
+    shards over it, DDP averages over it); "replicate" (ranks along it hold the same shards, of
+    different samples); "tp" (shards layers over it, see `sharding.tensor_parallel`). Cases with
+    others are unsupported and are not drawn."""
 
     keeps: ClassVar[Collection[str]] = ()
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),
