@@ -89,7 +89,7 @@ class Driver:
         self.delays = Delays(case, rank)
         self.device = device
         self._random = CarriedRandomness(case, rank, device)
-        self._left = RandomRecorder(case, device)
+        self._rng_after = RandomRecorder(case, device)
         self._graphs: GraphNotes | None = None
         self._notes = True
         self._loss_of = loss_of(case)
@@ -270,7 +270,7 @@ class Driver:
             viewed=tuple(sorted(probe.viewed)),
             cast=tuple(sorted(probe.cast)),
             random=self._random.taken(),
-            left=self._left.taken(),
+            rng_after=self._rng_after.taken(),
             reduced=bool(shown.reduced),
             recomputed=tuple(sorted(probe.recomputed)),
             graphs=self._graphs_of(probe),
@@ -357,7 +357,7 @@ class Driver:
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             self.progress.at(f"step {index}, microbatch {number}, after the forward")
             if self._notes:
-                self._left.note()
+                self._rng_after.note()
             loss = self._loss_of(outputs, target)
             loss = loss * math.inf if infinite else loss
             if self._graphs is not None:

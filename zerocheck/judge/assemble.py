@@ -166,19 +166,19 @@ class Observation:
             for one in self.ranks
         ]
 
-    def left(self, index: int, *, apart: bool) -> list[tuple[str, ...]]:
+    def rng_after(self, index: int, *, apart: bool) -> list[tuple[str, ...]]:
         """Return, per rank, hashes of the random states after the forwards of step `index`.
 
         Empty where ranks are not apart: those that compute one thing together leave the same.
         """
-        return [one.left for one in self.steps(index)] if apart else []
+        return [one.rng_after for one in self.steps(index)] if apart else []
 
-    def left_elsewhere(self, index: int) -> set[str]:
+    def rng_after_elsewhere(self, index: int) -> set[str]:
         """Return hashes of the random states after the forwards of all other steps."""
         steps = [
             step for one in self.ranks for n, step in enumerate(one.steps, self.first) if n != index
         ]
-        return {one for step in steps for one in step.left}
+        return {one for step in steps for one in step.rng_after}
 
     def loss_scales(self, index: int) -> list[float]:
         """Return, per rank, the reported loss scale of step `index`.

@@ -182,9 +182,9 @@ class StepContext:
         return partial(self.judged.replayed.passes, self.index, self.before)
 
     @property
-    def left(self) -> list[tuple[str, ...]]:
+    def rng_after(self) -> list[tuple[str, ...]]:
         """Hashes of the random states that each rank's forwards left."""
-        return self.observation.left(self.index, apart=not self.case.axes.has("tp"))
+        return self.observation.rng_after(self.index, apart=not self.case.axes.has("tp"))
 
     def evaluated(self) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""

@@ -79,7 +79,7 @@ class StepObservation(msgspec.Struct, frozen=True, array_like=True):
     """Number of the random state at the entry of each loss, where the case carries it on."""
     viewed: tuple[str, ...] = ()
     """Modules whose parameters are made again, as views, at each call."""
-    left: tuple[str, ...] = ()
+    rng_after: tuple[str, ...] = ()
     """Hash of the random state at the end of each forward, if the model has dropout."""
     cast: tuple[str, ...] = ()
     """Modules whose inputs are cast to another dtype."""

@@ -43,13 +43,13 @@ def causes(
     observed: Losses,
     expected: Losses,
     evaluated: Losses | None,
-    left: Sequence[Sequence[str]] = (),
-    left_elsewhere: Collection[str] = (),
+    rng_after: Sequence[Sequence[str]] = (),
+    rng_after_elsewhere: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Find all causes that explain every wrong loss.
 
-    evaluated: the losses in evaluation mode; left: per rank a hash of the random state at the end
-    of each forward; left_elsewhere: those of other steps.
+    evaluated: the losses in evaluation mode; rng_after: per rank a hash of the random state at the
+    end of each forward; rng_after_elsewhere: those of other steps.
     """
     wrong = [
         (rank, number)
@@ -70,28 +70,32 @@ def causes(
         observed[rank][number] == evaluated[rank][number] for rank, number in wrong
     ):
         found.append(bugs.EVALUATION_MODE)
-    if not found and left and _alike(wrong, left, left_elsewhere):
+    if not found and rng_after and _alike(wrong, rng_after, rng_after_elsewhere):
         found.append(bugs.SEED_FOR_ALL)
     return tuple(found)
 
 
-def seeded_alike(left: Sequence[Sequence[str]]) -> bool:
+def seeded_alike(rng_after: Sequence[Sequence[str]]) -> bool:
     """Return True if every forward's final random state is also that of another rank."""
-    every = [(rank, number) for rank, hashes in enumerate(left) for number in range(len(hashes))]
-    return bool(every) and _alike(every, left)
+    every = [
+        (rank, number) for rank, hashes in enumerate(rng_after) for number in range(len(hashes))
+    ]
+    return bool(every) and _alike(every, rng_after)
 
 
 def _alike(
     wrong: Sequence[tuple[int, int]],
-    left: Sequence[Sequence[str]],
+    rng_after: Sequence[Sequence[str]],
     elsewhere: Collection[str] = (),
 ) -> bool:
     """Return True if every wrong forward's final random state is also that of another one."""
     return all(
-        number < len(left[rank])
+        number < len(rng_after[rank])
         and (
-            left[rank][number] in elsewhere
-            or any(left[rank][number] in other for r, other in enumerate(left) if r != rank)
+            rng_after[rank][number] in elsewhere
+            or any(
+                rng_after[rank][number] in other for r, other in enumerate(rng_after) if r != rank
+            )
         )
         for rank, number in wrong
     )

@@ -43,7 +43,7 @@ def check(
     loss_scale: float = 1.0,
     buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
     unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
-    left: Sequence[Sequence[str]] = (),
+    rng_after: Sequence[Sequence[str]] = (),
     noise: torch.Tensor | float = 0.0,
     diagnose: bool = True,
 ) -> tuple[float, Violation | None]:
@@ -51,7 +51,7 @@ def check(
 
     used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
     buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
-    too, see Evidence; left: see diagnose/loss.py; noise: as of `expected`;
+    too, see Evidence; rng_after: see diagnose/loss.py; noise: as of `expected`;
     diagnose: look for the cause.
     """
     kept = () if case.training.set_to_none else used_before
@@ -94,7 +94,7 @@ def check(
             loss_scale,
             buffers(),
             None if case.training.clip is None else unclipped_before(),
-            seeded_alike(left),
+            seeded_alike(rng_after),
             noise,
         )
         found = causes(evidence)
@@ -223,7 +223,7 @@ def _judged(
             used_before=step.used_before,
             loss_scale=step.observation.loss_scales(step.index)[0],
             buffers=step.judged.flat_buffers,
-            left=step.left,
+            rng_after=step.rng_after,
             noise=tolerances.gradient,
             diagnose=not step.judged.brief,
         )

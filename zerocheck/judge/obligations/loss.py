@@ -21,15 +21,15 @@ def check(
     *,
     step: int,
     evaluated: Callable[[], Losses] | None = None,
-    left: Sequence[Sequence[str]] = (),
-    left_elsewhere: Collection[str] = (),
+    rng_after: Sequence[Sequence[str]] = (),
+    rng_after_elsewhere: Collection[str] = (),
     tolerance: float = 0.0,
 ) -> Violation | None:
     """Find the first loss that differs, with its rank and microbatch.
 
-    tolerance: that of a loss, where kernels are not the reference's; 0 is bit for bit.
-    evaluated: the losses in evaluation mode, asked for only if they can explain something; left,
-    left_elsewhere: see diagnose/loss.py.
+    tolerance: that of a loss, where kernels are not the reference's; 0 is bit for bit. evaluated:
+    the losses in evaluation mode, asked for only if they can explain something; rng_after,
+    rng_after_elsewhere: see diagnose/loss.py.
     """
     if same(observed, expected, tolerance):
         return None
@@ -59,7 +59,11 @@ def check(
         text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
         return _violation(step, tuple(bad), text, (bugs.UNINITIALISED_MEMORY,), a, b)
     names = causes(
-        observed, expected, None if evaluated is None else evaluated(), left, left_elsewhere
+        observed,
+        expected,
+        None if evaluated is None else evaluated(),
+        rng_after,
+        rng_after_elsewhere,
     )
     text += "".join(SENTENCES[name] for name in names[:1])
     return _violation(step, tuple(bad), text, names, a, b, tolerance)
@@ -136,8 +140,8 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
             tolerance=tolerances.loss,
             step=step.index,
             evaluated=step.evaluated,
-            left=step.left,
-            left_elsewhere=step.observation.left_elsewhere(step.index),
+            rng_after=step.rng_after,
+            rng_after_elsewhere=step.observation.rng_after_elsewhere(step.index),
         )
 
     _, violation = step.tolerance.judged("loss", within)
