@@ -31,7 +31,8 @@ from torch.distributed.run import parse_args
 import zerocheck
 from zerocheck.cli import main as program
 from zerocheck.errors import UsageError
-from zerocheck.run.plan.options import RunOptions, parse_obligations, parse_world_sizes
+from zerocheck.run.plan.options import RunOptions, parse_obligations
+from zerocheck.run.plan.settings import parse_world_sizes
 
 
 class Row(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from hostile.trials import refused
 
 from zerocheck.errors import UsageError
-from zerocheck.run.plan.options import parse_world_sizes
+from zerocheck.run.plan.settings import parse_world_sizes
 
 
 def test_a_size_without_a_unit() -> None:

@@ -55,7 +55,8 @@ def faults(
 
     Exits with 0 if all are caught, 1 if one escapes, 2 for wrong usage.
     """
-    from ..run.plan.options import parse_obligations, parse_world_sizes
+    from ..run.plan.options import parse_obligations
+    from ..run.plan.settings import parse_world_sizes
 
     if listed:
         return list_faults()

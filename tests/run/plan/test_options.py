@@ -9,8 +9,9 @@ import pytest
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import EQUIVALENCE
-from zerocheck.run.plan.options import RunOptions, parse_obligations, parse_world_sizes
+from zerocheck.run.plan.options import RunOptions, parse_obligations
 from zerocheck.run.plan.profiles import PROFILES
+from zerocheck.run.plan.settings import parse_world_sizes
 
 
 def test_defaults() -> None:

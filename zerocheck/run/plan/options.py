@@ -18,7 +18,6 @@ from ...launcher import has_launcher
 from ...protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
 from ..known_issues.entries import KnownIssue, load
 from .profiles import PROFILES
-from .settings import SETTINGS
 
 Ranks = Literal["processes", "torchrun"]
 RANKS: tuple[Ranks, ...] = get_args(Ranks)
@@ -159,11 +158,6 @@ def check_backend(given: str | None, device: str) -> None:
         raise unknown("backend", given, BACKENDS)
     if given == "nccl" and device == CPU:
         raise UsageError("--backend nccl is for GPUs, and the device is the cpu (allowed: gloo)")
-
-
-def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Parse `"1,2,3"` or `"2-4"`. Raises UsageError for anything but numbers."""
-    return SETTINGS["world_sizes"].of_text(text)  # type: ignore[no-any-return]
 
 
 def parse_obligations(text: str) -> tuple[Obligation, ...]:

@@ -267,6 +267,11 @@ def of_texts(texts: Mapping[str, str], where: str) -> dict[str, Any]:
     return checked(values, where)
 
 
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """Parse `"1,2,3"` or `"2-4"`. Raises UsageError for anything but numbers."""
+    return SETTINGS["world_sizes"].of_text(text)  # type: ignore[no-any-return]
+
+
 def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return `values`, if a run could have them, files aside. UsageError has `where` before it."""
     if values:
