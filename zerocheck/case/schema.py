@@ -6,6 +6,7 @@ case file from elsewhere is data and nothing else. Sizes are in elements, counts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
@@ -328,7 +329,6 @@ MeshSizes = Annotated[
     Meta(min_length=1, max_length=2),
 ]
 
-
 Hosts = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Meta(max_length=64)]
 
 
@@ -390,15 +390,9 @@ class Case(_Data, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        size = 1
-        for axis in self.mesh:
-            size *= axis
-        return size
+        return math.prod(self.mesh)
 
     @property
     def axes(self) -> Mesh:
-        """Mesh of `mesh` with named axes: code asks it, and not the sizes.
-
-        Raises ValueError if the sizes of inner axes do not divide the ranks.
-        """
+        """Mesh with named axes. Raises ValueError if inner axes do not divide the ranks."""
         return mesh_of(self.mesh, self.sharding.inner)
