@@ -52,12 +52,12 @@ def test_what_is_held_and_let_go_of_adds_up() -> None:
     window.at(0, "forward")
     window.hold("gathered", "a", 40)
     window.hold("gathered", "a", 40)  # it is there already
-    window.own(ModelMemory(60, 20))
+    window.of_model(ModelMemory(60, 20))
     window.free("gathered", "a")
     window.free("gathered", "never")
-    window.own(ModelMemory(None, 24))
+    window.of_model(ModelMemory(None, 24))
     window.at(0, "backward")
-    window.own(ModelMemory(50, 50))
+    window.of_model(ModelMemory(50, 50))
     window.gradient("w", 12)
     window.hold("bucket", 0, 16)
     window.free("other", "w")
@@ -75,11 +75,11 @@ def test_what_is_held_and_let_go_of_adds_up() -> None:
 def test_a_gradient_that_is_added_to_another_is_gone() -> None:
     window = LiveMemory()
     window.at(0, "forward")
-    window.own(ModelMemory(30, 30))
+    window.of_model(ModelMemory(30, 30))
     window.gradient("w", 30)
-    window.own(ModelMemory(30, 30))
+    window.of_model(ModelMemory(30, 30))
     window.gradient("w", 30)
-    window.own(ModelMemory(60, 0))
+    window.of_model(ModelMemory(60, 0))
     assert window.highest(["working"]) == (Highest("forward", 0, "working", 90),)
 
 
