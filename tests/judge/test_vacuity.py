@@ -83,7 +83,7 @@ def test_it_is_written_down(observe: Callable) -> None:
     assert back.vacuous == judgement.vacuous
 
 
-def test_an_obligation_without_a_rule_is_not_vacuous() -> None:
+def test_an_obligation_without_a_rule_is_not_vacuous(observe: Callable) -> None:
     """A new obligation is not reported as vacuous because nobody takes its evidence."""
-    vacuity = Vacuity(())
+    vacuity = Vacuity(observe("ddp", CASE).seen)
     assert vacuity.among(("loss", "release")) == ("loss",)

@@ -23,7 +23,7 @@ SPLITS: Mapping[AxisName, frozenset[Split]] = {
     "shard": frozenset(("batch", "parameters")),
     "tp": frozenset(("parameters", "activations")),
 }
-"""What each axis splits. Along replicate, ranks hold equal shards; along tp (tensor parallelism),
+"""Splits of each axis. Along replicate, ranks hold equal shards; along tp (tensor parallelism),
 ranks read the same samples and compute parts of each layer."""
 
 
@@ -38,7 +38,7 @@ class Axis:
     name: AxisName
     size: int
     splits: frozenset[Split]
-    """What differs between the ranks along it: each has its own part."""
+    """Parts of training that differ between the ranks along it."""
 
     def __post_init__(self) -> None:
         if self.size < 1:

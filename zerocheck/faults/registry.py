@@ -92,7 +92,7 @@ ALL = [*_CLASSES, *_INJECTED]
 """All faults. Names are unique, which a test holds."""
 
 OF_EXTRAS: dict[str, Fault] = {fault.name: fault for fault in _CLASSES if extra_of(fault.where)}
-"""Those of a library that is an extra. They are tried where they are named."""
+"""Faults of a library that is an extra: tried where they are named."""
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in ALL if fault.name not in OF_EXTRAS}
 """Name -> fault. All of them are tried where none is named."""

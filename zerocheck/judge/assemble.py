@@ -125,7 +125,7 @@ class Observation:
     first: int = 0
     """Index of the first step."""
     replicated: Mesh | None = None
-    """As in `RoleState`."""
+    """Mesh whose replicas hold copies, or None: see `RoleState`."""
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
     _held: dict[tuple[int, Point, str], RoleState | None] = field(init=False, default_factory=dict)
     _plans: dict[tuple[Entry, ...], ManifestPlan] = field(init=False, default_factory=dict)

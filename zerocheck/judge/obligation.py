@@ -22,8 +22,8 @@ class Checked(NamedTuple):
     violation: Violation | None = None
     """Violation, mostly of the obligation that was checked: see `publish.stale`."""
     exercised: bool = True
-    """Of a measurement only, whose check yields exactly one result. The check of a step yields
-    nothing where it was not exercised."""
+    """False of a measurement that exercised nothing: its check yields exactly one result. The check
+    of a step yields nothing instead."""
     vacuous: bool = False
     """True if it holds since nothing could fail. Of a measurement only: vacuity.py decides on
     those of a step."""

@@ -31,7 +31,7 @@ class Vacuity:
         """Start without evidence. observations: the ranks' observations of the case."""
         self._world_size = len(observations)
         self._could_fail: set[Obligation] = set()
-        if observations and _partitioned(observations):
+        if _partitioned(observations):
             self._could_fail.add("ownership")
 
     def losses(self, expected: Iterable[Iterable[float]]) -> None:
