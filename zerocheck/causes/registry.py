@@ -27,6 +27,9 @@ class Cause:
     violation; 3: a hint where nothing else does."""
     aliases: tuple[str, ...] = ()
     """Older texts, which known issues may still use."""
+    attributed: str = ""
+    """Regular expression, found in the attribution of a violation with this cause: the operation
+    that is wrong, in the words of attribution. Empty: attribution does not know it."""
     texts: tuple[str, ...] = ()
     """Every text: one, or those of the members of a family."""
 
@@ -54,11 +57,21 @@ def cause(
     of: tuple[str, ...] = (),
     tier: int = 1,
     aliases: tuple[str, ...] = (),
+    attributed: str = "",
 ) -> str:
     """Register a cause and return its text, which is the value of its constant."""
-    _add(Cause(
-        text=text, of=of, shows=shows, usual=usual, tier=tier, aliases=aliases, texts=(text,)
-    ))  # fmt: skip
+    _add(
+        Cause(
+            text=text,
+            of=of,
+            shows=shows,
+            usual=usual,
+            tier=tier,
+            aliases=aliases,
+            attributed=attributed,
+            texts=(text,),
+        )
+    )
     return text
 
 
@@ -69,6 +82,7 @@ def family(
     usual: str,
     of: tuple[str, ...] = (),
     tier: int = 1,
+    attributed: str = "",
     **fields: tuple[str, ...],
 ) -> CauseFamily:
     """Register causes whose text has fields in braces. fields: the values of each."""
@@ -76,7 +90,17 @@ def family(
     texts = tuple(
         made(**dict(zip(fields, some, strict=True))) for some in product(*fields.values())
     )
-    _add(Cause(text=template, of=of, shows=shows, usual=usual, tier=tier, texts=texts))
+    _add(
+        Cause(
+            text=template,
+            of=of,
+            shows=shows,
+            usual=usual,
+            tier=tier,
+            attributed=attributed,
+            texts=texts,
+        )
+    )
     return made
 
 

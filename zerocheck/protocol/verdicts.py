@@ -121,6 +121,9 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """Of a violation of `continuation`: the obligation of a step that it violates."""
     error: str = ""
     """Type and first line of the exception, where a load refused a checkpoint."""
+    attribution: str = ""
+    """Sentence that says of what the wrong values are made, found by solving for it or by looking
+    values up, without a list of known bugs. Empty: nothing fits."""
     parts: tuple[Violation, ...] = ()
     """Where no one cause explains every wrong tensor: the tensors that each cause explains, and
     those that none does. Together they are the violation."""

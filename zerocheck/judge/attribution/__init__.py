@@ -1,0 +1,2 @@
+"""Attribution: what wrong values are made of, without a list of known bugs.
+"""
