@@ -101,7 +101,6 @@ def _check(
     share, violation = check(
         shown,  # type: ignore[arg-type]
         _expected() if wanted is None else wanted,
-        _passes(),
         layout(frozen=frozen),
         case,
         semantics,  # type: ignore[arg-type]

@@ -34,6 +34,11 @@ from .list import list_faults
 @click.option(
     "--shrink", is_flag=True, help="Look for the smallest case of each fault, at the end."
 )
+@click.option(
+    "--without-names",
+    is_flag=True,
+    help="Look for no known cause: show what attribution says of each fault by itself.",
+)
 @option.obligations("equivalence,resume,memory")
 @option.report_dir
 @option.device("cpu")

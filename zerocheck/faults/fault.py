@@ -29,6 +29,8 @@ class Fault:
     """Obligation that is flagged first, or None where the ranks crash or hang."""
     causes: tuple[str, ...] = ()
     """Causes that the judge names, () where diagnosis has no name for it."""
+    attributed: str = ""
+    """Regular expression that its attribution matches, where its cause gives none."""
     spares: tuple[str, ...] = ()
     """Obligations that must not be flagged."""
     mild: bool = False

@@ -31,6 +31,7 @@ from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_t
 from .operator_noise import CancellationNoise
 from .perturbation import rounding_otherwise
 from .precision import OWN, Computing
+from .uses import Use, UseNotes
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
 
@@ -104,6 +105,8 @@ class LocalRunner:
         self._recomputed: dict[nn.Module, Any] = {}
         self._graphs: GraphNotes | None = None
         self._forward_only = False
+        self._uses: UseNotes | None = None
+        self._noted: dict[tuple[int, int], dict[str, list[Use]]] = {}
 
     @property
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -215,6 +218,8 @@ class LocalRunner:
             loss_scale=loss_scale,
             parameters=self._parameters,
         )
+        if self._uses is not None:
+            self._noted[rank, number] = self._uses.taken()
         found = [
             None if place_.name in self._tracked else result.gradients.get(place_.name)
             for place_ in self.layout.places
@@ -264,6 +269,17 @@ class LocalRunner:
             yield self._graphs
         finally:
             self._graphs = None
+
+    @contextmanager
+    def noting_uses(self) -> Iterator[dict[tuple[int, int], dict[str, list[Use]]]]:
+        """Record the uses of each parameter by (rank, microbatch) within the context."""
+        self._uses = UseNotes(self._model)
+        self._noted = {}
+        try:
+            with self._uses.noting():
+                yield self._noted
+        finally:
+            self._uses = None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from .local import LocalRunner, Passes, Scale
 from .operator_noise import OperatorNoise
 from .perturbation import moved
 from .state import State
+from .uses import UsedParts, parts_of
 
 
 class StepReplay:
@@ -74,6 +75,18 @@ class StepReplay:
             scale=scale,
             sent_each=self.semantics.buffers == "rank0_each" and not local,
         )
+
+    def uses(self, step: int, state: State) -> dict[str, UsedParts]:
+        """Return the parts of the local gradients of parameters that are used several times."""
+        with self.runner.noting_uses() as noted:
+            passes = self.passes(step, state)
+        parts = parts_of(noted, *passes.gradients.shape[:2])
+        scales = torch.tensor(self.observation.loss_scales(step)[: len(passes.losses)])
+        factor = loss_ranks(self.case, self.semantics) / scales.view(-1, 1, 1)
+        return {
+            name: one._replace(gradients=one.gradients.double() * factor)
+            for name, one in parts.items()
+        }
 
     def evaluated(self, step: int, state: State) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""

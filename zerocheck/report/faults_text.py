@@ -83,6 +83,8 @@ def summary_lines(summary: Summary) -> list[str]:
     lines += [
         f"flagged first by the obligation that the catalogue says: {summary.as_expected}",
         f"true cause named: {summary.named} that have a name, alone: {summary.named_alone}",
+        f"true cause said by attribution, without names: {summary.attributed}, by either: "
+        f"{summary.explained} of gradient, update, publish, roundtrip and export",
         f"free runs of the same cases show the fault: {_alarms(summary.alarms)}; "
         f"{len(summary.neither)} to neither rival",
         f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",

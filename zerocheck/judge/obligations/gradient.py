@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import torch
+from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...case.schema import Case
@@ -12,17 +14,18 @@ from ...case.shapes import unfrozen
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Violation, with_parts
 from ..assemble import RoleState
+from ..attribution.gradient import Others
+from ..attribution.wrong_gradient import attribution
 from ..compare import compare_pieces, describe
 from ..context import StepContext
 from ..diagnose.by_tensor import causes_by_tensor
 from ..diagnose.evidence import Evidence
 from ..diagnose.gradient import UNEXPLAINED, causes
 from ..diagnose.loss import seeded_alike
-from ..estimate import Tolerances
+from ..diagnose.named import named
+from ..estimate import EXACT, Tolerances
 from ..expected import Expected
-from ..flat import FlatBuffer
 from ..layout import ParameterLayout
-from ..local import Passes, Scale
 from ..obligation import Checked, ObligationCheck
 from ..pieces import in_pieces
 
@@ -30,29 +33,18 @@ from ..pieces import in_pieces
 def check(
     held: RoleState | None,
     wanted: Expected,
-    passes: Passes,
     layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
     *,
     step: int,
-    again: Callable[[Scale], Passes] | None = None,
-    otherwise: Callable[[], Passes] | None = None,
-    previous: Callable[[], torch.Tensor | None] = lambda: None,
     used_before: Sequence[bool] = (),
-    loss_scale: float = 1.0,
-    buffers: Callable[[], Sequence[FlatBuffer]] = tuple,
-    unclipped_before: Callable[[], torch.Tensor | None] = lambda: None,
-    rng_after: Sequence[Sequence[str]] = (),
-    noise: torch.Tensor | float = 0.0,
-    diagnose: bool = True,
+    evidence: Callable[[], Evidence] | None = None,
 ) -> tuple[float, Violation | None]:
     """Check the gradient exposed at `reduced`: (share of the bound, violation or None).
 
-    used_before: per parameter, whether a step before this one used it; buffers: asked for the flat
-    buffers of the implementation if something is wrong; previous, unclipped_before: asked for then
-    too, see Evidence; rng_after: see diagnose/loss.py; noise: as of `expected`;
-    diagnose: look for the cause.
+    used_before: per parameter, whether a step before this one used it; evidence: asked for if
+    something is wrong, None: look for no cause.
     """
     kept = () if case.training.set_to_none else used_before
     violation = _existence(held, wanted, layout, case, semantics, step, kept)
@@ -79,25 +71,8 @@ def check(
     if first is None:
         return share, None
     misfit, elements = first
-    found, evidence = UNEXPLAINED, None
-    if diagnose:
-        evidence = Evidence(
-            held,
-            passes,
-            wanted.of,
-            layout,
-            case,
-            semantics,
-            again,
-            previous(),
-            otherwise,
-            loss_scale,
-            buffers(),
-            None if case.training.clip is None else unclipped_before(),
-            seeded_alike(rng_after),
-            noise,
-        )
-        found = causes(evidence)
+    known = evidence() if evidence is not None and named() else None
+    found = UNEXPLAINED if known is None else causes(known)
     violation = describe(
         misfit,
         layout,
@@ -109,8 +84,8 @@ def check(
         explanation=found.explanation,
         causes=found.names,
     )
-    if evidence is not None and not found.names and not in_pieces(None, layout.size):
-        violation = with_parts(violation, causes_by_tensor(evidence))
+    if known is not None and not found.names and not in_pieces(None, layout.size):
+        violation = with_parts(violation, causes_by_tensor(known))
     return share, violation
 
 
@@ -179,6 +154,7 @@ def _exists(step: int, name: str, ranks: tuple[int, ...], text: str, cause: str)
         ranks=ranks,
         explanation=text,
         causes=(cause,),
+        attribution=f"gradient of {name}: {text}",
     )
 
 
@@ -205,30 +181,74 @@ def _judged(
     step.verdicts.vacuity.gradient(wanted(step.tolerance.initial).of.exact())
     if "gradient" in step.verdicts.violations and in_pieces(None, step.layout.size):
         return  # the diagnosis of a large model takes time
-    passes = step.passes
+    evidence = partial(_evidence, step, held, wanted)
 
     def within(tolerances: Tolerances) -> tuple[float, Violation | None]:
         return check(
             held,
             wanted(tolerances),
-            passes,
             step.layout,
             step.case,
             step.semantics,
             step=step.index,
-            again=lambda scale: step.replay(scale=scale),
-            otherwise=lambda: step.replay(otherwise=True),
-            previous=lambda: step.previous("clipped"),
-            unclipped_before=lambda: step.previous("reduced"),
             used_before=step.used_before,
-            loss_scale=step.observation.loss_scales(step.index)[0],
-            buffers=step.judged.flat_buffers,
-            rng_after=step.rng_after,
-            noise=tolerances.gradient,
-            diagnose=not step.judged.brief,
+            evidence=None if step.judged.brief else partial(evidence, tolerances),
         )
 
-    yield Checked(*step.tolerance.judged("gradient", within))
+    share, violation = step.tolerance.judged("gradient", within)
+    if violation is not None and violation.observed is not None and not step.judged.brief:
+        violation = replace(violation, attribution=_attribution(step, evidence))
+    yield Checked(share, violation)
+
+
+def _evidence(
+    step: StepContext,
+    held: RoleState,
+    wanted: Callable[[Tolerances], Expected],
+    tolerances: Tolerances,
+) -> Evidence:
+    return Evidence(
+        held,
+        step.passes,
+        wanted(tolerances).of,
+        step.layout,
+        step.case,
+        step.semantics,
+        lambda scale: step.replay(scale=scale),
+        step.previous("clipped"),
+        lambda: step.replay(otherwise=True),
+        step.observation.loss_scales(step.index)[0],
+        step.judged.flat_buffers(),
+        None if step.case.training.clip is None else step.previous("reduced"),
+        seeded_alike(step.rng_after),
+        tolerances.gradient,
+    )
+
+
+def _attribution(step: StepContext, evidence: Callable[[Tolerances], Evidence]) -> str:
+    """Attribute a wrong gradient, by derived bounds first: estimated ones hide small terms."""
+    others = _others(step)
+    uses = cache(lambda: step.judged.replayed.uses(step.index, step.before))
+    found = attribution(evidence(EXACT), others, uses)
+    if not found.complete and step.tolerance.widest is not EXACT:
+        wide = attribution(evidence(step.tolerance.widest), others, uses)
+        found = wide if wide.complete else found
+    return found.sentence
+
+
+def _others(step: StepContext) -> Others:
+    """Return the vectors of a step that a wrong gradient may be made of, by their names."""
+    found: dict[str, torch.Tensor] = {}
+    for point, more in (("clipped", ""), ("reduced", ", before it was clipped")):
+        if more and step.case.training.clip is None:
+            continue
+        before = step.previous(point)  # type: ignore[arg-type]
+        if before is not None:
+            found[f"the gradient of the step before{more}"] = before
+    found["the parameter"] = step.before.parameter
+    for role, vector in step.before.moments.items():
+        found[role] = vector
+    return found
 
 
 GRADIENT = ObligationCheck("gradient", _check_step)

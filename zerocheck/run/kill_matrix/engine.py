@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Literal, Protocol
 
@@ -14,6 +15,7 @@ from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
 from ...case.mesh import INNER
 from ...errors import ExitCode
 from ...faults.fault import Fault
+from ...judge.diagnose.named import without_names
 from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
 from ..execute.environment import environment
@@ -117,6 +119,7 @@ class _Matrix:
                 plan=partial(self._plan, fault),
                 fixed=partial(self._fixed, fault.where),
                 done=self._done,
+                rivals=not self.options.without_names,
             )
             self.open.append(hunt)
             yield hunt
@@ -143,7 +146,9 @@ class _Matrix:
     def _answer(self, ask: TrialRequest, results: Results) -> TrialAnswer:
         if ask.free:
             return TrialAnswer(rivals=self.free.rivals(ask.case, results))
-        return TrialAnswer(judged(ask.case, results, obligations=self.options.obligations))
+        with without_names() if self.options.without_names else nullcontext():
+            outcome = judged(ask.case, results, obligations=self.options.obligations)
+        return TrialAnswer(outcome)
 
     def _done(self, hunt: Hunt) -> None:
         self.open.remove(hunt)

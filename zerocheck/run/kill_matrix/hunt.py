@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...case.schema import Case
+from ...causes.registry import find
 from ...faults.fault import Fault
 from ...protocol.verdicts import MEMORY
 from ..execute.free_runs import free_run_case
@@ -46,16 +47,19 @@ class Hunt:
         plan: Callable[[], Plan],
         fixed: Callable[[], Mapping[str, object]],
         done: Callable[[Hunt], None],
+        rivals: bool = True,
     ) -> None:
         """Prepare the search for a fault.
 
         plan(): the cases; fixed(): fields of cases that the implementation fixes; both are called
-        when the search begins. done(hunt): called when it is over.
+        when the search begins. done(hunt): called when it is over. rivals: run the cases that catch
+        it freely as well, for the loss curve and the parameters.
         """
         self.fault = fault
         self._plan = plan
         self._fixed = fixed
         self._done = done
+        self._rivals = rivals
         self._findings = Findings()
         self._sizes: set[int] = set()
         """Numbers of ranks of failing cases."""
@@ -67,6 +71,7 @@ class Hunt:
             source=fault.source,
             expected=fault.obligation,
             true_causes=fault.causes,
+            rubric=rubric(fault),
         )
 
     @property
@@ -79,6 +84,7 @@ class Hunt:
         yield from self._catch()
         # The rivals compare parameters, in runs without checkpoints.
         compares = self.fault.obligation not in MEMORY
+        compares = compares and self._rivals
         if self.row.case is not None and not self.row.case.resume and compares:
             where, parent = self.fault.where, self.fault.parent
             case = free_run_case(self.row.case, self._fixed())
@@ -165,6 +171,29 @@ class Hunt:
             title=bug.title,
             failing=self.row.failing + 1,
             causes=bug.causes,
+            attributions=(*self.row.attributions, _attribution(outcome, self.fault)),
             other_causes=tuple(dict.fromkeys(cause for one in others for cause in one.causes)),
             findings=len(others) + 1,
         )
+
+
+def rubric(fault: Fault) -> str:
+    """Return the regular expression that the attribution of a fault must match, "" for none.
+
+    That of the fault, or that of its cause: the operation that is wrong, with the class of tensors,
+    the ranks or the steps where they are part of the bug.
+    """
+    if fault.attributed:
+        return fault.attributed
+    found = [find(text) for text in fault.causes]
+    return next((one.attributed for one in found if one is not None and one.attributed), "")
+
+
+def _attribution(outcome: Outcome, fault: Fault) -> str:
+    """Return what attribution says of the violations of the fault's obligation, or of the first."""
+    judgement = outcome.judgement
+    if judgement is None:
+        return ""
+    every = [part for one in judgement.violations for part in (one, *one.parts)]
+    chosen = [one for one in every if one.obligation == fault.obligation] or every[:1]
+    return "; ".join(dict.fromkeys(one.attribution for one in chosen if one.attribution))

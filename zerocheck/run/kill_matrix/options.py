@@ -23,7 +23,8 @@ class MatrixOptions:
 
     names: faults, none for all; implementation: what faults that can be injected are injected
     into, in place of the parents of the catalogue; shrink: look for the smallest case that shows
-    each, at the end; the others as for RunOptions. Raises UsageError for what cannot be used, and
+    each, at the end; without_names: look for no known cause, so that a row shows what attribution
+    says by itself, and leave the rivals out; the others as for RunOptions. Raises UsageError for what cannot be used, and
     under a launcher.
     """
 
@@ -36,6 +37,7 @@ class MatrixOptions:
     obligations: tuple[Obligation, ...] = OBLIGATIONS
     report_dir: Path = field(default=Path("zerocheck-report"))
     shrink: bool = False
+    without_names: bool = False
     device: str = CPU
     backend: str | None = None
     faults: tuple[Fault, ...] = field(init=False, default=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,9 @@ from ...protocol.verdicts import Obligation
 from .records import Environment
 
 FORMAT: Literal[1] = 1
+
+ATTRIBUTED: tuple[Obligation, ...] = ("gradient", "update", "publish", "roundtrip", "export")
+"""Obligations whose violations are attributed without a list of causes."""
 
 
 class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults started"):
@@ -89,7 +93,8 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     many of these were refused while they were built; parents: how many of these the parent failed
     too, which are not counted as caught; seconds: running and judging them; failing: cases that the
     causes were intersected over; causes: those of the first finding, other_causes: of the others;
-    findings: how many the failing cases gave; case: the one that caught it; rivals: on the fault,
+    findings: how many the failing cases gave; attributions: of each failing case, "" where nothing
+    fits; rubric: regular expression that the right attribution matches, "" for none; case: the one that caught it; rivals: on the fault,
     control: on the parent; usual_rivals, usual_control: the same from a usual start.
     """
 
@@ -110,6 +115,8 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     causes: tuple[str, ...] = ()
     other_causes: tuple[str, ...] = ()
     findings: int = 0
+    attributions: tuple[str, ...] = ()
+    rubric: str = ""
     case: Case | None = None
     rivals: Rivals | None = None
     control: Rivals | None = None
@@ -130,6 +137,17 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
         if not self.true_causes or not self.caught:
             return None
         return set(self.true_causes) <= set(self.causes)
+
+    @property
+    def attributed(self) -> bool | None:
+        """True if attribution says the right thing of every failing case.
+
+        None if there is no rubric for it, or the fault was not caught.
+        """
+        if not self.caught or self.expected not in ATTRIBUTED:
+            return None
+        said = [bool(re.search(self.rubric, one)) for one in self.attributions if self.rubric]
+        return bool(said) and all(said)
 
     @property
     def named_alone(self) -> bool:

@@ -164,6 +164,23 @@ class Summary:
         return Share(sum(names), len(names))
 
     @property
+    def attributed(self) -> Share:
+        """Share of faults of the attributed obligations of which attribution says the right thing.
+
+        In every failing case, by the rubric of each fault.
+        """
+        said = [row.attributed for row in self.rows if row.attributed is not None]
+        return Share(sum(said), len(said))
+
+    @property
+    def explained(self) -> Share:
+        """Share of those faults whose true cause is named, or of which attribution is right."""
+        said = [
+            bool(row.named or row.attributed) for row in self.rows if row.attributed is not None
+        ]
+        return Share(sum(said), len(said))
+
+    @property
     def named_alone(self) -> Share:
         """Share of faults whose true cause was named and no other."""
         names = [row.named_alone for row in self.rows if row.named is not None]

@@ -1,0 +1,76 @@
+"""Attribution of a gradient to shards of other ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from .cells import Cell
+from .gradient import GradientSearch
+from .tensors import listed
+
+
+def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
+    """Return (sentences, numbers of the cells) of holders that hold what others must hold.
+
+    All of a holder's shard, in order, or of each tensor of it its part of that tensor.
+    """
+    by_holder: dict[tuple[int, ...], list[int]] = {}
+    for number in search.open:
+        by_holder.setdefault(search.cells[number].holder.ranks, []).append(number)
+    explained: list[int] = []
+    origins: dict[int, int] = {}
+    for ranks, numbers in by_holder.items():
+        origin = _origin(search, [search.cells[number] for number in numbers])
+        if origin is not None:
+            origins.update(dict.fromkeys(ranks, origin))
+            explained += numbers
+    return _sentences(origins, len(search.evidence.held.plans)), explained
+
+
+def _origin(search: GradientSearch, chosen: list[Cell]) -> int | None:
+    """Return the rank whose shard these cells are, or None."""
+    holder = chosen[0].holder
+    if holder.index is None:
+        return None
+    right = search.evidence.right.whole
+    part = holder.part.to(torch.float64)
+    for rank, plan in enumerate(search.evidence.held.plans):
+        if rank in holder.ranks or plan.index is None or torch.equal(plan.index, holder.index):
+            continue
+        count = min(len(part), len(plan.index))
+        there = plan.index[:count]
+        fits = (part[:count] - right.exact[there]).abs() <= right.bound[there]
+        informative = part[:count] != 0
+        if int(informative.sum()) > 1 and bool(fits.all()):
+            return rank
+        if _by_tensor(search, chosen, plan.index):
+            return rank
+    return None
+
+
+def _by_tensor(search: GradientSearch, chosen: list[Cell], index: torch.Tensor) -> bool:
+    """Return True if each cell has the values that are right for another rank's part of it."""
+    right = search.evidence.right.whole
+    informative = 0
+    for cell in chosen:
+        there = index[(index >= cell.place.start) & (index < cell.place.stop)]
+        count = min(len(there), len(cell.values))
+        values, there = cell.values[:count], there[:count]
+        if not bool(((values - right.exact[there]).abs() <= right.bound[there]).all()):
+            return False
+        informative += int((values != 0).sum())
+    return informative > 1
+
+
+def _sentences(origins: dict[int, int], world: int) -> list[str]:
+    if not origins:
+        return []
+    distances = {(origin - rank) % world for rank, origin in origins.items()}
+    if len(origins) == world and world > 2 and len(distances) == 1:
+        (distance,) = distances
+        which = {1: "the next rank", world - 1: "the rank before"}.get(
+            distance, f"the rank {distance} further on"
+        )
+        return [f"gradient: each rank holds the shard that {which} must hold"]
+    parts = [f"{listed([r], 'rank')} holds the shard that rank {o} must hold" for r, o in origins.items()]
+    return [f"gradient: {' and '.join(parts)}"]

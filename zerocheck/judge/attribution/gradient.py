@@ -1,0 +1,273 @@
+"""Attribution of a wrong gradient: the combination of known vectors that it is.
+
+Each wrong tensor is solved for the weights of the local gradients of every rank and microbatch, and
+of other vectors (the gradient of the step before, parameters, moments). Weights are accepted only
+if every element lies within the bounds of that combination. First one table is tried for all wrong
+tensors, then one for each holder, one for each tensor, and one for each tensor of each holder. What
+no table explains is looked up: see mixtures.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from ...floating_point import ETA, Enclosure, Format
+from ...hosts import places
+from .. import bounds
+from ..compare import compare
+from ..diagnose.evidence import Evidence
+from ..pieces import Enclosing, Positions, some
+from .cells import Cell, cells
+from .sentences import operation
+from .table import VISIBLE, Numbers, Solution, Table, rows, solve, structured
+
+Others = Mapping[str, torch.Tensor]
+"""Flat vectors that a wrong gradient may be made of as well, by their names in words."""
+
+EXCESS = 4
+"""Elements that there are more than weights, at least, where these are no plain numbers: each would
+lie within its bound by chance about once in 100,000 times."""
+
+
+class GradientSearch:
+    """Search for the tables of the wrong tensors of one gradient."""
+
+    def __init__(self, evidence: Evidence, wrong: torch.Tensor, others: Others) -> None:
+        self.evidence = evidence
+        self.others = others
+        self.cells = cells(evidence.held, evidence.layout, wrong)
+        self.numbers = numbers_of(evidence)
+        self.answers: dict[int, Table] = {}
+        """Table of each cell that one explains."""
+        self._right = Table(torch.ones(evidence.passes.gradients.shape[:2], dtype=torch.float64))
+        self._explained: set[int] = set()
+        self._made: dict[tuple[object, ...], Enclosing] = {}
+
+    @property
+    def open(self) -> list[int]:
+        """Numbers of the cells without an answer."""
+        known = self.answers.keys() | self._explained
+        return [number for number in range(len(self.cells)) if number not in known]
+
+    def explain(self, numbers: Iterable[int]) -> None:
+        """Take cells for explained by something else than a table."""
+        self._explained.update(numbers)
+
+    def run(self) -> None:
+        """Answer as many cells as tables of plain numbers can."""
+        self._take(self._right, self.open)
+        self._every(plain=True)
+        for number in self.open:
+            self._guess(number)
+
+    def run_on(self) -> None:
+        """Answer cells by tables of any numbers.
+
+        With as many elements as weights some table always fits, so that more are asked for.
+        """
+        self._every(plain=False)
+
+    def _every(self, *, plain: bool) -> None:
+        for names in self._bases():
+            for groups in self._groupings():
+                if not self.open:
+                    return
+                self._solved(groups, names, plain=plain)
+
+    def _bases(self) -> Iterator[tuple[str, ...]]:
+        """Iterate over sets of other vectors that are solved for with the local gradients."""
+        yield ()
+        yield from ((name,) for name in self.others)
+
+    def _groupings(self) -> Iterator[list[list[int]]]:
+        """Iterate over ways to put cells together that may have one table."""
+        yield [self.open]
+        if len({self.cells[n].holder.ranks for n in self.open}) > 1:
+            yield self._by(lambda cell: cell.holder.ranks)
+        if len({self.cells[n].place.name for n in self.open}) > 1:
+            yield self._by(lambda cell: cell.place.name)
+            yield [[number] for number in sorted(self.open, key=self._size, reverse=True)]
+
+    def _by(self, key: Callable[[Cell], object]) -> list[list[int]]:
+        found: dict[object, list[int]] = {}
+        for number in self.open:
+            found.setdefault(key(self.cells[number]), []).append(number)
+        return list(found.values())
+
+    def _size(self, number: int) -> int:
+        return len(self.cells[number].positions)
+
+    def _solved(
+        self, groups: Sequence[Sequence[int]], names: tuple[str, ...], *, plain: bool
+    ) -> None:
+        """Solve for one table of each group of cells, and keep those that hold."""
+        for group in groups:
+            left = [number for number in group if number not in self.answers]
+            if not left:
+                continue
+            table = self._table(left, names, plain=plain)
+            if table is not None and self._fits(table, left):
+                self._take(table, self.open)
+
+    def _take(self, table: Table, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._fits(table, [number]):
+                self.answers[number] = self._seen(table, number)
+
+    def _seen(self, table: Table, number: int) -> Table:
+        """Return the table with NaN for the gradients that a cell does not show."""
+        cell = self.cells[number]
+        terms = self.evidence.passes.gradients[..., cell.positions].to(torch.float64)
+        bound = self.evidence.right.at(cell.positions).bound.clamp(min=ETA)
+        seen = (terms / self.evidence.divisor / bound).abs().amax(-1) > VISIBLE
+        return Table(table.weights.masked_fill(~seen, math.nan), table.others)
+
+    def _table(
+        self, group: Sequence[int], names: tuple[str, ...], *, plain: bool
+    ) -> Table | None:
+        """Solve for the weights of some cells, and take the plain number near to each.
+
+        plain: None where a weight is near to no such number.
+        """
+        solution = self.solution(group, names)
+        if solution is None:
+            return None
+        largest = max(1.0, float(solution.values.nan_to_num(nan=0.0).abs().max()))
+        if solution.residual > 4 * largest + float(solution.uncertain.max()):
+            return None
+        shape = self.evidence.passes.gradients.shape[:2]
+        values = [
+            value if value != value else self.numbers.nearest(value, largest * uncertain)
+            for value, uncertain in zip(
+                solution.values.tolist(), solution.uncertain.tolist(), strict=True
+            )
+        ]
+        seen = [value for value in values if value == value]
+        exact = all(self.numbers.plain(value) for value in seen)
+        elements = sum(self._size(number) for number in group)
+        if (plain and not exact) or (not exact and elements < len(seen) + EXCESS):
+            return None
+        count = shape[0] * shape[1]
+        weights = torch.tensor(values[:count], dtype=torch.float64).view(shape)
+        more = {
+            name: value
+            for name, value in zip(names, values[count:], strict=True)
+            if value == value and value != 0
+        }
+        return Table(weights, more)
+
+    def solution(self, group: Sequence[int], names: tuple[str, ...]) -> Solution | None:
+        positions = torch.cat([self.cells[number].positions for number in group])
+        values = torch.cat([self.cells[number].values for number in group])
+        chosen = rows(len(positions))
+        positions, values = positions[chosen], values[chosen]
+        terms = self.evidence.passes.gradients[..., positions].to(torch.float64)
+        terms = terms.reshape(-1, len(positions)) / self.evidence.divisor
+        extra = [self.others[name][positions].to(torch.float64) for name in names]
+        if extra:
+            terms = torch.cat([terms, torch.stack(extra)])
+        finite = terms.isfinite().all(0) & values.isfinite()
+        if not bool(finite.all()):
+            return None
+        bound = self.evidence.right.at(positions).bound
+        return solve(terms, values, bound)
+
+    def _guess(self, number: int) -> None:
+        """Try simple tables for a cell that is too short to be solved."""
+        cell = self.cells[number]
+        world, count = self.evidence.passes.gradients.shape[:2]
+        if len(cell.positions) >= world * count:
+            return
+        mesh = self.evidence.case.axes
+        groups = []
+        if mesh.world_size == world:
+            groups = [mesh.group(cell.holder.ranks[0], axis.name) for axis in mesh.axes]
+            groups = [one for one in groups if 1 < len(one) < world]
+        for weights in structured(world, count, cell.holder.ranks, groups):
+            table = Table(weights)
+            if self._fits(table, [number]):
+                self._take(table, self.open)
+                return
+
+    def _fits(self, table: Table, numbers: Sequence[int]) -> bool:
+        made = self._enclosing(table)
+        return all(inside(self.cells[number], made) for number in numbers)
+
+    def _enclosing(self, table: Table) -> Enclosing:
+        key = (tuple(table.filled.reshape(-1).tolist()), tuple(table.others.items()))
+        if key not in self._made:
+            self._made[key] = combination(self.evidence, table, self.others)
+        return self._made[key]
+
+
+def inside(cell: Cell, made: Enclosing) -> bool:
+    """Return True if every element of a cell lies in these enclosures."""
+    return compare(cell.values, made.at(cell.positions))[1] is None
+
+
+def combination(evidence: Evidence, table: Table, others: Others) -> Enclosing:
+    """Enclose a weighted sum of local gradients and other vectors, as a right sum is enclosed.
+
+    Two roundings for each term, and 4 of the divisions: see evidence.enclosed_sum.
+    """
+    gradients = evidence.passes.gradients
+    weights = table.filled.unsqueeze(-1)
+
+    def at(positions: Positions | None) -> Enclosure:
+        terms = some(gradients, positions).to(torch.float64) * (weights / evidence.divisor)
+        flat = terms.reshape(-1, terms.shape[-1])
+        extra = [
+            some(others[name], positions).to(torch.float64) * weight
+            for name, weight in table.others.items()
+        ]
+        if extra:
+            flat = torch.cat([flat, torch.stack(extra)])
+        roundings = 2 * len(flat) + 4
+
+        def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+            return bounds.gradient(exact, absolute, roundings, format)
+
+        formats = evidence.formats.at(positions)
+        exact, bound = formats.enclose(enclosure, flat.sum(0), flat.abs().sum(0))
+        noise = evidence.noise
+        if isinstance(noise, torch.Tensor):
+            noise = some(noise, positions)
+        largest = float(table.filled.abs().max()) if table.filled.numel() else 1.0
+        return Enclosure(exact, bound + max(1.0, largest) * noise / evidence.divisor)
+
+    return Enclosing(evidence.layout.size, at)
+
+
+def numbers_of(evidence: Evidence) -> Numbers:
+    """Return the numbers of a case that a weight may be made of, by symbol."""
+    world, count = evidence.passes.gradients.shape[:2]
+    mesh = evidence.case.axes
+    found: dict[str, int | float] = {"W": world, "GA": count}
+    for symbol, axis in (("R", "replicate"), ("S", "shard"), ("T", "tp")):
+        if mesh.has(axis):  # type: ignore[arg-type]
+            found[symbol] = mesh.size(axis)  # type: ignore[arg-type]
+    if evidence.case.hosts:
+        found["ranks of a host"] = places(evidence.case.hosts, world)[0].local_world_size
+    if evidence.loss_scale != 1:
+        found["loss scale"] = evidence.loss_scale
+    if found.get("S") == world:
+        del found["S"]
+    return Numbers(found)
+
+
+def sentences(search: GradientSearch) -> dict[str, list[str]]:
+    """Return the operation that tables say, and the names of the tensors with it."""
+    mesh = search.evidence.case.axes
+    tables: dict[str, dict[tuple[int, ...], Table]] = {}
+    found: dict[str, list[str]] = {}
+    for number, cell in enumerate(search.cells):
+        answer = search.answers.get(number)
+        if answer is not None:
+            tables.setdefault(cell.place.name, {})[cell.holder.ranks] = answer
+    for name, of in tables.items():
+        if any(not table.right for table in of.values()):
+            found.setdefault(operation(of, search.numbers, mesh), []).append(name)
+    return found

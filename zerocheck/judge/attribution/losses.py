@@ -1,0 +1,100 @@
+"""Attribution of a gradient to losses that were scaled or weighted before their backward.
+
+Such a backward rounds otherwise all the way, so that the weights of the right local gradients fit
+closely and not within the bounds. It is run again with the scale that the weights have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..diagnose import rounding
+from ..diagnose.evidence import Evidence, enclosed_sum, everything
+from ..local import Passes
+from ..pieces import Enclosing
+from .gradient import GradientSearch, inside
+
+CLOSE = 1e-2
+"""Weights that are so near to each other may be one scale of all losses."""
+
+
+def scaled_losses(search: GradientSearch) -> tuple[str, list[int]] | None:
+    """Return (operation, numbers of the cells that it explains) if losses were scaled otherwise."""
+    evidence = search.evidence
+    for words, made in _replays(search, _scale(search)):
+        explained = [n for n in search.open if inside(search.cells[n], made)]
+        if explained:
+            return words, explained
+    return None
+
+
+def _scale(search: GradientSearch) -> float | None:
+    """Return the weight that all local gradients have about alike, or None."""
+    solution = search.solution(search.open, ())
+    if solution is None:
+        return None
+    seen = solution.values[~solution.values.isnan()]
+    middle = float(seen.median()) if len(seen) else 0.0
+    if middle == 0 or float((seen - middle).abs().max()) > CLOSE * abs(middle):
+        return None
+    return search.numbers.nearest(middle, CLOSE * abs(middle))
+
+
+def _replays(search: GradientSearch, scale: float | None) -> Iterator[tuple[str, Enclosing]]:
+    evidence = search.evidence
+    world = len(evidence.passes.gradients)
+    if scale is not None and evidence.again is not None:
+        if scale != 1:
+            spelled = search.numbers.spelled(scale)
+            words = f"every loss counts {spelled}, and its gradient with it"
+            for passes in _again(evidence, scale):
+                yield words, _sum(evidence, passes, evidence.divisor)
+        elif world > 1 and evidence.semantics.average == "mean":
+            words = (
+                f"every local gradient counts once, and was divided by W = {world} in its loss "
+                "and not after the sum"
+            )
+            for passes in _again(evidence, 1 / world):
+                yield words, _sum(evidence, passes, evidence.divisor / world)
+    if evidence.otherwise is not None and evidence.case.data.masked:
+        tokens = evidence.semantics.weight == "token"
+        yield (
+            "every microbatch counts alike, and not by its number of tokens"
+            if tokens
+            else "every microbatch counts by its number of tokens, and not alike",
+            _sum(evidence, evidence.otherwise(), evidence.divisor),
+        )
+
+
+def _again(evidence: Evidence, scale: float) -> Iterator[Passes]:
+    """Run the backwards of scaled losses: by a product, and by a quotient where that is a number.
+
+    Both round differently.
+    """
+    assert evidence.again is not None
+    inverse = 1 / scale
+    if abs(inverse - round(inverse)) < 1e-9 and round(inverse) > 1:
+        yield evidence.again(lambda loss: loss / round(inverse))
+    yield evidence.again(lambda loss: loss * scale)
+
+
+def _sum(evidence: Evidence, passes: Passes, divisor: float) -> Enclosing:
+    return enclosed_sum(evidence, everything, divisor, given=passes.gradients)
+
+
+def rounded_terms(search: GradientSearch) -> tuple[str, list[int]] | None:
+    """Return (operation, cells) if terms were rounded to a narrower format on their way."""
+    wrong = torch.zeros(search.evidence.layout.size, dtype=torch.bool)
+    for number in search.open:
+        wrong[search.cells[number].positions] = True
+    for candidate in rounding.candidates(search.evidence):
+        explained = [n for n in search.open if inside(search.cells[n], candidate.enclosures[0])]
+        if explained:
+            return candidate.sentence, explained
+    for candidate in rounding.reductions(search.evidence, wrong):
+        explained = [n for n in search.open if inside(search.cells[n], candidate.enclosures[0])]
+        if explained:
+            return f"{candidate.sentence}: it is right to within that round-off", explained
+    return None

@@ -1,0 +1,284 @@
+"""Sentence of the tables that ranks have for a tensor: the operation that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from ...case.mesh import Mesh
+from .table import Numbers, Table
+from .tensors import listed
+
+Tables = Mapping[tuple[int, ...], Table]
+"""Table of each holder, by its ranks."""
+
+
+def operation(tables: Tables, numbers: Numbers, mesh: Mesh) -> str:
+    """Return what the tables say, in one clause, with the weights where no clause says all."""
+    tables = dict(sorted(tables.items(), key=lambda one: int(one[1].weights.isnan().sum())))
+    wrong = {ranks: table for ranks, table in tables.items() if not table.right}
+    others = dict.fromkeys(name for table in wrong.values() for name in table.others)
+    if others:
+        return _with_others(wrong, tuple(others), numbers)
+    for text, wanted in _patterns(tables, numbers, mesh):
+        if all(table.agrees(wanted(ranks)) for ranks, table in tables.items()):
+            return text + _partly(wrong, tables)
+    for text, wanted in _patterns(wrong, numbers, mesh):
+        if all(table.agrees(wanted(ranks)) for ranks, table in wrong.items()):
+            return f"on {_ranks(wrong)}, {text}"
+    ranks, table = next(iter(wrong.items()))
+    return f"the weights of local gradients are wrong{matrix(table, ranks, tables)}"
+
+
+def matrix(table: Table, ranks: Sequence[int], tables: Tables) -> str:
+    """Return the weights as text, rank by rank, for the first holder."""
+    rows = " / ".join(
+        " ".join("?" if value != value else f"{value:.4g}" for value in row)
+        for row in table.weights.tolist()
+    )
+    whose = f", on {listed(ranks, 'rank')}" if len(tables) > 1 else ""
+    return f" (weights, rank by rank / microbatch by microbatch, 1 is right{whose}: {rows})"
+
+
+def _ranks(tables: Tables) -> str:
+    return listed({rank for ranks in tables for rank in ranks}, "rank")
+
+
+def _partly(wrong: Tables, tables: Tables) -> str:
+    return f" (seen on {_ranks(wrong)})" if len(wrong) < len(tables) else ""
+
+
+def _with_others(wrong: Tables, others: Sequence[str], numbers: Numbers) -> str:
+    table = next(iter(wrong.values()))
+    gradients = table.filled
+    extra = " and ".join(
+        f"{name}, {numbers.spelled(table.others[name])}"
+        for name in others
+        if name in table.others
+    )
+    if bool((gradients == 0).all()):
+        return f"it is {extra}, and no gradient of this step is in it"
+    if bool((gradients == 1).all()):
+        return f"it is the right gradient plus {extra}"
+    return f"{extra} is in it{matrix(table, next(iter(wrong)), wrong)}"
+
+
+class _Weights:
+    """Weights as a function of the ranks that hold a gradient."""
+
+    def __init__(self, make: object) -> None:
+        self.make = make
+
+    def __call__(self, ranks: tuple[int, ...]) -> torch.Tensor:
+        made = self.make(ranks) if callable(self.make) else self.make
+        assert isinstance(made, torch.Tensor)
+        return made
+
+
+def _patterns(tables: Tables, numbers: Numbers, mesh: Mesh) -> Iterator[tuple[str, _Weights]]:
+    """Iterate over (words, weights that they mean), plain ones first."""
+    first = next((table for table in tables.values() if not table.right))
+    world, count = first.weights.shape
+    ones = torch.ones(world, count, dtype=torch.float64)
+    yield from _uniform(tables, numbers, ones)
+    yield from _by_axis(tables, numbers, ones, mesh)
+    if count > 1:
+        yield from _microbatches(first, numbers, ones)
+    if world > 1:
+        yield from _sources(first, numbers, ones)
+        yield from _single(first, numbers, ones)
+        yield from _reduced_in_part(tables, numbers, ones)
+
+
+def _visible(table: Table) -> torch.Tensor:
+    return table.weights[~table.weights.isnan()]
+
+
+def _uniform(
+    tables: Tables, numbers: Numbers, ones: torch.Tensor
+) -> Iterator[tuple[str, _Weights]]:
+    for table in tables.values():
+        seen = _visible(table)
+        if len(seen) and not table.right:
+            factor = float(seen[0])
+            if factor == 0:
+                yield "it is 0: no local gradient is in it", _Weights(ones * 0)
+            yield f"every local gradient counts {numbers.spelled(factor)}", _Weights(ones * factor)
+            return
+
+
+def _groups(tables: Tables, mesh: Mesh) -> Iterator[tuple[str, dict[int, tuple[int, ...]]]]:
+    """Iterate over (words, group of each rank) of ranks that may be reduced apart."""
+    world = mesh.world_size
+    yield "each rank holds its own gradient alone", {rank: (rank,) for rank in range(world)}
+    for axis in mesh.axes:
+        members = {rank: tuple(mesh.group(rank, axis.name)) for rank in range(world)}
+        if 1 < len(members[0]) < world:
+            yield (
+                f"it is reduced over the {axis.name} axis alone "
+                f"({_shown(members.values())} apart)",
+                members,
+            )
+    support: dict[int, tuple[int, ...]] = {}
+    for ranks, table in tables.items():
+        inside = (table.weights.nan_to_num(nan=0.0) != 0).any(1).nonzero().reshape(-1).tolist()
+        support.update(dict.fromkeys(ranks, tuple(inside)))
+    if len(support) == world and _partition(support):
+        yield f"{_shown(support.values())} are reduced apart", support
+
+
+def _partition(groups: Mapping[int, tuple[int, ...]]) -> bool:
+    """Return True if these are several groups, each with its own ranks in it."""
+    return len(set(groups.values())) > 1 and all(
+        rank in group and all(groups.get(member) == group for member in group)
+        for rank, group in groups.items()
+    )
+
+
+def _shown(groups: Sequence[tuple[int, ...]] | object) -> str:
+    assert hasattr(groups, "__iter__")
+    return " and ".join(listed(group, "rank") for group in dict.fromkeys(groups))
+
+
+def _by_axis(
+    tables: Tables, numbers: Numbers, ones: torch.Tensor, mesh: Mesh
+) -> Iterator[tuple[str, _Weights]]:
+    """Gradients of a group of ranks alone: one rank, an axis, neighbours."""
+    world, count = ones.shape
+    if world == 1 or mesh.world_size != world:
+        return
+    seen = [ranks[0] for ranks, table in tables.items() if len(_visible(table))]
+    for words, members in _groups(tables, mesh):
+        for factor in _factors(tables, members):
+
+            def inside(ranks: tuple[int, ...], factor: float = factor) -> torch.Tensor:
+                alone = ones * 0
+                alone[list(members[ranks[0]])] = factor  # noqa: B023
+                return alone
+
+            spelled = numbers.spelled(factor)
+            if len(seen) == 1 and world > 1 and len(members[seen[0]]) == 1:
+                missing = listed([rank for rank in range(world) if rank != seen[0]], "rank")
+                yield (
+                    f"rank {seen[0]} holds its own gradient alone, counted {spelled}: it is not "
+                    f"reduced over all ranks, that of {missing} counts 0 times",
+                    _Weights(inside),
+                )
+            yield f"{words}, counted {spelled}: it is not reduced over all ranks", _Weights(inside)
+            if count > 1:
+
+                def last(ranks: tuple[int, ...], factor: float = factor) -> torch.Tensor:
+                    alone = ones * 0
+                    alone[list(members[ranks[0]]), -1] = factor  # noqa: B023
+                    return alone
+
+                yield (
+                    f"{words}, of the last microbatch alone, counted {spelled}",
+                    _Weights(last),
+                )
+
+
+def _factors(tables: Tables, members: Mapping[int, tuple[int, ...]]) -> list[float]:
+    found: dict[float, None] = {}
+    for ranks, table in tables.items():
+        for value in table.weights[list(members[ranks[0]])].reshape(-1).tolist():
+            if value == value and value != 0:
+                found[value] = None
+    return list(found)[:3]
+
+
+def _microbatches(
+    first: Table, numbers: Numbers, ones: torch.Tensor
+) -> Iterator[tuple[str, _Weights]]:
+    """Weights that depend on the microbatch alone."""
+    _, count = ones.shape
+    row = _common(first.weights, 0)
+    if row is None:
+        return
+    wanted = _Weights(ones * row)
+    values = row.tolist()
+    wrong = [number for number, value in enumerate(values) if value != 1]
+    alone = [number for number, value in enumerate(values) if value != 0]
+    if len(alone) == 1:
+        which = "the last" if alone[0] == count - 1 else "the first" if alone[0] == 0 else "one"
+        yield (
+            f"only microbatch {alone[0]} ({which} of {count}) is in it, "
+            f"{numbers.spelled(values[alone[0]])}",
+            wanted,
+        )
+        return
+    if len(wrong) == 1 or len({values[number] for number in wrong}) == 1:
+        spelled = numbers.spelled(values[wrong[0]]) if wrong else ""
+        yield f"{listed(wrong, 'microbatch')} of {count} counts {spelled}", wanted
+        return
+    shown = ", ".join(numbers.spelled(value) for value in values)
+    yield f"microbatches 0 to {count - 1} count {shown}", wanted
+
+
+def _common(weights: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """Return the weights that all rows (dim 0) or columns (dim 1) share, or None."""
+    seen = weights.isnan()
+    low = weights.nan_to_num(nan=torch.inf).amin(dim)
+    high = weights.nan_to_num(nan=-torch.inf).amax(dim)
+    if not torch.allclose(low, high, rtol=1e-6, atol=1e-9):
+        return None
+    return torch.where(seen.all(dim), torch.ones_like(low), low)
+
+
+def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, _Weights]]:
+    """Weights that depend on the rank that computed a gradient alone."""
+    column = _common(first.weights, 1)
+    if column is None:
+        return
+    values = column.tolist()
+    kinds = dict.fromkeys(value for value in values if value != 1)
+    parts = [
+        f"{listed([r for r, v in enumerate(values) if v == kind], 'rank')} counts "
+        f"{numbers.spelled(kind)}"
+        for kind in list(kinds)[:4]
+    ]
+    if len(kinds) <= 4:
+        yield f"the local gradient of {' and that of '.join(parts)}", _Weights(ones * column[:, None])
+
+
+def _single(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, _Weights]]:
+    """One gradient of one rank and microbatch."""
+    wrong = ((first.filled != 1)).nonzero().tolist()
+    if len(wrong) == 1:
+        rank, number = wrong[0]
+        value = float(first.filled[rank, number])
+        yield (
+            f"the local gradient of rank {rank} of microbatch {number} counts "
+            f"{numbers.spelled(value)}",
+            _Weights(first.filled),
+        )
+
+
+def _reduced_in_part(
+    tables: Tables, numbers: Numbers, ones: torch.Tensor
+) -> Iterator[tuple[str, _Weights]]:
+    """Some microbatches are reduced, and others are each rank's own."""
+    world, count = ones.shape
+    if count == 1:
+        return
+    first_ranks, first = next(one for one in tables.items() if not one[1].right)
+    own = first_ranks[0]
+    reduced = [n for n in range(count) if bool((first.filled[:, n] != 0).sum() > 1)]
+    apart = [n for n in range(count) if n not in reduced]
+    values = [float(first.filled[own, n]) for n in apart]
+    if not reduced or not apart or len(set(values)) > 1:
+        return
+
+    def mixed(ranks: tuple[int, ...]) -> torch.Tensor:
+        made = ones.clone()
+        made[:, apart] = 0
+        for number, value in zip(apart, values, strict=True):
+            made[ranks[0], number] = value
+        return made
+
+    yield (
+        f"only {listed(reduced, 'microbatch')} of {count} is reduced over ranks; "
+        f"{listed(apart, 'microbatch')} is each rank's own, counted {numbers.spelled(values[0])}",
+        _Weights(mixed),
+    )
