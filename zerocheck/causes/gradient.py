@@ -9,54 +9,63 @@ GRADIENT_TIMES_W = cause(
     of=("gradient", "update"),
     shows="The gradient is W times too large on W ranks.",
     usual="It is summed over ranks and never divided by their number.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?W = ",
 )
 GRADIENT_OVER_W = cause(
     "gradient / W",
     of=("gradient", "update"),
     shows="The gradient is W times too small on W ranks.",
     usual="It is divided by the number of ranks twice, in the loss and in the reduction.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/W = ",
 )
 GRADIENT_TIMES_ROOT_W = cause(
     "gradient x sqrt(W)",
     of=("gradient",),
     shows="The gradient is sqrt(W) times too large.",
     usual="A division by sqrt(W) before and after the sum is left out once.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?sqrt\(W\) = ",
 )
 GRADIENT_OVER_ROOT_W = cause(
     "gradient / sqrt(W)",
     of=("gradient",),
     shows="The gradient is sqrt(W) times too small.",
     usual="A division by sqrt(W) before and after the sum is made once too often.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/sqrt\(W\) = ",
 )
 GRADIENT_TIMES_GA = cause(
     "gradient x GA",
     of=("gradient",),
     shows="The gradient is as many times too large as there are microbatches.",
     usual="Losses are not divided by the number of microbatches.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?GA = ",
 )
 GRADIENT_OVER_GA = cause(
     "gradient / GA",
     of=("gradient",),
     shows="The gradient is as many times too small as there are microbatches.",
     usual="The trainer and the library both divide by the number of microbatches.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/GA = ",
 )
 GRADIENT_TIMES_W_TIMES_GA = cause(
     "gradient x W x GA",
     of=("gradient",),
     shows="The gradient is too large by ranks times microbatches.",
     usual="Neither the mean over ranks nor that over microbatches is taken.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?(W GA|GA W) = ",
 )
 GRADIENT_DOUBLED = cause(
     "gradient doubled",
     of=("gradient",),
     shows="The gradient is twice too large.",
     usual="A hook or a backward runs twice and adds to the same buffer.",
+    attributed=r"counts 2 times",
 )
 GRADIENT_ZERO = cause(
     "gradient zero",
     of=("gradient", "clip"),
     shows="The gradient is 0.",
     usual="It is cleared before the optimizer reads it, or the reduction writes elsewhere.",
+    attributed=r"it is 0: no local gradient",
 )
 GRADIENT_SCALED = cause(
     "gradient scaled",
@@ -66,24 +75,28 @@ GRADIENT_SCALED = cause(
     "name.",
     usual="A loss is weighted, or a division uses another count than that of ranks and "
     "microbatches.",
+    attributed=r"every (local gradient|loss) counts (?!0 )\S+ times",
 )
 NOT_UNSCALED = cause(
     "not unscaled",
     of=("gradient",),
     shows="The gradient is larger by the loss scale.",
     usual="The loss scale is never divided out.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?loss scale = ",
 )
 UNSCALED_TWICE = cause(
     "unscaled twice",
     of=("gradient",),
     shows="The gradient is smaller by the loss scale.",
     usual="The loss scale is divided out by the scaler and again by the trainer.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/loss scale = ",
 )
 UNSCALED_BY_ANOTHER_SCALE = cause(
     "unscaled by another scale",
     of=("gradient",),
     shows="The gradient is twice too large or too small under a loss scale.",
     usual="The scale was updated between the backward and the division by it.",
+    attributed=r"counts (2|0\.5) times",
 )
 MEAN_IN_THE_LOSSES = cause(
     "mean in the losses",
@@ -92,6 +105,7 @@ MEAN_IN_THE_LOSSES = cause(
     shows="The mean over ranks is right but for round-off of a division in the losses.",
     usual="Losses are divided by the number of ranks and gradients are summed, which is "
     "declared by divide_ranks='loss'.",
+    attributed=r"was divided by W = \d+ in its loss",
 )
 MEAN_OF_MEANS = cause(
     "mean of means",
@@ -99,6 +113,7 @@ MEAN_OF_MEANS = cause(
     tier=2,
     shows="Microbatches with few tokens weigh as much as those with many.",
     usual="Each loss is a mean over its own tokens, and the means are averaged.",
+    attributed=r"every microbatch counts alike",
 )
 MEAN_OVER_TOKENS = cause(
     "mean over tokens",
@@ -107,24 +122,28 @@ MEAN_OVER_TOKENS = cause(
     shows="Microbatches are weighted by their numbers of tokens, though equal weights are "
     "declared.",
     usual="The trainer divides by all tokens, and the semantics still say weight='microbatch'.",
+    attributed=r"counts by its number of tokens",
 )
 LOCAL_GRADIENT_ONLY = cause(
     "local gradient only",
     of=("gradient", "update"),
     shows="Each rank holds its own local gradient.",
     usual="The gradient is never reduced over ranks.",
+    attributed=r"own gradient alone, counted|is the rank's own gradient|not reduced over",
 )
 LOCAL_GRADIENT_OVER_W = cause(
     "local gradient / W",
     of=("gradient",),
     shows="Each rank holds its own local gradient divided by W.",
     usual="The division is there and the reduction is missing, or its result is not waited for.",
+    attributed=r"own gradient alone, counted once|own gradient divided by W",
 )
 LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W = cause(
     "last microbatch of the local gradient / W",
     of=("gradient",),
     shows="Each rank holds its own gradient of the last microbatch, divided by W.",
     usual="Nothing is reduced, and each microbatch overwrites the one before.",
+    attributed=r"own gradient alone, of the last microbatch alone",
 )
 LOCAL_GRADIENT_OVER_W_ACCUMULATOR_RESCALED = cause(
     "local gradient / W, accumulator rescaled",
@@ -137,36 +156,42 @@ LAST_MICROBATCH_ONLY = cause(
     of=("gradient",),
     shows="Only the last microbatch is in the gradient.",
     usual="Each microbatch overwrites the gradient buffer.",
+    attributed=r"only microbatch \d+ \(the last",
 )
 LAST_MICROBATCH_ONLY_TIMES_GA = cause(
     "last microbatch only x GA",
     of=("gradient",),
     shows="Only the last microbatch is in the gradient, not divided by the number of microbatches.",
     usual="Each microbatch overwrites the gradient buffer, and the mean over them is not taken.",
+    attributed=r"only microbatch \d+ \(the last of \d+\) is in it, \S+ times",
 )
 MICROBATCH_DROPPED = cause(
     "microbatch dropped",
     of=("gradient", "loss"),
     shows="One microbatch is missing from the sum.",
     usual="The first or last microbatch is outside of the accumulation, or an event is lost.",
+    attributed=r"of \d+ counts? 0 times|only microbatch|it is 0: no local",
 )
 MICROBATCH_DOUBLED = cause(
     "microbatch doubled",
     of=("gradient", "loss"),
     shows="One microbatch is in the sum twice.",
     usual="A buffer is added once more when it is flushed.",
+    attributed=r"counts? 2 times",
 )
 ACCUMULATOR_RESCALED = cause(
     "accumulator rescaled",
     of=("gradient",),
     shows="Earlier microbatches are divided by W once more with each further one.",
     usual="The accumulated gradient is reduced or divided again with each microbatch.",
+    attributed=r"microbatch.* counts? .*1/W",
 )
 ONE_MICROBATCH_REDUCED = cause(
     "one microbatch reduced",
     of=("gradient",),
     shows="One microbatch is averaged over ranks, the others are each rank's own.",
     usual="Synchronisation is on for a single microbatch and covers its gradient alone.",
+    attributed=r"is each rank's own",
 )
 GRADIENT_OF_THE_PREVIOUS_STEP = cause(
     "gradient of the previous step",
@@ -174,24 +199,28 @@ GRADIENT_OF_THE_PREVIOUS_STEP = cause(
     shows="The gradient is that of the step before.",
     usual="A parameter that is not used keeps its buffer, or a copy is taken before the new "
     "gradient is there.",
+    attributed=r"it is the gradient of the step before",
 )
 GRADIENT_OF_THE_PREVIOUS_STEP_KEPT = cause(
     "gradient of the previous step kept",
     of=("gradient",),
     shows="The gradient of the step before is in the sum.",
     usual="Gradients are not cleared between steps.",
+    attributed=r"right gradient plus the gradient of the step before",
 )
 GRADIENT_MISSING = cause(
     "gradient missing",
     of=("gradient",),
     shows="A parameter that was used has no gradient.",
     usual="Its hook never fired, or the gradient is released before the optimizer reads it.",
+    attributed=r"is missing \(None\)",
 )
 GRADIENT_OF_A_FROZEN_PARAMETER = cause(
     "gradient of a frozen parameter",
     of=("gradient",),
     shows="A frozen parameter has a gradient.",
     usual="The flat buffer gives one to every parameter in it.",
+    attributed=r"though the parameter is frozen",
 )
 NONE_BECAME_ZERO = cause(
     "none became zero",
@@ -199,12 +228,14 @@ NONE_BECAME_ZERO = cause(
     shows="A parameter that nobody used has a gradient of 0 and not None.",
     usual="Flat buffers of zeros are given to the optimizer, which then decays and counts the "
     "parameter.",
+    attributed=r"exists though no rank used",
 )
 NOT_UNFROZEN = cause(
     "not unfrozen",
     of=("gradient", "persistent", "communication"),
     shows="A parameter that is unfrozen later is treated as frozen.",
     usual="Hooks, buckets or optimizer groups are made once, when it was frozen.",
+    attributed=r"missing \(None\).*and unfrozen",
 )
 REDUCED_IN = family(
     "reduced in {format}",
@@ -213,6 +244,7 @@ REDUCED_IN = family(
     shows="The gradient is right up to the round-off of a narrower format in its reduction.",
     usual="Gradients are cast before the reduction to halve its traffic.",
     format=("bf16", "fp16"),
+    attributed=r"(rounded to|summed over ranks in) (bf16|fp16)",
 )
 ACCUMULATED_IN = family(
     "accumulated in {format}",
@@ -221,12 +253,14 @@ ACCUMULATED_IN = family(
     shows="The gradient is right up to the round-off of summing microbatches in a narrower format.",
     usual="Gradients are accumulated in the dtype of the parameters.",
     format=("bf16", "fp16"),
+    attributed=r"summed its microbatches in (bf16|fp16)",
 )
 UNINITIALISED_MEMORY = cause(
     "uninitialised memory",
     of=("gradient", "clip", "loss", "publish", "update"),
     shows="Values are NaN, with which zerocheck fills memory that nobody wrote.",
     usual="A buffer is allocated empty, and its padding or a shard is read before it is written.",
+    attributed=r"is NaN",
 )
 SEED_FOR_ALL = cause(
     "seed for all",

@@ -9,30 +9,35 @@ GRADIENT_TIMES_R = cause(
     of=("gradient",),
     shows="On a mesh of two axes, the gradient is R replicas times too large.",
     usual="What is summed over both axes is divided by the size of the shard axis alone.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?R = ",
 )
 GRADIENT_OVER_R = cause(
     "gradient / R",
     of=("gradient",),
     shows="On a mesh of two axes, the gradient is R replicas times too small.",
     usual="It is divided by the number of replicas twice.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/R = ",
 )
 GRADIENT_TIMES_S = cause(
     "gradient x S",
     of=("gradient",),
     shows="On a mesh of two axes, the gradient is S shards times too large.",
     usual="What is summed over both axes is divided by the size of the replicate axis alone.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?S = ",
 )
 GRADIENT_OVER_S = cause(
     "gradient / S",
     of=("gradient",),
     shows="On a mesh of two axes, the gradient is S shards times too small.",
     usual="It is divided by the size of the shard axis twice.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/S = ",
 )
 GRADIENT_TIMES_T = cause(
     "gradient x T",
     of=("gradient",),
     shows="With T tensor-parallel ranks, the gradient is T times too large.",
     usual="What the ranks of one tensor-parallel group have alike is summed over them.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?T = ",
 )
 GRADIENT_OVER_T = cause(
     "gradient / T",
@@ -40,6 +45,7 @@ GRADIENT_OVER_T = cause(
     shows="With T tensor-parallel ranks, the gradient is T times too small.",
     usual="It is divided by all ranks, though those of one tensor-parallel group read the same "
     "samples.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/T = ",
 )
 GRADIENT_TIMES_D = cause(
     "gradient x D",
@@ -58,48 +64,56 @@ NOT_REDUCED_OVER_REPLICAS = cause(
     of=("gradient",),
     shows="Each replica has a gradient of its own.",
     usual="The reduction over the replicate axis is missing.",
+    attributed=r"over the shard axis alone|own gradient alone, counted",
 )
 NOT_REDUCED_OVER_SHARDS = cause(
     "not reduced over shards",
     of=("gradient",),
     shows="Each rank has the sum over its replicas alone.",
     usual="The reduction over the shard axis is missing.",
+    attributed=r"over the replicate axis alone|own gradient alone, counted",
 )
 LAST_MICROBATCH_ONLY_OVER_REPLICAS = cause(
     "last microbatch only over replicas",
     of=("gradient",),
     shows="Only the last microbatch is reduced over the replicate axis.",
     usual="Earlier microbatches are reduced within the replica, and never sent to the others.",
+    attributed=r"only microbatch.* is reduced over ranks|over the shard axis alone",
 )
 DIVIDED_BY_THE_RANKS_OF_A_HOST = cause(
     "divided by the ranks of a host",
     of=("gradient",),
     shows="The sum over ranks is divided by the number of ranks on a host.",
     usual="LOCAL_WORLD_SIZE is taken for WORLD_SIZE.",
+    attributed=r"\bW/ranks of a host = |W = ",
 )
 REDUCED_WITHIN_EACH_HOST = cause(
     "reduced within each host",
     of=("gradient",),
     shows="Each host reduces the gradients of its own ranks.",
     usual="The process group has the ranks of one host.",
+    attributed=r"reduced apart|own gradient alone, counted",
 )
 RANK_COUNTED_TWICE = cause(
     "rank counted twice",
     of=("gradient",),
     shows="The gradient of one rank is in the sum twice.",
     usual="A ring or tree reduction adds its first part again.",
+    attributed=r"the local gradient of rank \d+ counts 2 times",
 )
 AVERAGED_OVER_USERS = cause(
     "averaged over users",
     of=("gradient",),
     shows="The mean is over the ranks that used the parameter, and not over all.",
     usual="The divisor counts the gradients that arrived.",
+    attributed=r"every local gradient counts \S+ times",
 )
 REDUCED_IN_SMALLER_GROUPS = cause(
     "reduced in smaller groups",
     of=("gradient",),
     shows="Neighbouring ranks are reduced apart from the others.",
     usual="A process group is split into parts, and they are never joined.",
+    attributed=r"reduced apart|own gradient alone, counted|axis alone",
 )
 RANKS_LEFT_OUT = cause(
     "ranks left out",
@@ -107,6 +121,7 @@ RANKS_LEFT_OUT = cause(
     tier=3,
     shows="Local gradients of some ranks are missing from the sum.",
     usual="A rank skips the collective, or contributes zeros where it has no gradient.",
+    attributed=r"ranks? [\d, and]+( to \d+)? counts 0 times",
 )
 PART_NOT_REDUCED = cause(
     "part not reduced",
@@ -114,6 +129,7 @@ PART_NOT_REDUCED = cause(
     tier=3,
     shows="Some elements are each rank's own, the others are reduced.",
     usual="A part of a bucket is outside of the collective.",
+    attributed=r"\] is the rank's own gradient",
 )
 REDUCTION_NOT_WAITED_FOR = cause(
     "reduction not waited for",
@@ -121,18 +137,21 @@ REDUCTION_NOT_WAITED_FOR = cause(
     tier=3,
     shows="Some elements are from before the reduction, others from after it.",
     usual="The result of an asynchronous collective is read before it is waited for.",
+    attributed=r"own gradient|not divided|gradient of the step before",
 )
 SHARDS_EXCHANGED = cause(
     "shards exchanged",
     of=("gradient", "loss"),
     shows="The shards of two ranks changed places.",
     usual="Ranks and offsets are in different orders.",
+    attributed=r"holds the shard that rank|holds \S+\[\d+:\d+\]",
 )
 SHARD_OF_ANOTHER_RANK = cause(
     "shard of another rank",
     of=("gradient", "loss"),
     shows="Each rank has the shard of another one.",
     usual="An offset is computed from the wrong rank.",
+    attributed=r"holds the shard that|holds \S+\[\d+:\d+\]",
 )
 SHIFTED = cause(
     "shifted",
@@ -140,28 +159,33 @@ SHIFTED = cause(
     tier=2,
     shows="Elements stand some places away from their own in the flat buffer.",
     usual="An offset or a padding is wrong from one tensor on.",
+    attributed=r"elements stand 1 place (later|earlier)",
 )
 TAIL_LEFT_OUT = cause(
     "tail left out",
     of=("gradient",),
     shows="The last elements of tensors are 0.",
     usual="They are taken for padding.",
+    attributed=r"\d\] is 0|elements are 0",
 )
 REDUCED_TWICE = cause(
     "reduced twice",
     of=("gradient", "communication"),
     shows="What is reduced already is reduced over ranks again.",
     usual="A hook reduces a bucket, and the end of the step does so again.",
+    attributed=r"counts \S+ times",
 )
 OFFSET_NOT_MOVED = cause(
     "offset not moved",
     of=("gradient",),
     shows="Tensors after one without a gradient stand too far ahead in the flat buffer.",
     usual="The offset is moved only by parameters that have a gradient.",
+    attributed=r"elements stand \d+ places? (later|earlier)|holds \S+\[",
 )
 LEFT_OUT_AFTER_AN_UNUSED_ONE = cause(
     "left out after an unused one",
     of=("gradient",),
     shows="Tensors that follow one without a gradient are 0 on that rank.",
     usual="The loop that packs the buffer ends at the first missing gradient.",
+    attributed=r"it is 0: no local gradient",
 )

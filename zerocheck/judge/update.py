@@ -25,7 +25,10 @@ from .compare import (
     different_bits,
     first_outside,
 )
+from .attribution.tensors import tensors
+from .attribution.update import copies, edits
 from .diagnose.memory_order import orders_of
+from .diagnose.named import named
 from .diagnose.update import causes, sentence
 from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
@@ -129,7 +132,7 @@ class UpdateJudge:
 
     def _violation(self, wrong: _Wrong, update: Update, step: int) -> Violation:
         text, names = self._words(wrong, update, step)
-        return describe(
+        violation = describe(
             wrong.misfit,
             self.layout,
             obligation="update",
@@ -140,6 +143,52 @@ class UpdateJudge:
             explanation=text,
             causes=names,
         )
+        made_of = self._attribution(wrong, update, step)
+        return msgspec.structs.replace(violation, attribution=made_of)
+
+    def _attribution(self, wrong: _Wrong, update: Update, step: int) -> str:
+        """Say which edit of the optimizer's equation gives the wrong tensors of a role."""
+        places = self._wrong_places(wrong)
+        whole = self._edited(wrong, update, step, places)
+        found = {whole: places} if whole else {}
+        if not whole:
+            for place in places:
+                words = self._edited(wrong, update, step, [place])
+                if words:
+                    found.setdefault(words, []).append(place)
+        mastered = update.after.mastered
+        parts = []
+        for words, of in found.items():
+            role = wrong.role
+            if role == "parameter" and mastered is not None:
+                masters = [bool(mastered[one.start : one.stop].any()) for one in of]
+                role = "master parameter" if all(masters) else role
+            parts.append(f"{role} of {tensors([one.name for one in of], self.layout)}: {words}")
+        explained = sum(map(len, found.values()))
+        if parts and explained < len(places):
+            parts.append(f"{len(places) - explained} more tensors are not explained")
+        return "; ".join(parts)
+
+    def _edited(
+        self, wrong: _Wrong, update: Update, step: int, places: Sequence[ParameterPlace]
+    ) -> str:
+        segments = list(self._segments(wrong, update, step, places))
+        optimizer = self.recipe.optimizer
+
+        def before(segment: Segment) -> torch.Tensor:
+            e = segment.elements
+            return e.parameter if wrong.role == "parameter" else e.old[wrong.role]
+
+        right = [dict(optimizer.enclosures(s.elements, s.scalars))[wrong.role] for s in segments]
+        text = copies(segments, [before(one) for one in segments], right)
+        return text or ", or ".join(edit.words for edit in edits(optimizer, segments))
+
+    def _wrong_places(self, wrong: _Wrong) -> list[ParameterPlace]:
+        """Return the tensors with an element outside."""
+        mask = torch.zeros(self.layout.size, dtype=torch.bool)
+        for here, there in pieces(wrong.elements, self.layout.size):
+            mask[there] = wrong.misfit.outside[here]
+        return [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
 
     def _keys(self, update: Update) -> list[int | None]:
         keys: list[int | None] = []
@@ -175,8 +224,25 @@ class UpdateJudge:
                     observed=after,
                     expected=wanted,
                     causes=(bugs.STEP_COUNT,),
+                    attribution=self._of_count(update, place, after, wanted),
                 )
         return None
+
+    def _of_count(
+        self, update: Update, place: ParameterPlace, after: float | None, wanted: float | None
+    ) -> str:
+        """Say which number a wrong step count is."""
+        if after is None:
+            return f"the step count of {place.name} differs between ranks"
+        text = f"the step count of {place.name} is {after:g}"
+        if wanted is None:
+            return text
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            if after == float(torch.tensor(wanted).to(dtype)):
+                return f"{text}: it is {wanted:g} rounded to {name}"
+        ahead = after - wanted
+        way = f"{abs(ahead):g} {'too many' if ahead > 0 else 'too few'}"
+        return f"{text}, and not {wanted:g}: {way}"
 
     def _same(self, update: Update, place: ParameterPlace) -> bool:
         """Return True if nothing of this parameter changed, though it has a gradient."""
@@ -195,6 +261,8 @@ class UpdateJudge:
             ranks=(),
             explanation=f"{place.name} was not updated: no optimizer has it",
             causes=(bugs.NEVER_UPDATED,),
+            attribution=f"parameter, states and step count of {place.name} have the values from "
+            "before the step: it is not updated",
         )
 
     def _untouched(self, update: Update, step: int) -> Violation | None:
@@ -236,6 +304,7 @@ class UpdateJudge:
                     explanation=f"{place.name} {kind}, so it must stay as it was, but {changes} "
                     "changed",
                     causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,),
+                    attribution=f"{role} of {place.name} changed, though it {kind}",
                 )
         return None
 
@@ -318,7 +387,7 @@ class UpdateJudge:
             return (
                 f"{wrong.role} holds NaN: memory that was never written was read "
                 "(zerocheck fills such memory with NaN)",
-                (bugs.UNINITIALISED_MEMORY,),
+                (bugs.UNINITIALISED_MEMORY,) if named() else (),
             )
         before = (
             update.before.parameter
@@ -329,24 +398,27 @@ class UpdateJudge:
             before = before[wrong.elements]
         outside = wrong.misfit.outside
         optimizer = self.recipe.optimizer
-        names = causes(optimizer, self._segments(wrong, update, step))
+        names: tuple[str, ...] = ()
+        if named():
+            segments = self._segments(wrong, update, step, self._wrong_places(wrong))
+            names = causes(optimizer, segments)
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
             # Moments that are 0 still, or a rate of 0, leave it as it was too.
-            return f"{wrong.role} was not updated", (bugs.NEVER_UPDATED, *names)
+            known = (bugs.NEVER_UPDATED, *names) if named() else ()
+            return f"{wrong.role} was not updated", known
         if names:
             return sentence(optimizer, wrong.role, names), names
         name = optimizer.name
         return f"{wrong.role} is not what {name} gives from the state before and the gradient", ()
 
-    def _segments(self, wrong: _Wrong, update: Update, step: int) -> Iterator[Segment]:
-        """Return the wrong tensors of the group, piece by piece."""
-        mask = torch.zeros(self.layout.size, dtype=torch.bool)
+    def _segments(
+        self, wrong: _Wrong, update: Update, step: int, places: Sequence[ParameterPlace]
+    ) -> Iterator[Segment]:
+        """Return these tensors of the group, piece by piece."""
         asked = torch.zeros(self.layout.size, dtype=torch.bool)
-        for here, there in pieces(wrong.elements, self.layout.size):
-            mask[there], asked[there] = wrong.misfit.outside[here], True
-        asked &= self.layout.spread(
-            [bool(mask[place.start : place.stop].any()) for place in self.layout.places]
-        )
+        for _, there in pieces(wrong.elements, self.layout.size):
+            asked[there] = True
+        asked &= self.layout.spread([place in places for place in self.layout.places])
         elements = vectors.positions(asked)
         previous = update.previous()
         for _, there in pieces(elements, self.layout.size):

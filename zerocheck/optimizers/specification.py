@@ -65,6 +65,22 @@ class Segment(NamedTuple):
     parameter_after: torch.Tensor | None = None
 
 
+class Equation(NamedTuple):
+    """Line of the step that gives one role, as a sum of terms with coefficients.
+
+    The right line, or one in which an input or the form of a term is replaced.
+    """
+
+    replaced: str
+    """What is replaced, in words; "" for the right line."""
+    terms: Mapping[str, torch.Tensor]
+    """Terms by their names in words, float64."""
+    right: Mapping[str, float]
+    """Right coefficient of each term; 0 of a term that must not be in it."""
+    coefficients: Mapping[str, Mapping[str, float]]
+    """Other coefficients that each term may have, by their names in words."""
+
+
 class Interval(NamedTuple):
     """Values that are not known exactly, float64: [middle - error, middle + error]."""
 
@@ -160,6 +176,12 @@ class OptimizerSpecification(Protocol):
 
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what the step would compute with each known mistake: (cause, enclosure)."""
+
+    def equations(self, segment: Segment) -> Iterator[Equation]:
+        """Iterate over the line that gives the segment's role, the right one first.
+
+        Then with one input replaced by another that exists, or one operation moved.
+        """
 
     def recovered(
         self,

@@ -13,6 +13,7 @@ from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
+    Equation,
     Interval,
     OptimizerTrial,
     OptionFields,
@@ -24,6 +25,7 @@ from ..specification import (
 from . import bounds, ranges
 from . import variants as known
 from .bounds import Scalars
+from .equations import equations
 
 STATES: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -146,6 +148,10 @@ class AdamW:
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what AdamW would compute with each known mistake."""
         return known.variants(segment)
+
+    def equations(self, segment: Segment) -> Iterator[Equation]:
+        """Iterate over the lines of AdamW's step, the right one first."""
+        return equations(segment)
 
     def recovered(
         self,

@@ -12,6 +12,7 @@ from zerocheck_reference import SGDOptions, SGDState
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
 from ..specification import (
+    Equation,
     Interval,
     OptimizerTrial,
     OptionFields,
@@ -23,6 +24,7 @@ from ..specification import (
 from . import bounds, ranges
 from . import variants as known
 from .bounds import SGDScalars
+from .equations import equations
 
 STATES: tuple[StateRole, ...] = ("momentum_buffer",)
 
@@ -115,6 +117,10 @@ class SGD:
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what SGD would compute with each known mistake."""
         return known.variants(segment)
+
+    def equations(self, segment: Segment) -> Iterator[Equation]:
+        """Iterate over the lines of SGD's step, the right one first."""
+        return equations(segment)
 
     def recovered(
         self,
