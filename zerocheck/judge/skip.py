@@ -138,6 +138,7 @@ def untouched(
                 wrong=int(torch.count_nonzero(changed)),
                 total=layout.size,
                 explanation=f"{why}, but it changed {role}",
+                attribution=f"{why}, but it changed {role}",
                 causes=(bugs.SKIPPED_STEP_CHANGED_THE_STATE,),
             )
     for place, old_count, new_count in zip(layout.places, before.steps, after.steps, strict=True):
@@ -168,5 +169,6 @@ def _violation(
         tensors=tensors,
         ranks=ranks,
         explanation=explanation,
+        attribution=explanation,
         causes=(cause,),
     )

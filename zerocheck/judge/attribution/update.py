@@ -18,7 +18,7 @@ from ...floating_point import Enclosure
 from ...optimizers.specification import Equation, OptimizerSpecification, Segment
 from .table import rows, solve
 
-MOST_ANSWERS = 3
+MOST_ANSWERS = 5
 """Explanations that a sentence names."""
 
 ROUNDINGS = 16
@@ -92,7 +92,13 @@ def _solved(segment: Segment, equation: Equation, slack: torch.Tensor) -> list[I
     """Return the interval of each term's coefficient, all numbers where they cannot be solved."""
     terms = torch.stack(tuple(equation.terms.values()))
     chosen = rows(terms.shape[1])
-    solution = solve(terms[:, chosen], segment.observed[chosen], slack[chosen])
+    terms, observed, slack = terms[:, chosen], segment.observed[chosen], slack[chosen]
+    solution = solve(terms, observed, slack)
+    if solution is not None:
+        # What the terms are rounded by depends on their coefficients.
+        size = (solution.values.nan_to_num(nan=0.0).unsqueeze(1) * terms).abs().sum(0)
+        slack = slack + ROUNDINGS * segment.elements.format.u * size
+        solution = solve(terms, observed, slack)
     if solution is None:
         return [(term, -torch.inf, torch.inf) for term in equation.terms]
     found: list[Interval] = []

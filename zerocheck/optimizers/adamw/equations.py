@@ -7,6 +7,7 @@ from math import sqrt
 
 import torch
 
+from ...case.schema import Group
 from ..inputs import gradients
 from ..specification import Equation, Segment
 from . import bounds
@@ -142,16 +143,32 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
         m / ((v.sqrt() + eps) / sqrt(s.correction2)),
     )
     yield line("without eps", m / (v / s.correction2).sqrt().clamp(min=1e-300))
-    for group, _ in segment.others:
+    for group, rate in segment.others:
         if group.eps != eps:
             denominator = (v / s.correction2).sqrt() + group.eps
             yield line("with eps of another group", m / denominator)
+        yield _of_group(segment, group, rate)
     rounded = p.bfloat16().double()
     yield line("with the parameter rounded to bf16", direction(m, v), parameter=rounded)
     for words, gradient in gradients(segment):
         first = s.beta1 * old_m + (1 - s.beta1) * gradient
         second = s.beta2 * old_v + (1 - s.beta2) * gradient**2
         yield line(f"with {words} in place of the gradient", direction(first, second))
+
+
+def _of_group(segment: Segment, group: Group, rate: float) -> Equation:
+    """Return the line with all options of another group but the betas of its bias corrections."""
+    s, e = segment.scalars, segment.elements
+    direction = e.new["exp_avg"] / ((largest(e) / s.correction2).sqrt() + group.eps)
+    return Equation(
+        "with lr, weight_decay and eps of another group",
+        {"the parameter": e.parameter, "the update": direction},
+        {
+            "the parameter": 1 - rate * group.weight_decay,
+            "the update": -rate / s.correction1,
+        },
+        {},
+    )
 
 
 def _steps(segment: Segment) -> Iterator[tuple[str, int]]:

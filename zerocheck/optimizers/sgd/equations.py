@@ -74,45 +74,54 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
     zero = torch.zeros_like(e.parameter)
     new, old = (of.get("momentum_buffer", zero) for of in (e.new, e.old))
 
-    def line(words: str, gradient: torch.Tensor, buffer: torch.Tensor) -> Equation:
-        terms = {"the parameter": e.parameter, "the gradient": gradient}
-        direct = bool(not s.momentum or s.nesterov)
-        right = {"the parameter": 1.0, "the gradient": -s.lr if direct else 0.0}
-        if direct:
-            right["the parameter"] = 1 - s.lr * s.weight_decay
-        if s.momentum:
-            terms["the buffer"] = buffer
-            right["the buffer"] = -s.lr * (s.momentum if s.nesterov else 1.0)
+    def line(words: str, direction: torch.Tensor) -> Equation:
         return Equation(
             words,
-            terms,
-            right,
-            {
-                "the parameter": _kept(segment),
-                "the gradient": _rates(segment),
-                "the buffer": _rates(segment),
-            },
+            {"the parameter": e.parameter, "the update": direction},
+            {"the parameter": 1.0, "the update": -s.lr},
+            {"the parameter": _kept(segment), "the update": _rates(segment)},
         )
 
-    yield line("", e.gradient, new)
+    def form(gradient: torch.Tensor, buffer: torch.Tensor, *, nesterov: bool) -> torch.Tensor:
+        decayed = gradient + s.weight_decay * e.parameter
+        if not s.momentum:
+            return decayed
+        return decayed + s.momentum * buffer if nesterov else buffer
+
+    yield line("", form(e.gradient, new, nesterov=s.nesterov))
     if s.momentum:
-        yield line("with the buffer from before this step", e.gradient, old)
+        other = "in Nesterov's form, which is not asked for"
+        if s.nesterov:
+            other = "in the form of plain momentum, and not in Nesterov's"
+        yield line(other, form(e.gradient, new, nesterov=not s.nesterov))
+        yield line(
+            "along the gradient, and not along the momentum buffer",
+            e.gradient + s.weight_decay * e.parameter,
+        )
+        yield line(
+            "with the momentum buffer from before this step",
+            form(e.gradient, old, nesterov=s.nesterov),
+        )
     for words, gradient in gradients(segment):
-        yield line(f"with {words} in place of the gradient", gradient, new)
+        taken = form(gradient, new, nesterov=s.nesterov)
+        yield line(f"with {words} in place of the gradient", taken)
 
 
 def _kept(segment: Segment) -> Mapping[str, float]:
+    """Return the coefficients that the parameter may have; the update has weight decay in it."""
     s = segment.scalars
     decay = s.lr * s.weight_decay
-    found = {
-        "1": 1.0,
-        "1 - lr * weight_decay": 1 - decay,
-        "1 - 2 * lr * weight_decay (decayed twice)": 1 - 2 * decay,
-        "(1 - lr * weight_decay)^2 (decayed twice)": (1 - decay) ** 2,
-    }
+    found = {"1": 1.0}
+    if decay:
+        found["1 - lr * weight_decay (decayed twice)"] = 1 - decay
+        found["1 + lr * weight_decay (no weight decay)"] = 1 + decay
     for group, rate in segment.others:
-        if group.weight_decay != s.weight_decay or rate != s.lr:
-            found["1 - lr * weight_decay of another group"] = 1 - rate * group.weight_decay
+        change = s.weight_decay - group.weight_decay
+        if change:
+            found["1 + lr * (weight_decay - that of another group)"] = 1 + s.lr * change
+            found["1 + lr * (weight_decay - that of another group), lr of that group"] = (
+                1 + rate * change
+            )
     return found
 
 
@@ -120,16 +129,14 @@ def _rates(segment: Segment) -> Mapping[str, float]:
     s = segment.scalars
     found = {
         "-lr": -s.lr,
-        "0": 0.0,
-        "-lr * momentum": -s.lr * s.momentum,
-        "lr": s.lr,
+        "0 (no update)": 0.0,
+        "lr (the wrong sign)": s.lr,
         "-1 (without lr)": -1.0,
-        "-lr * (1 + momentum)": -s.lr * (1 + s.momentum),
+        "-2 * lr (updated twice)": -2 * s.lr,
     }
     for rate in segment.rates:
         if rate != s.lr:
             found[f"-lr of another step ({rate:.6g})"] = -rate
-            found[f"-lr * momentum with lr of another step ({rate:.6g})"] = -rate * s.momentum
     for _, rate in segment.others:
         if rate != s.lr:
             found["-lr of another group"] = -rate
