@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerocheck.drive.checkpoints import NotInState, RestoreState
+from zerocheck.drive.checkpoints import MissingStateError, RestoreState
 
 
 class _Tied(nn.Module):
@@ -39,7 +39,7 @@ def test_what_is_missing_is_explained(key: Any, words: str) -> None:
     }
     given = RestoreState(state, _Tied())
     assert dict(given) == state and given.get(key) is None and key not in given
-    with pytest.raises(NotInState) as raised:
+    with pytest.raises(MissingStateError) as raised:
         given[key]
     assert words in str(raised.value)
     assert isinstance(raised.value, KeyError)

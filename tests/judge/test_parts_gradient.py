@@ -185,7 +185,6 @@ def test_unfreezing() -> None:
         violation = check(
             shown,  # type: ignore[arg-type]
             wanted,
-            _passes(),
             named,
             case,
             Semantics(),

@@ -14,7 +14,7 @@ from zerocheck.floating_point import BF16, ETA, Enclosure, U
 from zerocheck.judge.bounds import clipped, narrow_norm_relative
 from zerocheck.judge.hidden import Clipping, Recovered, check_clip, clipping, recover
 from zerocheck.judge.pieces import Enclosing
-from zerocheck.judge.update import UpdateRecipe
+from zerocheck.judge.recipe import UpdateRecipe
 
 SECOND_ORDER = 1.000001
 GROUP = Group(lr=0.01, beta1=0.75, beta2=0.99)

@@ -12,8 +12,9 @@ import torch
 from small import SIZE, layout, state
 
 from zerocheck.case.schema import Case, Group, Optimizer
+from zerocheck.judge.recipe import Update, UpdateRecipe
 from zerocheck.judge.state import State
-from zerocheck.judge.update import Update, UpdateJudge, UpdateRecipe
+from zerocheck.judge.update import UpdateJudge
 from zerocheck.optimizers.adamw import bounds as adamw
 from zerocheck.protocol.verdicts import Violation
 

@@ -16,7 +16,8 @@ from ..judge import skip
 from ..judge.assemble import ManifestPlan, RoleState
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
-from ..judge.update import Update, UpdateJudge, UpdateRecipe
+from ..judge.recipe import Update, UpdateRecipe
+from ..judge.update import UpdateJudge
 from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation

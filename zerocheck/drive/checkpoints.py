@@ -218,7 +218,7 @@ def gist(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:500]
 
 
-class NotInState(KeyError):
+class MissingStateError(KeyError):
     """Raised when `restore` asks for a key that the state does not have.
 
     Its names are those of `model.named_parameters()` of the model that the implementation was made
@@ -230,7 +230,7 @@ class NotInState(KeyError):
 
 
 class RestoreState(dict[tuple[str, str], torch.Tensor]):
-    """Mapping {(name, role): whole tensor}; a missing key raises NotInState."""
+    """Mapping {(name, role): whole tensor}; a missing key raises MissingStateError."""
 
     def __init__(self, state: Mapping[tuple[str, str], torch.Tensor], model: nn.Module) -> None:
         """Wrap the state. model: the unwrapped model that the state belongs to."""
@@ -242,7 +242,7 @@ class RestoreState(dict[tuple[str, str], torch.Tensor]):
                 self._tied_to[name] = first[parameter]
 
     def __missing__(self, key: Any) -> torch.Tensor:
-        raise NotInState(self._message(key))
+        raise MissingStateError(self._message(key))
 
     def _message(self, key: Any) -> str:
         if not (isinstance(key, tuple) and len(key) == 2):

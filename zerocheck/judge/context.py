@@ -30,11 +30,12 @@ from .ownership import Ownership
 from .pieces import in_pieces
 from .precision import Computing, begun_in
 from .rank_device import ran_on, states_of_device
+from .recipe import UpdateRecipe
 from .recovery import Recovery
 from .state import StartState, State
 from .step_replay import StepReplay
 from .tolerance import StepTolerance
-from .update import UpdateJudge, UpdateRecipe
+from .update import UpdateJudge
 from .verdicts import Verdicts
 
 

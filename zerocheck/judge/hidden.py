@@ -24,8 +24,8 @@ from .clipping import Squares, coefficient, narrow_only, relative_of
 from .compare import Misfit, compare_pieces, describe, different_bits, exactly
 from .layout import Formats, ParameterLayout
 from .pieces import Enclosing, Positions, pieces, some, split
+from .recipe import UpdateRecipe
 from .state import State, float64
-from .update import UpdateRecipe
 
 
 class Recovered(NamedTuple):

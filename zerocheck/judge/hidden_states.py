@@ -29,8 +29,8 @@ from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
 from .local import Passes
 from .pieces import Enclosing, Positions, pieces
+from .recipe import UpdateRecipe
 from .state import State
-from .update import UpdateRecipe
 
 
 class HiddenUpdate(NamedTuple):

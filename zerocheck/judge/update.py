@@ -2,95 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import torch
 
 from .. import causes as bugs
-from ..case.schema import Case, Optimizer
-from ..case.segments import end_of
-from ..contract.groups import learning_rates
-from ..floating_point import Enclosure, Format
-from ..optimizers import optimizer_of
-from ..optimizers.specification import OptimizerSpecification, Reading, Segment, UpdateElements
+from ..floating_point import Enclosure
+from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
-from . import vectors
 from .compare import (
     Misfit,
     compare,
     compare_pieces,
-    describe,
     different_bits,
     first_outside,
 )
-from .attribution.tensors import tensors
-from .attribution.update import copies, edits
-from .diagnose.memory_order import orders_of
-from .diagnose.named import named
-from .diagnose.update import causes, sentence
-from .layout import Elements, KernelRange, ParameterLayout, ParameterPlace
+from .layout import KernelRange, ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
-from .state import State, float64
-
-
-class Update(NamedTuple):
-    """One update to judge.
-
-    gradient: the vector the optimizer was given (clipped, if the case clips); error: what is not
-    known of it, 0 where it was observed; lr: per group; has: per parameter, whether it has a
-    gradient; for the diagnosis only: unclipped, the gradient before clipping; previous, asked for
-    what the optimizer was to be given in the step before; others, asked for (cause, gradient) of
-    known mistakes in a reduction.
-    """
-
-    before: State
-    after: State
-    gradient: torch.Tensor
-    error: torch.Tensor | float
-    lr: Sequence[float]
-    has: Sequence[bool]
-    unclipped: torch.Tensor | None = None
-    previous: Callable[[], torch.Tensor | None] = lambda: None
-    others: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
-
-
-class UpdateRecipe(NamedTuple):
-    """Optimizer with its options; rates: of all steps, by group, for the diagnosis."""
-
-    optimizer: OptimizerSpecification
-    options: Optimizer
-    rates: Sequence[Sequence[float]]
-    microbatches: int = 1
-
-    @classmethod
-    def of(cls, case: Case) -> UpdateRecipe:
-        """Return the options of a case."""
-        options = case.optimizer
-        steps = [learning_rates(case, index) for index in range(end_of(case))]
-        rates = [[step[number] for step in steps] for number in range(len(options.groups))]
-        return cls(optimizer_of(options), options, rates, case.training.microbatches)
-
-    def signed(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient that a step computes with, negated where the optimizer maximizes."""
-        return -gradient if self.options.maximize else gradient
-
-    def scalars(self, group: int, *, lr: float, step: int, reading: Reading) -> Any:
-        """Compute the scalars of a group at its update number `step`."""
-        options = self.options
-        return self.optimizer.scalars(
-            options.groups[group], options, lr=lr, step=step, reading=reading
-        )
-
-
-class _Wrong(NamedTuple):
-    role: str
-    misfit: Misfit
-    elements: Elements
-    group: int
-    steps: int
-    format: Format
+from .recipe import Update, UpdateRecipe, WrongRole
+from .state import float64
+from .wrong_update import WrongUpdate
 
 
 class UpdateJudge:
@@ -111,7 +44,7 @@ class UpdateJudge:
         if violation is not None:
             return 0.0, violation
         keys = self._keys(update)
-        failed: list[_Wrong] = []
+        failed: list[WrongRole] = []
         best = 0.0
         kept: list[Reading] = []
         for reading in self.readings:
@@ -125,70 +58,11 @@ class UpdateJudge:
         if kept:
             self.readings = self.readings[self.readings.index(kept[0]) :]
             return best, None
-        violation, *others = (self._violation(one, update, step) for one in failed)
+        explained = WrongUpdate(self.layout, self.recipe, self.readings[0], update, step)
+        violation, *others = (explained.violation(one) for one in failed)
         if others:
             violation = msgspec.structs.replace(violation, parts=(violation, *others))
         return float(failed[0].misfit.ratio.max()), violation
-
-    def _violation(self, wrong: _Wrong, update: Update, step: int) -> Violation:
-        text, names = self._words(wrong, update, step)
-        violation = describe(
-            wrong.misfit,
-            self.layout,
-            obligation="update",
-            step=step,
-            role=wrong.role,
-            ranks=(),
-            elements=wrong.elements,
-            explanation=text,
-            causes=names,
-        )
-        made_of = self._attribution(wrong, update, step)
-        return msgspec.structs.replace(violation, attribution=made_of)
-
-    def _attribution(self, wrong: _Wrong, update: Update, step: int) -> str:
-        """Say which edit of the optimizer's equation gives the wrong tensors of a role."""
-        places = self._wrong_places(wrong)
-        whole = self._edited(wrong, update, step, places)
-        found = {whole: places} if whole else {}
-        if not whole:
-            for place in places:
-                words = self._edited(wrong, update, step, [place])
-                if words:
-                    found.setdefault(words, []).append(place)
-        mastered = update.after.mastered
-        parts = []
-        for words, of in found.items():
-            role = wrong.role
-            if role == "parameter" and mastered is not None:
-                masters = [bool(mastered[one.start : one.stop].any()) for one in of]
-                role = "master parameter" if all(masters) else role
-            parts.append(f"{role} of {tensors([one.name for one in of], self.layout)}: {words}")
-        explained = sum(map(len, found.values()))
-        if parts and explained < len(places):
-            parts.append(f"{len(places) - explained} more tensors are not explained")
-        return "; ".join(parts)
-
-    def _edited(
-        self, wrong: _Wrong, update: Update, step: int, places: Sequence[ParameterPlace]
-    ) -> str:
-        segments = list(self._segments(wrong, update, step, places))
-        optimizer = self.recipe.optimizer
-
-        def before(segment: Segment) -> torch.Tensor:
-            e = segment.elements
-            return e.parameter if wrong.role == "parameter" else e.old[wrong.role]
-
-        right = [dict(optimizer.enclosures(s.elements, s.scalars))[wrong.role] for s in segments]
-        text = copies(segments, [before(one) for one in segments], right)
-        return text or ", or ".join(edit.words for edit in edits(optimizer, segments))
-
-    def _wrong_places(self, wrong: _Wrong) -> list[ParameterPlace]:
-        """Return the tensors with an element outside."""
-        mask = torch.zeros(self.layout.size, dtype=torch.bool)
-        for here, there in pieces(wrong.elements, self.layout.size):
-            mask[there] = wrong.misfit.outside[here]
-        return [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
 
     def _keys(self, update: Update) -> list[int | None]:
         keys: list[int | None] = []
@@ -310,10 +184,10 @@ class UpdateJudge:
 
     def _under(
         self, reading: Reading, update: Update, keys: Sequence[int | None]
-    ) -> tuple[float, list[_Wrong]]:
+    ) -> tuple[float, list[WrongRole]]:
         """Compare under one reading of the options: (share of the bound, misfit of each part)."""
         share = 0.0
-        found: list[_Wrong] = []
+        found: list[WrongRole] = []
         for part in self.layout.segments(keys):
             if in_pieces(part.elements, self.layout.size):
                 used, role, misfit = self._by_pieces(reading, update, part)
@@ -322,7 +196,9 @@ class UpdateJudge:
                     self._enclosures(reading, update, part, part.elements)
                 )
             if misfit is not None:
-                found.append(_Wrong(role, misfit, part.elements, part.group, part.key, part.format))
+                found.append(
+                    WrongRole(role, misfit, part.elements, part.group, part.key, part.format)
+                )
             share = max(share, used)
         return share, found
 
@@ -357,7 +233,7 @@ class UpdateJudge:
     ) -> list[tuple[str, torch.Tensor, Enclosure]]:
         """Return (role, observed, enclosure) of these elements, in the order of the step."""
         scalars = self._scalars(update, part.group, part.key, reading)
-        made = self._elements(update, elements, part.format)
+        made = self.recipe.elements(update, elements, part.format)
         return [
             (
                 role,
@@ -366,98 +242,6 @@ class UpdateJudge:
             )
             for role, enclosure in self.recipe.optimizer.enclosures(made, scalars)
         ]
-
-    def _elements(
-        self, update: Update, elements: Positions | None, format: Format
-    ) -> UpdateElements:
-        before, after, error = update.before, update.after, update.error
-        roles = self.recipe.optimizer.states_with(self.recipe.options)
-        return UpdateElements(
-            float64(before.parameter, elements),
-            self.recipe.signed(float64(update.gradient, elements)),
-            before.values(roles, elements),
-            after.values(roles, elements),
-            float64(error, elements) if isinstance(error, torch.Tensor) else error,
-            format,
-        )
-
-    def _words(self, wrong: _Wrong, update: Update, step: int) -> tuple[str, tuple[str, ...]]:
-        observed = wrong.misfit.observed
-        if bool(observed.isnan().any()):
-            return (
-                f"{wrong.role} holds NaN: memory that was never written was read "
-                "(zerocheck fills such memory with NaN)",
-                (bugs.UNINITIALISED_MEMORY,) if named() else (),
-            )
-        before = (
-            update.before.parameter
-            if wrong.role == "parameter"
-            else update.before.moment(wrong.role)
-        )
-        if wrong.elements is not None:
-            before = before[wrong.elements]
-        outside = wrong.misfit.outside
-        optimizer = self.recipe.optimizer
-        names: tuple[str, ...] = ()
-        if named():
-            segments = self._segments(wrong, update, step, self._wrong_places(wrong))
-            names = causes(optimizer, segments)
-        if torch.equal(observed[outside], before[outside].to(torch.float64)):
-            # Moments that are 0 still, or a rate of 0, leave it as it was too.
-            known = (bugs.NEVER_UPDATED, *names) if named() else ()
-            return f"{wrong.role} was not updated", known
-        if names:
-            return sentence(optimizer, wrong.role, names), names
-        name = optimizer.name
-        return f"{wrong.role} is not what {name} gives from the state before and the gradient", ()
-
-    def _segments(
-        self, wrong: _Wrong, update: Update, step: int, places: Sequence[ParameterPlace]
-    ) -> Iterator[Segment]:
-        """Return these tensors of the group, piece by piece."""
-        asked = torch.zeros(self.layout.size, dtype=torch.bool)
-        for _, there in pieces(wrong.elements, self.layout.size):
-            asked[there] = True
-        asked &= self.layout.spread([place in places for place in self.layout.places])
-        elements = vectors.positions(asked)
-        previous = update.previous()
-        for _, there in pieces(elements, self.layout.size):
-            yield self._segment(wrong, update, step, there, previous)
-
-    def _segment(
-        self,
-        wrong: _Wrong,
-        update: Update,
-        step: int,
-        elements: Positions,
-        previous: torch.Tensor | None,
-    ) -> Segment:
-        recipe, after = self.recipe, update.after
-
-        def gradient(vector: torch.Tensor) -> torch.Tensor:
-            return recipe.signed(float64(vector, elements))
-
-        observed = after.parameter if wrong.role == "parameter" else after.moment(wrong.role)
-        return Segment(
-            role=wrong.role,
-            observed=float64(observed, elements),
-            elements=self._elements(update, elements, wrong.format),
-            unclipped=None if update.unclipped is None else gradient(update.unclipped),
-            previous=None if previous is None else gradient(previous),
-            in_memory=[gradient(update.gradient[order]) for order in orders_of(self.layout)],
-            gradients=lambda: [(name, gradient(other)) for name, other in update.others()],
-            parameter_after=float64(after.parameter, elements),
-            since=step + 1,
-            microbatches=recipe.microbatches,
-            scalars=self._scalars(update, wrong.group, wrong.steps, self.readings[0]),
-            step=wrong.steps,
-            rates=recipe.rates[wrong.group],
-            others=[
-                (group, update.lr[number])
-                for number, group in enumerate(recipe.options.groups)
-                if number != wrong.group
-            ],
-        )
 
     def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Any:
         return self.recipe.scalars(group, lr=update.lr[group], step=count, reading=reading)

@@ -33,9 +33,7 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.known is not None:
         lines += known_lines(finding.known)
     if finding.violation is not None:
-        # A small case does not tell its causes apart, so it has no say about them.
-        named = finding.violation.explanation if finding.size else finding.title
-        lines += _violation_lines(finding.violation, title=named)
+        lines += _violation_lines(finding.violation, title=finding.title)
     if finding.estimated:
         lines += row("bound", ESTIMATED)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
@@ -108,8 +106,10 @@ def replay_line(finding: Finding) -> str:
 
 def _violation_lines(violation: Violation, *, title: str) -> list[str]:
     lines = row("obligation", f"{violation.obligation}: {TITLES[violation.obligation]}")
-    if violation.explanation != title:
+    if violation.explanation not in title:
         lines += row("what", violation.explanation)
+    if violation.attribution and violation.attribution not in (title, violation.explanation):
+        lines += row("made of", violation.attribution)
     lines += row("where", _where(violation))
     if violation.tensors:
         lines += row("tensors", _some(violation.tensors))
@@ -152,7 +152,7 @@ def _element(violation: Violation) -> str:
 
 def _causes(causes: tuple[str, ...]) -> str:
     if not causes:
-        return "not known: no known bug explains it"
+        return "no known bug explains it"
     if len(causes) == 1:
         return causes[0]
     return f"one of: {'; '.join(causes)} (the cases that failed do not tell them apart)"

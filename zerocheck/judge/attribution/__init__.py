@@ -1,2 +1,1 @@
-"""Attribution: what wrong values are made of, without a list of known bugs.
-"""
+"""Attribution: what wrong values are made of, without a list of known bugs."""

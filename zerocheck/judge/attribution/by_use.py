@@ -48,9 +48,8 @@ def _words(
         of_use = {ranks: made[number] for ranks, made in tables.items()}
         if any(not table.right for table in of_use.values()):
             said = operation(of_use, search.numbers, search.evidence.case.axes)
-            words.append(
-                f"of its use {number + 1} of {len(parts.modules)} (in {module or 'the model'}), {said}"
-            )
+            where = module or "the model"
+            words.append(f"of its use {number + 1} of {len(parts.modules)} (in {where}), {said}")
     return "; ".join(words)
 
 
@@ -95,9 +94,7 @@ def _simple(uses: int, world: int, count: int, rank: int) -> Iterator[torch.Tens
             yield changed
 
 
-def _fits(
-    search: GradientSearch, cell: Cell, terms: torch.Tensor, weights: torch.Tensor
-) -> bool:
+def _fits(search: GradientSearch, cell: Cell, terms: torch.Tensor, weights: torch.Tensor) -> bool:
     flat = terms * weights.nan_to_num(nan=1.0).reshape(-1, 1)
     roundings = 2 * len(flat) + 4
 

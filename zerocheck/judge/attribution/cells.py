@@ -17,7 +17,7 @@ class Holder(NamedTuple):
     ranks: tuple[int, ...]
     part: torch.Tensor
     """What they hold, flat."""
-    index: torch.Tensor | None
+    elements: torch.Tensor | None
     """Position of each element in the flat vector; None: all of them, in order."""
 
 
@@ -46,11 +46,13 @@ def holders(held: RoleState) -> list[Holder]:
 
 
 def _same(one: Holder, part: torch.Tensor, index: torch.Tensor | None) -> bool:
-    if len(one.part) != len(part) or (one.index is None) != (index is None):
+    if len(one.part) != len(part):
         return False
-    if index is not None and index is not one.index and not torch.equal(one.index, index):  # type: ignore[arg-type]
-        return False
-    return part is one.part or same_bits(one.part, part)
+    if one.elements is None or index is None:
+        alike = one.elements is index
+    else:
+        alike = one.elements is index or torch.equal(one.elements, index)
+    return alike and (part is one.part or same_bits(one.part, part))
 
 
 def cells(held: RoleState, layout: ParameterLayout, wrong: torch.Tensor) -> list[Cell]:
@@ -63,12 +65,12 @@ def cells(held: RoleState, layout: ParameterLayout, wrong: torch.Tensor) -> list
     found: list[Cell] = []
     for holder in holders(held):
         for place in places:
-            if holder.index is None:
+            if holder.elements is None:
                 positions = torch.arange(place.start, place.stop)
                 values = holder.part[place.start : place.stop]
             else:
-                here = (holder.index >= place.start) & (holder.index < place.stop)
-                positions, values = holder.index[here], holder.part[here]
+                here = (holder.elements >= place.start) & (holder.elements < place.stop)
+                positions, values = holder.elements[here], holder.part[here]
             if len(positions):
                 found.append(Cell(holder, place, positions, values.to(torch.float64)))
     return found

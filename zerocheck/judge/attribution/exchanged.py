@@ -6,7 +6,6 @@ import torch
 
 from .cells import Cell
 from .gradient import GradientSearch
-from .tensors import listed
 
 
 def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
@@ -30,12 +29,12 @@ def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
 def _origin(search: GradientSearch, chosen: list[Cell]) -> int | None:
     """Return the rank whose shard these cells are, or None."""
     holder = chosen[0].holder
-    if holder.index is None:
+    if holder.elements is None:
         return None
     right = search.evidence.right.whole
     part = holder.part.to(torch.float64)
     for rank, plan in enumerate(search.evidence.held.plans):
-        if rank in holder.ranks or plan.index is None or torch.equal(plan.index, holder.index):
+        if rank in holder.ranks or plan.index is None or torch.equal(plan.index, holder.elements):
             continue
         count = min(len(part), len(plan.index))
         there = plan.index[:count]
@@ -72,5 +71,8 @@ def _sentences(origins: dict[int, int], world: int) -> list[str]:
             distance, f"the rank {distance} further on"
         )
         return [f"gradient: each rank holds the shard that {which} must hold"]
-    parts = [f"{listed([r], 'rank')} holds the shard that rank {o} must hold" for r, o in origins.items()]
+    parts = [
+        f"rank {rank} holds the shard that rank {origin} must hold"
+        for rank, origin in origins.items()
+    ]
     return [f"gradient: {' and '.join(parts)}"]

@@ -125,9 +125,7 @@ class GradientSearch:
         seen = (terms / self.evidence.divisor / bound).abs().amax(-1) > VISIBLE
         return Table(table.weights.masked_fill(~seen, math.nan), table.others)
 
-    def _table(
-        self, group: Sequence[int], names: tuple[str, ...], *, plain: bool
-    ) -> Table | None:
+    def _table(self, group: Sequence[int], names: tuple[str, ...], *, plain: bool) -> Table | None:
         """Solve for the weights of some cells, and take the plain number near to each.
 
         plain: None where a weight is near to no such number.

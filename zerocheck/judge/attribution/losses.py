@@ -22,7 +22,6 @@ CLOSE = 1e-2
 
 def scaled_losses(search: GradientSearch) -> tuple[str, list[int]] | None:
     """Return (operation, numbers of the cells that it explains) if losses were scaled otherwise."""
-    evidence = search.evidence
     for words, made in _replays(search, _scale(search)):
         explained = [n for n in search.open if inside(search.cells[n], made)]
         if explained:

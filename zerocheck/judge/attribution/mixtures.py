@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 def mixtures(search: GradientSearch) -> tuple[list[str], list[int]]:
-    """Return (sentences, numbers of the cells that they explain) of cells that no table explains."""
+    """Return (sentences, numbers of the cells that they explain), of cells without a table."""
     by_holder: dict[tuple[int, ...], list[int]] = {}
     for number in search.open:
         by_holder.setdefault(search.cells[number].holder.ranks, []).append(number)
@@ -177,7 +177,7 @@ def _moved(
         origin = order[near]
         fits = (values[chosen] - right.exact[origin]).abs() <= right.bound[origin]
         offsets.append((origin - positions[chosen])[fits])
-    found, counts = torch.cat(offsets).unique(return_counts=True)
+    found, counts = torch.unique(torch.cat(offsets), return_counts=True)
     for place in counts.argsort(descending=True, stable=True).tolist()[:MOST_SOURCES]:
         offset = int(found[place])
         if offset == 0 or 4 * int(counts[place]) < len(offsets):
@@ -218,9 +218,7 @@ def _operations(
 def _origin(runs: Sequence[Run], holder: Holder, search: GradientSearch) -> int | None:
     """Return the rank that must hold all elements that were moved, or None."""
     moved = [run for run in runs if run.source.offset]
-    places = torch.cat(
-        [torch.arange(run.start, run.last + 1) + run.source.offset for run in moved]
-    )
+    places = torch.cat([torch.arange(run.start, run.last + 1) + run.source.offset for run in moved])
     for rank, plan in enumerate(search.evidence.held.plans):
         if rank in holder.ranks or plan.index is None:
             continue

@@ -53,9 +53,7 @@ def _with_others(wrong: Tables, others: Sequence[str], numbers: Numbers) -> str:
     table = next(iter(wrong.values()))
     gradients = table.filled
     extra = " and ".join(
-        f"{name}, {numbers.spelled(table.others[name])}"
-        for name in others
-        if name in table.others
+        f"{name}, {numbers.spelled(table.others[name])}" for name in others if name in table.others
     )
     if bool((gradients == 0).all()):
         return f"it is {extra}, and no gradient of this step is in it"
@@ -78,7 +76,7 @@ class _Weights:
 
 def _patterns(tables: Tables, numbers: Numbers, mesh: Mesh) -> Iterator[tuple[str, _Weights]]:
     """Iterate over (words, weights that they mean), plain ones first."""
-    first = next((table for table in tables.values() if not table.right))
+    first = next(table for table in tables.values() if not table.right)
     world, count = first.weights.shape
     ones = torch.ones(world, count, dtype=torch.float64)
     yield from _uniform(tables, numbers, ones)
@@ -116,8 +114,7 @@ def _groups(tables: Tables, mesh: Mesh) -> Iterator[tuple[str, dict[int, tuple[i
         members = {rank: tuple(mesh.group(rank, axis.name)) for rank in range(world)}
         if 1 < len(members[0]) < world:
             yield (
-                f"it is reduced over the {axis.name} axis alone "
-                f"({_shown(members.values())} apart)",
+                f"it is reduced over the {axis.name} axis alone ({_shown(members.values())} apart)",
                 members,
             )
     support: dict[int, tuple[int, ...]] = {}
@@ -239,12 +236,13 @@ def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tup
         for kind in list(kinds)[:4]
     ]
     if len(kinds) <= 4:
-        yield f"the local gradient of {' and that of '.join(parts)}", _Weights(ones * column[:, None])
+        weights = _Weights(ones * column.unsqueeze(1))
+        yield f"the local gradient of {' and that of '.join(parts)}", weights
 
 
 def _single(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, _Weights]]:
     """One gradient of one rank and microbatch."""
-    wrong = ((first.filled != 1)).nonzero().tolist()
+    wrong = (first.filled != 1).nonzero().tolist()
     if len(wrong) == 1:
         rank, number = wrong[0]
         value = float(first.filled[rank, number])
@@ -259,7 +257,7 @@ def _reduced_in_part(
     tables: Tables, numbers: Numbers, ones: torch.Tensor
 ) -> Iterator[tuple[str, _Weights]]:
     """Some microbatches are reduced, and others are each rank's own."""
-    world, count = ones.shape
+    count = ones.shape[1]
     if count == 1:
         return
     first_ranks, first = next(one for one in tables.items() if not one[1].right)

@@ -22,8 +22,8 @@ MOST_ANSWERS = 5
 """Explanations that a sentence names."""
 
 ROUNDINGS = 16
-"""Roundings that a term of an edited equation has at most: AdamW's update has 10, and an edit adds a
-product, a sum and a root at most, which may be taken in another order."""
+"""Roundings that a term of an edited equation has at most: AdamW's update has 10, and an edit adds
+a product, a sum and a root at most, which may be taken in another order."""
 
 MOST_CHOICES = 4096
 """Choices of coefficients that are tried for one equation."""
@@ -45,7 +45,9 @@ class Edit(NamedTuple):
     def words(self) -> str:
         """The edit as a clause."""
         parts = [self.replaced] if self.replaced else []
-        parts += [f"{term} counts {given}, where {right} is right" for term, given, right in self.changed]
+        parts += [
+            f"{term} counts {given}, where {right} is right" for term, given, right in self.changed
+        ]
         return ", and ".join(parts)
 
 
@@ -71,7 +73,7 @@ def _edits(
 ) -> Iterator[tuple[Edit, dict[str, float]]]:
     """Iterate over (edit, coefficients) with which an equation gives what the segment observed."""
     slack = _slack(optimizer, segment, equation)
-    choices = [_choices(segment, equation, slack, term) for term in _solved(segment, equation, slack)]
+    choices = [_choices(equation, interval) for interval in _solved(segment, equation, slack)]
     for chosen in islice(product(*choices), MOST_CHOICES):
         values = {term: value for term, (_, value) in zip(equation.terms, chosen, strict=True)}
         changed = tuple(
@@ -114,9 +116,7 @@ def _solved(segment: Segment, equation: Equation, slack: torch.Tensor) -> list[I
     return found
 
 
-def _choices(
-    segment: Segment, equation: Equation, slack: torch.Tensor, interval: Interval
-) -> list[tuple[str, float]]:
+def _choices(equation: Equation, interval: Interval) -> list[tuple[str, float]]:
     """Return the named coefficients of a term that lie in an interval, the right one first."""
     term, low, high = interval
     right = equation.right[term]
@@ -135,19 +135,16 @@ def _name(equation: Equation, term: str, value: float) -> str:
     return f"{value:.6g}"
 
 
-def _slack(
-    optimizer: OptimizerSpecification, segment: Segment, equation: Equation
-) -> torch.Tensor:
+def _slack(optimizer: OptimizerSpecification, segment: Segment, equation: Equation) -> torch.Tensor:
     """Return the error that each element may have: that of the right line, and of its terms.
 
     Derived: each of at most ROUNDINGS roundings of a term moves the result by u of the term.
     """
     right = dict(optimizer.enclosures(segment.elements, segment.scalars))[segment.role]
     format = segment.elements.format
-    size = sum(
-        (max(abs(equation.right[term]), 0.0) * vector.abs() for term, vector in equation.terms.items()),
-        start=torch.zeros_like(segment.observed),
-    )
+    size = torch.zeros_like(segment.observed)
+    for term, vector in equation.terms.items():
+        size += (equation.right[term] * vector).abs()
     return right.bound + ROUNDINGS * format.u * size + 2 * format.eta + segment.wider
 
 
@@ -181,7 +178,7 @@ def _holds(
 def copies(
     segments: Iterable[Segment], before: Iterable[torch.Tensor], right: Iterable[Enclosure]
 ) -> str:
-    """Return words if the observed values are those from before the step, or the right ones rounded.
+    """Return words if the values are those from before the step, or the right ones rounded.
 
     before: values of the role before the step; right: what it should be.
     """

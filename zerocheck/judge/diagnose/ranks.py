@@ -72,9 +72,12 @@ def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
     for groups in groupings:
         members = [[r for r in range(world) if groups[r] == number] for number in groups]
         shown = " and ".join(", ".join(map(str, one)) for one in dict.fromkeys(map(tuple, members)))
+        words = f"ranks {shown} are reduced apart, and not all {world} together"
+        if all(len(one) == 1 for one in members):
+            words = f"each of the {world} ranks is reduced with no other"
         yield Candidate(
             bugs.REDUCED_IN_SMALLER_GROUPS,
-            f"ranks {shown} are reduced apart, and not all {world} together",
+            words,
             [
                 enclosed_sum(
                     evidence,

@@ -15,7 +15,7 @@ from ..assemble import RoleState
 from ..context import StepContext
 from ..hidden_states import wrong_gradients
 from ..obligation import Checked, ObligationCheck
-from ..update import Update
+from ..recipe import Update
 
 
 def _check_step(step: StepContext) -> Iterator[Checked]:

@@ -69,11 +69,12 @@ def _of_moment(segment: Segment) -> Iterator[Equation]:
 def _of_maximum(segment: Segment) -> Iterator[Equation]:
     e = segment.elements
     old, new = e.old["max_exp_avg_sq"], e.new["exp_avg_sq"]
+    stale = torch.maximum(old, e.old["exp_avg_sq"])
     for words, vector in (
         ("", torch.maximum(old, new)),
         ("it is exp_avg_sq, and not the maximum", new),
         ("it is the old maximum", old),
-        ("with the old exp_avg_sq in place of the new one", torch.maximum(old, e.old["exp_avg_sq"])),
+        ("with the old exp_avg_sq in place of the new one", stale),
     ):
         yield Equation(words, {"the maximum": vector}, {"the maximum": 1.0}, {})
 
@@ -83,10 +84,12 @@ def _betas(segment: Segment, symbol: str, beta: float, *, one_minus: bool) -> Ma
     s = segment.scalars
     other, value = ("beta1", s.beta1) if symbol == "beta2" else ("beta2", s.beta2)
     betas = {symbol: beta, other: value}
-    for number, (group, _) in enumerate(segment.others):
+    for group, _ in segment.others:
         of_group = group.beta2 if symbol == "beta2" else group.beta1
         betas[f"{symbol} of another group"] = of_group
-    found = {f"1 - {name}" if one_minus else name: 1 - b if one_minus else b for name, b in betas.items()}
+    found = betas
+    if one_minus:
+        found = {f"1 - {name}": 1 - value for name, value in betas.items()}
     found |= {"0": 0.0, "1": 1.0}
     if one_minus:
         found[f"-(1 - {symbol})"] = beta - 1
@@ -104,8 +107,11 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
     old_m, old_v = e.old["exp_avg"], e.old["exp_avg_sq"]
     eps = s.eps
 
-    def direction(first: torch.Tensor, second: torch.Tensor, c2: float = s.correction2) -> torch.Tensor:
-        return first / ((second / c2).sqrt() + eps)
+    def direction(
+        first: torch.Tensor, second: torch.Tensor, c2: float = s.correction2
+    ) -> torch.Tensor:
+        made: torch.Tensor = first / ((second / c2).sqrt() + eps)
+        return made
 
     def line(
         words: str, along: torch.Tensor, *, parameter: torch.Tensor = p, c1: float = s.correction1

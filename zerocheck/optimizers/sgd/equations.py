@@ -83,7 +83,7 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
         )
 
     def form(gradient: torch.Tensor, buffer: torch.Tensor, *, nesterov: bool) -> torch.Tensor:
-        decayed = gradient + s.weight_decay * e.parameter
+        decayed: torch.Tensor = gradient + s.weight_decay * e.parameter
         if not s.momentum:
             return decayed
         return decayed + s.momentum * buffer if nesterov else buffer

@@ -49,6 +49,8 @@ def shown(finding: Finding) -> FindingView:
         if violation.ratio is not None and math.isfinite(violation.ratio):
             ratio = number(violation.ratio, digits=3)
             decades = max(0.0, math.log10(violation.ratio)) if violation.ratio > 0 else 0.0
+    if violation is not None and violation.attribution and not known:
+        facts.append(("made of", violation.attribution))
     causes = finding.causes or (violation.causes if violation is not None else ())
     if causes:
         facts.append(("cause", ", ".join(causes)))

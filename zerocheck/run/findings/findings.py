@@ -122,11 +122,28 @@ class Bug:
 
     @property
     def title(self) -> str:
-        """Title of the finding, one plain sentence."""
+        """Title of the finding, one plain sentence.
+
+        It speaks of the case to replay, or names the case that it speaks of.
+        """
         if self.violation is not None:
-            return self.violation.explanation
+            return self._said
         text = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
         return self.headline or self.first.title or text
+
+    @property
+    def _said(self) -> str:
+        """Return what the violation is, in words of the smallest case if that says as much."""
+        shrunk = None if self.shrunk is None else self.shrunk.violation
+        told = self.violation if shrunk is None else shrunk
+        assert self.violation is not None and told is not None
+        if not self.causes:
+            return told.attribution.split("; ")[0] or told.explanation
+        if told.causes == self.causes:
+            return told.explanation
+        # A small case does not tell its causes apart.
+        case = f" (case {self.first.number})" if told is not self.violation else ""
+        return self.violation.explanation + case
 
     @property
     def slug(self) -> str:

@@ -94,8 +94,9 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     too, which are not counted as caught; seconds: running and judging them; failing: cases that the
     causes were intersected over; causes: those of the first finding, other_causes: of the others;
     findings: how many the failing cases gave; attributions: of each failing case, "" where nothing
-    fits; rubric: regular expression that the right attribution matches, "" for none; case: the one that caught it; rivals: on the fault,
-    control: on the parent; usual_rivals, usual_control: the same from a usual start.
+    fits; rubric: regular expression that the right attribution matches, "" for none; case: the one
+    that caught it; rivals: on the fault, control: on the parent; usual_rivals, usual_control: the
+    same from a usual start.
     """
 
     fault: str

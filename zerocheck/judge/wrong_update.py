@@ -1,0 +1,175 @@
+"""Cause and attribution of a wrong update, as a violation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+
+from .. import causes as bugs
+from ..optimizers.specification import Reading, Segment
+from ..protocol.verdicts import Violation
+from . import vectors
+from .attribution.tensors import tensors
+from .attribution.update import copies, edits
+from .compare import describe
+from .diagnose.memory_order import orders_of
+from .diagnose.named import named
+from .diagnose.update import causes, sentence
+from .layout import ParameterLayout, ParameterPlace
+from .pieces import Positions, pieces
+from .recipe import Update, UpdateRecipe, WrongRole
+from .state import float64
+
+
+class WrongUpdate:
+    """Explanation of one wrong update."""
+
+    def __init__(
+        self,
+        layout: ParameterLayout,
+        recipe: UpdateRecipe,
+        reading: Reading,
+        update: Update,
+        step: int,
+    ) -> None:
+        """Take the update. reading: of the hyperparameters; step: 0-based, of the case."""
+        self.layout = layout
+        self.recipe = recipe
+        self.reading = reading
+        self.update = update
+        self.step = step
+
+    def violation(self, wrong: WrongRole) -> Violation:
+        """Return the violation of a role that is wrong."""
+        text, names = self._words(wrong)
+        violation = describe(
+            wrong.misfit,
+            self.layout,
+            obligation="update",
+            step=self.step,
+            role=wrong.role,
+            ranks=(),
+            elements=wrong.elements,
+            explanation=text,
+            causes=names,
+        )
+        made_of = self._attribution(wrong)
+        return msgspec.structs.replace(violation, attribution=made_of)
+
+    def _attribution(self, wrong: WrongRole) -> str:
+        """Say which edit of the optimizer's equation gives the wrong tensors of a role."""
+        places = self._wrong_places(wrong)
+        whole = self._edited(wrong, places)
+        found = {whole: places} if whole else {}
+        if not whole:
+            for place in places:
+                words = self._edited(wrong, [place])
+                if words:
+                    found.setdefault(words, []).append(place)
+        mastered = self.update.after.mastered
+        parts = []
+        for words, of in found.items():
+            role = wrong.role
+            if role == "parameter" and mastered is not None:
+                masters = [bool(mastered[one.start : one.stop].any()) for one in of]
+                role = "master parameter" if all(masters) else role
+            parts.append(f"{role} of {tensors([one.name for one in of], self.layout)}: {words}")
+        explained = sum(map(len, found.values()))
+        if parts and explained < len(places):
+            parts.append(f"{len(places) - explained} more tensors are not explained")
+        return "; ".join(parts)
+
+    def _edited(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> str:
+        segments = list(self._segments(wrong, places))
+        optimizer = self.recipe.optimizer
+
+        def before(segment: Segment) -> torch.Tensor:
+            e = segment.elements
+            return e.parameter if wrong.role == "parameter" else e.old[wrong.role]
+
+        right = [dict(optimizer.enclosures(s.elements, s.scalars))[wrong.role] for s in segments]
+        text = copies(segments, [before(one) for one in segments], right)
+        return text or ", or ".join(edit.words for edit in edits(optimizer, segments))
+
+    def _wrong_places(self, wrong: WrongRole) -> list[ParameterPlace]:
+        """Return the tensors with an element outside."""
+        mask = torch.zeros(self.layout.size, dtype=torch.bool)
+        for here, there in pieces(wrong.elements, self.layout.size):
+            mask[there] = wrong.misfit.outside[here]
+        return [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
+
+    def _words(self, wrong: WrongRole) -> tuple[str, tuple[str, ...]]:
+        observed = wrong.misfit.observed
+        if bool(observed.isnan().any()):
+            return (
+                f"{wrong.role} holds NaN: memory that was never written was read "
+                "(zerocheck fills such memory with NaN)",
+                (bugs.UNINITIALISED_MEMORY,) if named() else (),
+            )
+        state = self.update.before
+        before = state.parameter if wrong.role == "parameter" else state.moment(wrong.role)
+        if wrong.elements is not None:
+            before = before[wrong.elements]
+        outside = wrong.misfit.outside
+        optimizer = self.recipe.optimizer
+        names: tuple[str, ...] = ()
+        if named():
+            segments = self._segments(wrong, self._wrong_places(wrong))
+            names = causes(optimizer, segments)
+        if torch.equal(observed[outside], before[outside].to(torch.float64)):
+            # Moments that are 0 still, or a rate of 0, leave it as it was too.
+            known = (bugs.NEVER_UPDATED, *names) if named() else ()
+            return f"{wrong.role} was not updated", known
+        if names:
+            return sentence(optimizer, wrong.role, names), names
+        name = optimizer.name
+        return f"{wrong.role} is not what {name} gives from the state before and the gradient", ()
+
+    def _segments(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> Iterator[Segment]:
+        """Return these tensors of the group, piece by piece."""
+        asked = torch.zeros(self.layout.size, dtype=torch.bool)
+        for _, there in pieces(wrong.elements, self.layout.size):
+            asked[there] = True
+        asked &= self.layout.spread([place in places for place in self.layout.places])
+        elements = vectors.positions(asked)
+        previous = self.update.previous()
+        for _, there in pieces(elements, self.layout.size):
+            yield self._segment(wrong, there, previous)
+
+    def _segment(
+        self,
+        wrong: WrongRole,
+        elements: Positions,
+        previous: torch.Tensor | None,
+    ) -> Segment:
+        recipe, update = self.recipe, self.update
+        after = update.after
+
+        def gradient(vector: torch.Tensor) -> torch.Tensor:
+            return recipe.signed(float64(vector, elements))
+
+        observed = after.parameter if wrong.role == "parameter" else after.moment(wrong.role)
+        return Segment(
+            role=wrong.role,
+            observed=float64(observed, elements),
+            elements=recipe.elements(update, elements, wrong.format),
+            unclipped=None if update.unclipped is None else gradient(update.unclipped),
+            previous=None if previous is None else gradient(previous),
+            in_memory=[gradient(update.gradient[order]) for order in orders_of(self.layout)],
+            gradients=lambda: [(name, gradient(other)) for name, other in update.others()],
+            parameter_after=float64(after.parameter, elements),
+            since=self.step + 1,
+            microbatches=recipe.microbatches,
+            scalars=recipe.scalars(
+                wrong.group, lr=update.lr[wrong.group], step=wrong.steps, reading=self.reading
+            ),
+            step=wrong.steps,
+            rates=recipe.rates[wrong.group],
+            others=[
+                (group, update.lr[number])
+                for number, group in enumerate(recipe.options.groups)
+                if number != wrong.group
+            ],
+        )
