@@ -153,9 +153,7 @@ def test_tables_that_differ_between_ranks() -> None:
     pairs = {r: [[2.0] if row // 2 == r // 2 else [0.0] for row in range(4)] for r in range(4)}
     assert _by_rank(pairs, (4,)).startswith("ranks 0 and 1 and ranks 2 and 3 are reduced apart")
     assert "over the shard axis alone" in _by_rank(pairs, (2, 2))
-    mixed = {
-        rank: [[2.0 if row == rank else 0.0, 1.0] for row in range(4)] for rank in range(4)
-    }
+    mixed = {rank: [[2.0 if row == rank else 0.0, 1.0] for row in range(4)] for rank in range(4)}
     assert _by_rank(mixed, (4,)).startswith(
         "only microbatch 1 of 2 is reduced over ranks; microbatch 0 is each rank's own"
     )

@@ -21,7 +21,7 @@ from ..compare import compare
 from ..diagnose.evidence import Evidence
 from ..pieces import Enclosing, Positions, some
 from .cells import Cell, cells
-from .sentences import operation
+from .sentences import has_matrix, operation
 from .table import VISIBLE, Numbers, Solution, Table, rows, solve, structured
 
 Others = Mapping[str, torch.Tensor]
@@ -257,15 +257,42 @@ def numbers_of(evidence: Evidence) -> Numbers:
 
 
 def sentences(search: GradientSearch) -> dict[str, list[str]]:
-    """Return the operation that tables say, and the names of the tensors with it."""
+    """Return the operation that tables say, and the names of the tensors with it.
+
+    Tensors whose tables agree on every holder that has both are described together, since a shard
+    shows the table of its own rank alone.
+    """
     mesh = search.evidence.case.axes
     tables: dict[str, dict[tuple[int, ...], Table]] = {}
-    found: dict[str, list[str]] = {}
     for number, cell in enumerate(search.cells):
         answer = search.answers.get(number)
         if answer is not None:
             tables.setdefault(cell.place.name, {})[cell.holder.ranks] = answer
-    for name, of in tables.items():
-        if any(not table.right for table in of.values()):
-            found.setdefault(operation(of, search.numbers, mesh), []).append(name)
+    found: dict[str, list[str]] = {}
+    for names, joined in _joined(tables):
+        words = operation(joined, search.numbers, mesh)
+        if not has_matrix(words):
+            found.setdefault(words, []).extend(names)
+            continue
+        for name in names:
+            found.setdefault(operation(tables[name], search.numbers, mesh), []).append(name)
     return found
+
+
+def _joined(
+    tables: Mapping[str, Mapping[tuple[int, ...], Table]],
+) -> list[tuple[list[str], dict[tuple[int, ...], Table]]]:
+    """Return (names, tables by holder) of tensors whose tables do not contradict each other."""
+    groups: list[tuple[list[str], dict[tuple[int, ...], Table]]] = []
+    for name, of in tables.items():
+        if all(table.right for table in of.values()):
+            continue
+        for names, joined in groups:
+            if all(ranks not in joined or joined[ranks].fits(of[ranks]) for ranks in of):
+                names.append(name)
+                for ranks, table in of.items():
+                    joined[ranks] = table.joined(joined[ranks]) if ranks in joined else table
+                break
+        else:
+            groups.append(([name], dict(of)))
+    return groups

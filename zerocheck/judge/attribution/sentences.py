@@ -31,6 +31,11 @@ def operation(tables: Tables, numbers: Numbers, mesh: Mesh) -> str:
     return f"the weights of local gradients are wrong{matrix(table, ranks, tables)}"
 
 
+def has_matrix(words: str) -> bool:
+    """Return True if no clause says all, and the weights are printed."""
+    return "(weights, " in words
+
+
 def matrix(table: Table, ranks: Sequence[int], tables: Tables) -> str:
     """Return the weights as text, rank by rank, for the first holder."""
     rows = " / ".join(
@@ -147,42 +152,63 @@ def _by_axis(
         return
     seen = [ranks[0] for ranks, table in tables.items() if len(_visible(table))]
     for words, members in _groups(tables, mesh):
-        for factor in _factors(tables, members):
+        factors = _factors(tables, members)
+        if factors is None:
+            continue
 
-            def inside(ranks: tuple[int, ...], factor: float = factor) -> torch.Tensor:
-                alone = ones * 0
-                alone[list(members[ranks[0]])] = factor  # noqa: B023
-                return alone
+        def inside(
+            ranks: tuple[int, ...],
+            members: Mapping[int, tuple[int, ...]] = members,
+            factors: Mapping[int, float] = factors,
+        ) -> torch.Tensor:
+            alone = ones * 0
+            alone[list(members[ranks[0]])] = factors.get(ranks[0], 1.0)
+            return alone
 
-            spelled = numbers.spelled(factor)
-            if len(seen) == 1 and world > 1 and len(members[seen[0]]) == 1:
-                missing = listed([rank for rank in range(world) if rank != seen[0]], "rank")
-                yield (
-                    f"rank {seen[0]} holds its own gradient alone, counted {spelled}: it is not "
-                    f"reduced over all ranks, that of {missing} counts 0 times",
-                    _Weights(inside),
-                )
-            yield f"{words}, counted {spelled}: it is not reduced over all ranks", _Weights(inside)
-            if count > 1:
-
-                def last(ranks: tuple[int, ...], factor: float = factor) -> torch.Tensor:
-                    alone = ones * 0
-                    alone[list(members[ranks[0]]), -1] = factor  # noqa: B023
-                    return alone
-
-                yield (
-                    f"{words}, of the last microbatch alone, counted {spelled}",
-                    _Weights(last),
-                )
+        counted = _counted(factors, members, world, numbers)
+        if len(seen) == 1 and len(members[seen[0]]) == 1:
+            missing = listed([rank for rank in range(world) if rank != seen[0]], "rank")
+            yield (
+                f"rank {seen[0]} holds its own gradient alone, {counted}: it is not reduced over "
+                f"all ranks, that of {missing} counts 0 times",
+                _Weights(inside),
+            )
+        yield f"{words}, {counted}: it is not reduced over all ranks", _Weights(inside)
+        if count > 1:
+            last = torch.zeros(count, dtype=torch.float64)
+            last[-1] = 1.0
+            yield (
+                f"{words}, of the last microbatch alone, {counted}",
+                _Weights(lambda ranks, last=last, inside=inside: inside(ranks) * last),
+            )
 
 
-def _factors(tables: Tables, members: Mapping[int, tuple[int, ...]]) -> list[float]:
-    found: dict[float, None] = {}
+def _factors(tables: Tables, members: Mapping[int, tuple[int, ...]]) -> Mapping[int, float] | None:
+    """Return the weight of a group's gradients at each holder, None where it has several."""
+    found: dict[int, float] = {}
     for ranks, table in tables.items():
-        for value in table.weights[list(members[ranks[0]])].reshape(-1).tolist():
-            if value == value and value != 0:
-                found[value] = None
-    return list(found)[:3]
+        values = {
+            round(value, 9): value
+            for value in table.weights[list(members[ranks[0]])].reshape(-1).tolist()
+            if value == value and value != 0
+        }
+        if len(values) > 1:
+            return None
+        found |= dict.fromkeys(ranks, *values.values()) if values else {}
+    return found
+
+
+def _counted(
+    factors: Mapping[int, float],
+    members: Mapping[int, tuple[int, ...]],
+    world: int,
+    numbers: Numbers,
+) -> str:
+    values = set(factors.values())
+    if len(values) > 1:
+        mean = all(abs(v - world / len(members[rank])) < 1e-6 for rank, v in factors.items())
+        return "each averaged over its ranks" if mean else "counted differently"
+    return f"counted {numbers.spelled(values.pop() if values else 1.0)}"
 
 
 def _microbatches(

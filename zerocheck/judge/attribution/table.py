@@ -42,6 +42,20 @@ class Table(NamedTuple):
         same = torch.isclose(self.weights, weights.to(torch.float64), rtol=1e-6, atol=1e-9)
         return not self.others and bool((same | self.weights.isnan()).all())
 
+    def fits(self, other: Table) -> bool:
+        """Return True if two tables have the same weights where both can be seen."""
+        return self.others == other.others and self._same(other.weights)
+
+    def _same(self, weights: torch.Tensor) -> bool:
+        """Return True if these are the weights, where both can be seen."""
+        same = torch.isclose(self.weights, weights, rtol=1e-6, atol=1e-9)
+        return bool((same | self.weights.isnan() | weights.isnan()).all())
+
+    def joined(self, other: Table) -> Table:
+        """Return the weights that one of two tables shows."""
+        weights = torch.where(self.weights.isnan(), other.weights, self.weights)
+        return Table(weights, self.others)
+
 
 class Solution(NamedTuple):
     """Solved weights."""
