@@ -29,7 +29,7 @@ PLANTED = [
     (
         "zero2+average-becomes-sum",
         CASE,
-        r"^gradient of every trainable tensor: every local .* \(W = 3",
+        r"^gradient of every trained tensor: every local .* \(W = 3",
     ),
     ("zero2+double-average", CASE, r"every local gradient counts \S+ times \(1/W"),
     ("zero2+rank-counted-twice", CASE, r"the local gradient of rank \d counts 2 times"),

@@ -46,7 +46,7 @@ PLANTED = [
     ("decay-missing", ADAMW, r"the parameter counts 1 \(no weight decay\)"),
     ("decay-after-update", ADAMW, r"\(decayed after the update\)"),
     ("decay-by-step-size", ADAMW, r"the parameter counts 1 - lr / correction1 \* weight_decay"),
-    ("decay-on-excluded", ADAMW, r"of every bias: the parameter counts .*of another group"),
+    ("decay-on-excluded", ADAMW, r"the parameter counts .*of another group"),
     ("eps-in-root", ADAMW, r"with eps inside of the root"),
     ("eps-before-correction", ADAMW, r"with eps before the bias correction"),
     ("betas-swapped", ADAMW, r"the old moment counts beta2, where beta1 is right"),

@@ -12,7 +12,7 @@ _CLASSES: tuple[tuple[str, Callable[[ParameterPlace], bool]], ...] = (
     ("every bias", lambda place: place.name.rpartition(".")[2].startswith("bias")),
     ("every scalar", lambda place: not place.shape),
     ("every frozen tensor", lambda place: not place.trainable),
-    ("every trainable tensor", lambda place: place.trainable),
+    ("every trained tensor", lambda place: place.trainable),
     ("every tensor that is not contiguous", lambda place: place.strides is not None),
 )
 
@@ -26,13 +26,11 @@ def tensors(names: Collection[str], layout: ParameterLayout) -> str:
     chosen = [place for place in places if place.name in names]
     if len(chosen) == len(places):
         return "every tensor"
-    if len(chosen) > 2:
-        for words, belongs in _CLASSES:
-            if [place for place in places if belongs(place)] == chosen:
-                return words
-        for words, of in _parts(chosen):
-            if [place for place in places if of(place)] == chosen:
-                return words
+    trained = [place for place in places if place.trainable]
+    for pool, more in ((places, ""), (trained, " that is trained")) if len(chosen) > 2 else ():
+        for words, belongs in (*_CLASSES, *_parts(chosen)):
+            if [place for place in pool if belongs(place)] == chosen:
+                return words + more
     shown = [place.name for place in chosen[:3]]
     more = len(chosen) - len(shown)
     return ", ".join(shown) + (f" and {more} more tensors" if more else "")
