@@ -48,6 +48,7 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `precision.py`: roundings of mixed precision: formats of local gradients, their sum and their
   reduction
 - `rank_device.py`: device that the ranks ran on, and checks that its results repeat bit for bit
+- `recipe.py`: update to judge, and the optimizer with its options that must have made it
 - `recovery.py`: checks of a step whose (clipped) gradient was recovered from optimizer states
 - `resume.py`: obligations of a resumed case: saved, exported and loaded state, and the steps
   after a load
@@ -60,10 +61,13 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `tolerance.py`: tolerance of local results: their distance from the reference that right code
   may have
 - `update.py`: given state and observed gradient, the next state lies in its enclosure
+- `uses.py`: parts of a gradient that single uses of a parameter in a forward give
 - `vacuity.py`: vacuous obligations of a case: those that hold where nothing could fail
 - `vectors.py`: whole vectors of a large model: in memory while half of it is left, else in files
 - `verdicts.py`: verdicts on the obligations of a case, as they are judged one after the other
 - `words.py`: other words of the declared semantics under which a violated case holds
+- `wrong_update.py`: cause and attribution of a wrong update, as a violation
+- `attribution/`: what wrong values are made of, without a list of known bugs
 - `diagnose/`: causes of a violation: each known bug, computed and compared
 - `obligations/`: obligations of a step and of a measurement, one file each
 """

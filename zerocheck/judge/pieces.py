@@ -94,6 +94,10 @@ class Enclosing:
             else Enclosure(exact[positions], bound[positions])
         )
 
+    def only(self, positions: Positions) -> Enclosure:
+        """Return the enclosures of a few elements, without computing the others."""
+        return self._make(positions) if self._whole is None else self.at(positions)
+
     def wider(self, error: torch.Tensor) -> Enclosing:
         """Return these enclosures widened by an amount per element."""
 

@@ -1,6 +1,7 @@
 """Optimizers: what a step of each computes, and what can go wrong in it.
 
 - `adamw/`: AdamW
+- `inputs.py`: gradients that a step may be given in place of the right one
 - `sgd/`: SGD with momentum
 - `specification.py`: interface of an optimizer
 - `trial.py`: test that a class is an optimizer that is known, run alone on one whole tensor

@@ -11,7 +11,7 @@ from ...floating_point import Enclosure, Format
 from .. import bounds
 from ..compare import compare
 from ..uses import UsedParts
-from .cells import Cell
+from .cells import HeldCell
 from .gradient import GradientSearch
 from .sentences import operation
 from .table import Table, rows, solve
@@ -53,7 +53,7 @@ def _words(
     return "; ".join(words)
 
 
-def _tables(search: GradientSearch, cell: Cell, parts: UsedParts) -> list[Table] | None:
+def _tables(search: GradientSearch, cell: HeldCell, parts: UsedParts) -> list[Table] | None:
     """Return the table of each use for a cell, or None."""
     uses, world, count, _ = parts.gradients.shape
     here = cell.positions - cell.place.start
@@ -94,7 +94,9 @@ def _simple(uses: int, world: int, count: int, rank: int) -> Iterator[torch.Tens
             yield changed
 
 
-def _fits(search: GradientSearch, cell: Cell, terms: torch.Tensor, weights: torch.Tensor) -> bool:
+def _fits(
+    search: GradientSearch, cell: HeldCell, terms: torch.Tensor, weights: torch.Tensor
+) -> bool:
     flat = terms * weights.nan_to_num(nan=1.0).reshape(-1, 1)
     roundings = 2 * len(flat) + 4
 

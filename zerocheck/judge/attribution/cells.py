@@ -21,7 +21,7 @@ class Holder(NamedTuple):
     """Position of each element in the flat vector; None: all of them, in order."""
 
 
-class Cell(NamedTuple):
+class HeldCell(NamedTuple):
     """Elements of a tensor that a holder has."""
 
     holder: Holder
@@ -55,14 +55,14 @@ def _same(one: Holder, part: torch.Tensor, index: torch.Tensor | None) -> bool:
     return alike and (part is one.part or same_bits(one.part, part))
 
 
-def cells(held: RoleState, layout: ParameterLayout, wrong: torch.Tensor) -> list[Cell]:
+def cells(held: RoleState, layout: ParameterLayout, wrong: torch.Tensor) -> list[HeldCell]:
     """Return the cells of the tensors of which an element is in the mask `wrong`."""
     places = [
         place
         for place in layout.places
         if place.stop > place.start and bool(wrong[place.start : place.stop].any())
     ]
-    found: list[Cell] = []
+    found: list[HeldCell] = []
     for holder in holders(held):
         for place in places:
             if holder.elements is None:
@@ -72,5 +72,5 @@ def cells(held: RoleState, layout: ParameterLayout, wrong: torch.Tensor) -> list
                 here = (holder.elements >= place.start) & (holder.elements < place.stop)
                 positions, values = holder.elements[here], holder.part[here]
             if len(positions):
-                found.append(Cell(holder, place, positions, values.to(torch.float64)))
+                found.append(HeldCell(holder, place, positions, values.to(torch.float64)))
     return found

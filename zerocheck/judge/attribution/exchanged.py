@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .cells import Cell
+from .cells import HeldCell
 from .gradient import GradientSearch
 
 
@@ -26,7 +26,7 @@ def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
     return _sentences(origins, len(search.evidence.held.plans)), explained
 
 
-def _origin(search: GradientSearch, chosen: list[Cell]) -> int | None:
+def _origin(search: GradientSearch, chosen: list[HeldCell]) -> int | None:
     """Return the rank whose shard these cells are, or None."""
     holder = chosen[0].holder
     if holder.elements is None:
@@ -47,7 +47,7 @@ def _origin(search: GradientSearch, chosen: list[Cell]) -> int | None:
     return None
 
 
-def _by_tensor(search: GradientSearch, chosen: list[Cell], index: torch.Tensor) -> bool:
+def _by_tensor(search: GradientSearch, chosen: list[HeldCell], index: torch.Tensor) -> bool:
     """Return True if each cell has the values that are right for another rank's part of it."""
     right = search.evidence.right.whole
     informative = 0

@@ -20,12 +20,15 @@ from .. import bounds
 from ..compare import compare
 from ..diagnose.evidence import Evidence
 from ..pieces import Enclosing, Positions, some
-from .cells import Cell, cells
+from .cells import HeldCell, cells
 from .sentences import has_matrix, operation
-from .table import VISIBLE, Numbers, Solution, Table, rows, solve, structured
+from .table import MOST_ROWS, VISIBLE, Numbers, Solution, Table, rows, solve, structured
 
 Others = Mapping[str, torch.Tensor]
 """Flat vectors that a wrong gradient may be made of as well, by their names in words."""
+
+VAGUE = 0.05
+"""Weights that are less certain could be any of several numbers."""
 
 EXCESS = 4
 """Elements that there are more than weights, at least, where these are no plain numbers: each would
@@ -44,7 +47,6 @@ class GradientSearch:
         """Table of each cell that one explains."""
         self._right = Table(torch.ones(evidence.passes.gradients.shape[:2], dtype=torch.float64))
         self._explained: set[int] = set()
-        self._made: dict[tuple[object, ...], Enclosing] = {}
 
     @property
     def open(self) -> list[int]:
@@ -91,7 +93,7 @@ class GradientSearch:
             yield self._by(lambda cell: cell.place.name)
             yield [[number] for number in sorted(self.open, key=self._size, reverse=True)]
 
-    def _by(self, key: Callable[[Cell], object]) -> list[list[int]]:
+    def _by(self, key: Callable[[HeldCell], object]) -> list[list[int]]:
         found: dict[object, list[int]] = {}
         for number in self.open:
             found.setdefault(key(self.cells[number]), []).append(number)
@@ -134,12 +136,13 @@ class GradientSearch:
         if solution is None:
             return None
         largest = max(1.0, float(solution.values.nan_to_num(nan=0.0).abs().max()))
-        if solution.residual > 4 * largest + float(solution.uncertain.max()):
+        uncertain = largest * float(solution.uncertain.max())
+        if solution.residual > 4 * largest + uncertain or uncertain > VAGUE:
             return None
         shape = self.evidence.passes.gradients.shape[:2]
         values = [
-            value if value != value else self.numbers.nearest(value, largest * uncertain)
-            for value, uncertain in zip(
+            value if value != value else self.numbers.nearest(value, largest * error)
+            for value, error in zip(
                 solution.values.tolist(), solution.uncertain.tolist(), strict=True
             )
         ]
@@ -174,11 +177,11 @@ class GradientSearch:
         return solve(terms, values, bound)
 
     def _guess(self, number: int) -> None:
-        """Try simple tables for a cell that is too short to be solved."""
+        """Try simple tables for a cell that cannot be solved: it is too short, or terms depend."""
         cell = self.cells[number]
-        world, count = self.evidence.passes.gradients.shape[:2]
-        if len(cell.positions) >= world * count:
+        if len(cell.positions) > MOST_ROWS:
             return
+        world, count = self.evidence.passes.gradients.shape[:2]
         mesh = self.evidence.case.axes
         groups = []
         if mesh.world_size == world:
@@ -191,19 +194,13 @@ class GradientSearch:
                 return
 
     def _fits(self, table: Table, numbers: Sequence[int]) -> bool:
-        made = self._enclosing(table)
+        made = combination(self.evidence, table, self.others)
         return all(inside(self.cells[number], made) for number in numbers)
 
-    def _enclosing(self, table: Table) -> Enclosing:
-        key = (tuple(table.filled.reshape(-1).tolist()), tuple(table.others.items()))
-        if key not in self._made:
-            self._made[key] = combination(self.evidence, table, self.others)
-        return self._made[key]
 
-
-def inside(cell: Cell, made: Enclosing) -> bool:
+def inside(cell: HeldCell, made: Enclosing) -> bool:
     """Return True if every element of a cell lies in these enclosures."""
-    return compare(cell.values, made.at(cell.positions))[1] is None
+    return compare(cell.values, made.only(cell.positions))[1] is None
 
 
 def combination(evidence: Evidence, table: Table, others: Others) -> Enclosing:

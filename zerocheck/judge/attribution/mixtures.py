@@ -15,7 +15,7 @@ import torch
 from ...floating_point import Enclosure
 from ..compare import exactly
 from ..layout import ParameterLayout
-from .cells import Cell, Holder
+from .cells import HeldCell, Holder
 from .gradient import GradientSearch, combination
 from .table import Table
 from .tensors import listed, tensors
@@ -77,7 +77,7 @@ def mixtures(search: GradientSearch) -> tuple[list[str], list[int]]:
     return sentences, explained
 
 
-def _runs(search: GradientSearch, chosen: Sequence[Cell]) -> list[Run] | None:
+def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | None:
     """Return the fewest runs that explain every element, or None.
 
     From each run's end the source is taken that explains most elements after it.
@@ -86,9 +86,14 @@ def _runs(search: GradientSearch, chosen: Sequence[Cell]) -> list[Run] | None:
     values = torch.cat([cell.values for cell in chosen])
     positions, order = positions.sort()
     values = values[order]
-    sources = list(_sources(search, chosen[0].holder, positions, values))
-    fits = torch.stack([_fits(source, values) for source in sources])
-    if not bool(fits.any(0).all()):
+    sources: list[Source] = []
+    fits = torch.zeros(0, len(positions), dtype=torch.bool)
+    for more in _sources(search, chosen[0].holder, positions, values):
+        sources += more
+        fits = torch.cat([fits, *(_fits(source, values).unsqueeze(0) for source in more)])
+        if bool(fits.any(0).all()):
+            break
+    else:
         return None
     ends = _ends(fits)
     runs: list[Run] = []
@@ -120,25 +125,26 @@ def _ends(fits: torch.Tensor) -> torch.Tensor:
 
 def _sources(
     search: GradientSearch, holder: Holder, positions: torch.Tensor, values: torch.Tensor
-) -> list[Source]:
-    """Return the origins that elements may have. Enclosures are of these positions."""
+) -> Iterator[list[Source]]:
+    """Iterate over sets of origins, likely ones first. Enclosures are of these positions."""
     right = search.evidence.right.whole
     zero = exactly(torch.zeros(len(positions)))
-    found = [
+    plain = [
         Source("right", Enclosure(right.exact[positions], right.bound[positions])),
         *_moved("", right, positions, values),
         Source("0", zero),
     ]
-    other: list[Source] = []
-    for words, table in _tables(search, holder):
-        whole = combination(search.evidence, table, search.others).whole
-        found.append(Source(words, Enclosure(whole.exact[positions], whole.bound[positions])))
-        if not table.others:
-            other += _moved(words, whole, positions, values)
-    found += other
     if bool(values.isnan().any()):
-        found.append(Source("NaN", zero))
-    return found
+        plain.append(Source("NaN", zero))
+    yield plain
+    made = [
+        (words, table, combination(search.evidence, table, search.others))
+        for words, table in _tables(search, holder)
+    ]
+    yield [Source(words, of.only(positions)) for words, _, of in made]
+    for words, table, of in made:
+        if not table.others:
+            yield list(_moved(words, of.whole, positions, values))
 
 
 def _tables(search: GradientSearch, holder: Holder) -> Iterator[tuple[str, Table]]:
@@ -190,7 +196,7 @@ def _moved(
 
 
 def _operations(
-    runs: Sequence[Run], chosen: Sequence[Cell], search: GradientSearch
+    runs: Sequence[Run], chosen: Sequence[HeldCell], search: GradientSearch
 ) -> dict[str, list[str]]:
     """Return what the runs say, each with the names of the tensors that it is about."""
     layout = search.evidence.layout

@@ -27,10 +27,11 @@ def tensors(names: Collection[str], layout: ParameterLayout) -> str:
     if len(chosen) == len(places):
         return "every tensor"
     trained = [place for place in places if place.trainable]
-    for pool, more in ((places, ""), (trained, " that is trained")) if len(chosen) > 2 else ():
+    pools = ((places, ""), (trained, " that is trained")) if len(chosen) > 2 else ()
+    for pool, which in pools:
         for words, belongs in (*_CLASSES, *_parts(chosen)):
             if [place for place in pool if belongs(place)] == chosen:
-                return words + more
+                return words + which
     shown = [place.name for place in chosen[:3]]
     more = len(chosen) - len(shown)
     return ", ".join(shown) + (f" and {more} more tensors" if more else "")

@@ -9,12 +9,12 @@ from ..diagnose.evidence import Evidence, wrong_tensors
 from .by_use import Parts, by_use
 from .exchanged import exchanged
 from .gradient import GradientSearch, Others, sentences
-from .losses import rounded_terms, scaled_losses
 from .mixtures import mixtures
+from .roundings import rounded_terms, scaled_losses
 from .tensors import tensors
 
 
-class Attribution(NamedTuple):
+class GradientAttribution(NamedTuple):
     """Sentence about a wrong vector."""
 
     sentence: str
@@ -25,7 +25,7 @@ class Attribution(NamedTuple):
 
 def attribution(
     evidence: Evidence, others: Others, uses: Callable[[], Parts] = dict
-) -> Attribution:
+) -> GradientAttribution:
     """Say what a wrong gradient is made of.
 
     others: see `Others`; uses: asked for the parts of gradients of parameters with several uses.
@@ -60,4 +60,4 @@ def attribution(
     if parts and not complete:
         left = {search.cells[number].place.name for number in search.open}
         parts.append(f"gradient of {tensors(left, layout)}: not explained")
-    return Attribution("; ".join(parts), complete)
+    return GradientAttribution("; ".join(parts), complete)

@@ -1,6 +1,7 @@
 """AdamW: its step, with bounds and known mistakes.
 
 - `bounds.py`: error bounds of a step
+- `equations.py`: lines of AdamW's step as sums of terms, with inputs replaced
 - `optimizer.py`: AdamW: its states, its step, and what follows from them
 - `ranges.py`: exact range of an update whose moments are hidden, and the moments after it
 - `variants.py`: known causes of a wrong update

@@ -1,7 +1,8 @@
-"""Attribution of a gradient to losses that were scaled or weighted before their backward.
+"""Attribution of a gradient that is right, or right times a number, but for other roundings.
 
-Such a backward rounds otherwise all the way, so that the weights of the right local gradients fit
-closely and not within the bounds. It is run again with the scale that the weights have.
+A loss that is scaled or weighted before its backward rounds otherwise all the way, so that weights
+fit closely and not within the bounds: the backward is run again with that scale. Terms may also be
+rounded to a narrower format on their way.
 """
 
 from __future__ import annotations
