@@ -1,0 +1,263 @@
+"""Moved values: a transposed or exchanged tensor, shards in another order, shifts and strides.
+
+Offsets are not guessed: equal values of a sample vote for them, and every element is compared then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..flat import NOBODY
+from ..layout import ParameterLayout, ParameterPlace
+from .values import Origin, Source, ValueIndex, bits, choices
+
+SAMPLE = 1 << 13
+"""Wrong elements whose values are looked up."""
+MOST_OFFSETS = 48
+"""Offsets of a source that are compared, those with most votes."""
+
+
+class Line(NamedTuple):
+    """Order in which elements are stored one after the other: the layout's, or a flat buffer's."""
+
+    words: str
+    """Name in sentences: "the flat vector of all parameters"."""
+    shards: torch.Tensor
+    """Position in the layout of each slot, (ranks, slots of a rank) int64; NOBODY for padding. One
+    row where it is not sharded."""
+
+    @property
+    def elements(self) -> torch.Tensor:
+        """Position of each slot from end to end, 1-D."""
+        return self.shards.reshape(-1)
+
+    def slots(self, size: int) -> torch.Tensor:
+        """Return the slot of each position of the layout, NOBODY for those that it has not."""
+        slots = torch.full((size,), NOBODY, dtype=torch.int64)
+        inside = self.elements != NOBODY
+        slots[self.elements[inside]] = inside.nonzero().reshape(-1)
+        return slots
+
+
+class Tensors:
+    """Hypotheses on whole tensors: each is another one, or transposed."""
+
+    def __init__(self, observed: torch.Tensor, layout: ParameterLayout) -> None:
+        self.observed, self.layout = observed, layout
+
+    def transposed(self, source: Source) -> Iterator[Origin]:
+        """Iterate over the values with the dims of every matrix exchanged, in both directions."""
+        for forth in (True, False):
+            made = source.vector.clone()
+            for place in self.layout.places:
+                if len(place.shape) == 2 and 1 not in place.shape:
+                    shape = place.shape if forth else place.shape[::-1]
+                    part = source.vector[place.start : place.stop].view(shape)
+                    made[place.start : place.stop] = part.t().reshape(-1)
+            yield _of_vector(source, "transposed", made)
+        order = self.layout.memory_order
+        if order is not None:
+            back = torch.empty_like(order)
+            back[order] = torch.arange(len(order))
+            yield _of_vector(source, "in the order of its memory", source.vector[order])
+            yield _of_vector(
+                source, "in another order than that of its memory", source.vector[back]
+            )
+
+    def exchanged(self, source: Source, wrong: torch.Tensor) -> Iterator[Origin]:
+        """Iterate over wrong tensors that have all values of another one."""
+        for place in self.layout.places:
+            if not bool(wrong[place.start : place.stop].any()):
+                continue
+            seen = bits(self.observed[place.start : place.stop])
+            for other in self.layout.places:
+                alike = other.stop - other.start == len(seen)
+                if other is place or not alike or not len(seen):
+                    continue
+                if torch.equal(bits(source.vector[other.start : other.stop]), seen):
+                    yield _exchange(source, place, other)
+
+
+class Shards:
+    """Hypotheses on shards of flat buffers: each is that of another rank."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = [line for line in lines if len(line.shards) > 1]
+
+    def reordered(self, source: Source, size: int) -> Iterator[Origin]:
+        """Iterate over the shards of a rank with the values of another rank's."""
+        for line in self.lines:
+            slots = line.slots(size)
+            ranks, width = line.shards.shape
+            for into in range(ranks):
+                for of in range(ranks):
+                    if into == of:
+                        continue
+
+                    def known(
+                        at: torch.Tensor, into: int = into, slots: torch.Tensor = slots
+                    ) -> torch.Tensor:
+                        return (slots[at] != NOBODY) & (slots[at] // width == into)
+
+                    def vector(
+                        at: torch.Tensor,
+                        of: int = of,
+                        slots: torch.Tensor = slots,
+                        line: Line = line,
+                    ) -> torch.Tensor:
+                        return _taken(source, line.shards[of][slots[at] % width])
+
+                    yield Origin(
+                        f"is {source.one} of the shard of rank {of} in {line.words}",
+                        f"are {source.many} of the shard of rank {of} in {line.words}",
+                        vector,
+                        known,
+                        level=2,
+                        cost=choices(ranks**2),
+                        key=("shard", of),
+                    )
+
+
+class Offsets:
+    """Hypotheses on elements: all stand some places away, or are every n-th one."""
+
+    def __init__(self, observed: torch.Tensor, layout: ParameterLayout) -> None:
+        self.observed, self.size = observed, layout.size
+
+    def sampled(self, left: torch.Tensor) -> ValueIndex:
+        """Return an index of a sample of the wrong elements: runs, spread over all of them."""
+        where = left.nonzero().reshape(-1)
+        if len(where) > SAMPLE:
+            runs = torch.linspace(0, len(where) - 65, SAMPLE // 64).to(torch.int64)
+            where = where[(runs.view(-1, 1) + torch.arange(64)).reshape(-1).unique()]
+        return ValueIndex(self.observed[where], where)
+
+    def shifted(
+        self, source: Source, lines: Sequence[Line], index: ValueIndex
+    ) -> Iterator[Origin]:
+        """Iterate over the values that stand some places further on, or back, in a line."""
+        into, of = index.pairs(source.vector)
+        if not len(into):
+            return
+        for line in lines:
+            slots = line.slots(self.size)
+            inside = (slots[into] != NOBODY) & (slots[of] != NOBODY)
+            steps = (slots[of] - slots[into])[inside]
+            found, votes = steps[steps != 0].unique(return_counts=True)
+            for by in found[votes.argsort(descending=True)][:MOST_OFFSETS].tolist():
+                yield self._shift(source, line, slots, by)
+
+    def _shift(self, source: Source, line: Line, slots: torch.Tensor, by: int) -> Origin:
+        elements = line.elements
+
+        def known(at: torch.Tensor) -> torch.Tensor:
+            there = slots[at] + by
+            return (slots[at] != NOBODY) & (there >= 0) & (there < len(elements))
+
+        def vector(at: torch.Tensor) -> torch.Tensor:
+            return _taken(source, elements[(slots[at] + by).clamp(0, len(elements) - 1)])
+
+        places = f"{abs(by)} {'element' if abs(by) == 1 else 'elements'}"
+        words = f"{places} {'further on' if by > 0 else 'further back'} in {line.words}"
+        return Origin(
+            f"is {source.one} {words}",
+            f"are {source.many} {words}",
+            vector,
+            known,
+            level=3,
+            cost=choices(2 * self.size),
+            key=("shift", by),
+        )
+
+    def strided(self, source: Source, index: ValueIndex) -> Iterator[Origin]:
+        """Iterate over the values that take every n-th element, or stand at every n-th one."""
+        into, of = index.pairs(source.vector)
+        order = into.argsort()
+        into, of = into[order], of[order]
+        for every, first, second in ((True, into, of), (False, of, into)):
+            turn = first.argsort()
+            first, second = first[turn], second[turn]
+            ahead, step = first.diff(), second.diff()
+            regular = (ahead == 1) & (step.abs() > 1)
+            if not bool(regular.any()):
+                continue
+            at, by = first[:-1][regular], step[regular]
+            lines = torch.stack((by, second[:-1][regular] - by * at), 1)
+            found, votes = lines.unique(dim=0, return_counts=True)
+            for stride, start in found[votes.argsort(descending=True)][:MOST_OFFSETS].tolist():
+                yield self._stride(source, stride, start, every=every)
+
+    def _stride(self, source: Source, stride: int, start: int, *, every: bool) -> Origin:
+        def there(at: torch.Tensor) -> torch.Tensor:
+            return at * stride + start if every else (at - start).div(stride, rounding_mode="floor")
+
+        def known(at: torch.Tensor) -> torch.Tensor:
+            inside = (there(at) >= 0) & (there(at) < self.size)
+            return inside if every else inside & ((at - start) % stride == 0)
+
+        def vector(at: torch.Tensor) -> torch.Tensor:
+            return _taken(source, there(at).clamp(0, self.size - 1))
+
+        words = (
+            f"with a stride of {stride} elements"
+            if every
+            else f"of consecutive elements, {abs(stride)} apart here"
+        )
+        return Origin(
+            f"is {source.one} {words}",
+            f"are {source.many} {words}",
+            vector,
+            known,
+            level=4,
+            cost=2 * choices(2 * self.size),
+            key=("stride", every, stride, start),
+        )
+
+
+def elsewhere(source: Source, observed: torch.Tensor) -> Origin:
+    """Return the hypothesis that each element is some element of the source, in no regular order."""
+    ordered, order = bits(source.vector).sort()
+
+    def first(at: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(ordered, bits(observed[at])).clamp(max=len(ordered) - 1)
+
+    return Origin(
+        f"has values of other elements of {source.one}, in no regular order",
+        f"have values of other elements of {source.many}, in no regular order",
+        lambda at: source.vector[order[first(at)]],
+        level=5,
+        each=choices(len(ordered)),
+        cost=1.0,
+    )
+
+
+def _taken(source: Source, places: torch.Tensor) -> torch.Tensor:
+    """Return the elements at these places; 0 for padding."""
+    values = source.vector[places.clamp(min=0)]
+    return torch.where(places == NOBODY, torch.zeros_like(values), values)
+
+
+def _of_vector(source: Source, words: str, made: torch.Tensor) -> Origin:
+    return Origin(
+        f"is {source.one} {words}",
+        f"are {source.many} {words}",
+        lambda at: made[at],
+        level=1,
+        cost=1.0,
+    )
+
+
+def _exchange(source: Source, place: ParameterPlace, other: ParameterPlace) -> Origin:
+    by = other.start - place.start
+    return Origin(
+        f"is {source.one} of {other.name}",
+        f"are {source.many} of {other.name}",
+        lambda at: source.vector[(at + by).clamp(0, len(source.vector) - 1)],
+        lambda at: (at >= place.start) & (at < place.stop),
+        level=1,
+        cost=1.0,
+        partner=other.name,
+    )
