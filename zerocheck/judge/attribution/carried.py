@@ -71,9 +71,7 @@ def _buffers(
     if all(name in before for name in names):
         words = "of the model before the load"
         same_place.append(Source(f"is that {words}", f"are those {words}", _flat(names, before)))
-    known = Known(
-        Source(one, many, right), same_place, noun="buffer", ranks=(rank,)
-    )
+    known = Known(Source(one, many, right), same_place, noun="buffer", ranks=(rank,))
     return provenance("buffer", observed, wrong, known, layout)
 
 

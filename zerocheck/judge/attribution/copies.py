@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ...case.schema import Case
-from ..assemble import Observation, RoleState
+from ..assemble import ManifestPlan, Observation, RoleState
 from ..compare import different_bits, same_bits
 from ..layout import ParameterLayout
 from .facts import Facts
@@ -24,6 +24,8 @@ class RankVector(NamedTuple):
     observed: torch.Tensor
     wrong: torch.Tensor
     """Mask of the wrong elements."""
+    held: torch.Tensor | None = None
+    """Mask of the elements that the rank has; None: all."""
 
 
 def rank_vectors(held: RoleState, whole: torch.Tensor) -> Iterator[RankVector]:
@@ -33,19 +35,26 @@ def rank_vectors(held: RoleState, whole: torch.Tensor) -> Iterator[RankVector]:
             continue
         observed = whole.clone()
         plan.scatter(observed, part)
-        yield RankVector(rank, observed, different_bits(observed, whole))
+        yield RankVector(rank, observed, different_bits(observed, whole), mask_of(plan, whole))
 
 
-def by_rank(
-    role: str, ranks: Sequence[RankVector], known: Known, layout: ParameterLayout
-) -> Facts:
+def mask_of(plan: ManifestPlan, whole: torch.Tensor) -> torch.Tensor | None:
+    """Return the mask of the elements that a rank has; None: all."""
+    if plan.index is None:
+        return None
+    mask = torch.zeros(len(whole), dtype=torch.bool)
+    mask[plan.index] = True
+    return mask
+
+
+def by_rank(role: str, ranks: Sequence[RankVector], known: Known, layout: ParameterLayout) -> Facts:
     """Return facts on the wrong elements of some ranks. Ranks that hold one vector share them."""
     found: list[Facts] = []
     asked: list[tuple[RankVector, Facts]] = []
     for one in ranks:
         before = next((f for other, f in asked if same_bits(one.observed, other.observed)), None)
         if before is None:
-            before = provenance(role, one.observed, one.wrong, known, layout)
+            before = provenance(role, one.observed, one.wrong, known, layout, one.held)
             asked.append((one, before))
         facts = tuple(fact._replace(ranks=(one.rank,)) for fact in before.facts)
         found.append(before._replace(facts=facts))
@@ -91,8 +100,6 @@ def earlier_steps(
             yield of_step(held.whole.nan_to_num(nan=0.0), number, step)
     if case is not None and role == "parameter":
         yield from models(case, observation.layout)
-
-
 
 
 def number_of_ranks(world_size: int) -> dict[float, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
@@ -22,12 +22,16 @@ def step_counts(
     others: Mapping[int, Sequence[Count]],
     step: int,
     verb: str,
+    held: Container[str] | None = None,
 ) -> Facts:
     """Return facts on the wrong step counts, per parameter in layout order.
 
-    others: those after other steps; step: the one that was due; verb: such as "was saved".
+    others: those after other steps; step: the one that was due; verb: such as "was saved";
+    held: names of those that the rank has, None: all.
     """
-    counted = [p.trainable and p.stop > p.start for p in layout.places]
+    counted = [
+        p.trainable and p.stop > p.start and (held is None or p.name in held) for p in layout.places
+    ]
     telling = layout.spread(counted)
     groups: dict[tuple[Count, Count, str], list[bool]] = {}
     for position, (has, due) in enumerate(zip(observed, right, strict=True)):
@@ -74,9 +78,7 @@ def _number(count: Count) -> str:
     return "no single count" if count is None else f"{count:g}"
 
 
-def _of_steps(
-    position: int, has: Count, others: Mapping[int, Sequence[Count]], step: int
-) -> str:
+def _of_steps(position: int, has: Count, others: Mapping[int, Sequence[Count]], step: int) -> str:
     if not has:
         return ""
     found = [number for number, counts in others.items() if counts[position] == has]

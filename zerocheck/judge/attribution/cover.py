@@ -72,7 +72,7 @@ def matches(origin: Origin, index: torch.Tensor, values: torch.Tensor) -> torch.
 def _greedy(
     pool: Sequence[tuple[Origin, torch.Tensor]], values: torch.Tensor
 ) -> tuple[list[tuple[tuple[Origin, ...], torch.Tensor]], torch.Tensor]:
-    """Take the hypothesis that explains most, again and again; of equal ones that of fewest runs."""
+    """Take the hypothesis that explains most, of equal ones that of fewest runs, repeatedly."""
     left = torch.ones(len(values), dtype=torch.bool)
     chosen: list[tuple[tuple[Origin, ...], torch.Tensor]] = []
     counts = [int(torch.count_nonzero(match)) for _, match in pool]

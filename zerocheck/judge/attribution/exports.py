@@ -11,11 +11,12 @@ from ..assemble import Observation
 from ..compare import different_bits
 from ..layout import ParameterLayout
 from ..state import State
+from .carried import changed_buffers
 from .copies import RankVector, by_rank
 from .counts import step_counts
 from .facts import Fact, Facts
 from .known_vectors import lines_of, of_role, other_roles, scopes_of
-from .places import where
+from .places import Where, where
 from .values import Source
 from .vector import Known
 
@@ -86,6 +87,11 @@ def _assembled(
         else:
             sizes.append((place.name, given.numel(), size))
     facts = []
+    unknown = [name for name in one.tensors if name not in layout.by_name]
+    for name in unknown:
+        words = "not in the model"
+        names = Where(name, False)
+        facts.append(Fact(one.role, names, f"is {words}", f"are {words}", 1, (one.rank,)))
     if any(missing):
         mask = layout.spread(missing)
         every = torch.ones_like(mask) if one.role == "parameter" else right != 0

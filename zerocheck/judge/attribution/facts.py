@@ -20,7 +20,7 @@ class Fact(NamedTuple):
     """Predicate of one subject."""
     many: str
     """Predicate of several subjects."""
-    count: int
+    elements: int
     """Wrong elements that it accounts for."""
     ranks: tuple[int, ...] = ()
     """Ranks that hold them; none where all hold one and the same."""
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
         """Return one sentence; empty if there is no fact. world_size: ranks that could hold it."""
         if not self.facts:
             return ""
-        merged = _exchanged(_over_roles(_over_ranks(self.facts)))
+        merged = _exchanged(_over_roles(_over_ranks(_relative(self.facts, world_size))))
         merged.sort(key=lambda one: -one[2])
         parts = [_clause(*one[:2], world_size) for one in merged[:MOST_FACTS]]
         further = sum(one[2] for one in merged[MOST_FACTS:])
@@ -64,6 +64,23 @@ Merged = tuple[tuple[str, ...], Fact, int]
 """Roles, the fact of the first of them, and the elements of all."""
 
 
+def _relative(facts: Sequence[Fact], world_size: int) -> list[Fact]:
+    """Name shards by their relation to the rank, where several ranks have the same: its own."""
+    found: dict[Hashable, list[Fact]] = {}
+    for fact in facts:
+        found.setdefault((fact.role, fact.one), []).append(fact)
+    result = []
+    for same in found.values():
+        own = all(fact.where.shards == fact.ranks for fact in same)
+        rest = [tuple(r for r in range(world_size) if (r,) != fact.ranks) for fact in same]
+        others = all(fact.where.shards == of for fact, of in zip(same, rest, strict=True))
+        if len(same) > 1 and (own or others):
+            words = "the shard of the rank itself" if own else "the shards of all other ranks"
+            same = [fact._replace(where=Where(words, others)) for fact in same]
+        result += same
+    return result
+
+
 def _over_ranks(facts: Sequence[Fact]) -> list[Fact]:
     found: dict[Hashable, Fact] = {}
     for fact in facts:
@@ -71,7 +88,7 @@ def _over_ranks(facts: Sequence[Fact]) -> list[Fact]:
         before = found.get(key)
         if before is not None:
             ranks = tuple(sorted({*before.ranks, *fact.ranks}))
-            fact = fact._replace(ranks=ranks, count=before.count + fact.count)
+            fact = fact._replace(ranks=ranks, elements=before.elements + fact.elements)
         found[key] = fact
     return list(found.values())
 
@@ -81,7 +98,7 @@ def _over_roles(facts: Sequence[Fact]) -> list[Merged]:
     for fact in facts:
         found.setdefault((fact.where, fact.one, fact.ranks, fact.role == "step"), []).append(fact)
     return [
-        (tuple(dict.fromkeys(one.role for one in same)), same[0], sum(one.count for one in same))
+        (tuple(dict.fromkeys(one.role for one in same)), same[0], sum(one.elements for one in same))
         for same in found.values()
     ]
 
@@ -111,7 +128,7 @@ def _exchanged(merged: Sequence[Merged]) -> list[Merged]:
 
 def _clause(roles: tuple[str, ...], fact: Fact, world_size: int) -> str:
     where = fact.where
-    if roles == ("parameter",) and not where.words.startswith("the shard"):
+    if roles in {("parameter",), ("buffer",)} and not where.words.startswith("the shard"):
         subject, several = where.words, where.several
     else:
         within = "in" if where.words.startswith("the shard") else "of"

@@ -29,9 +29,7 @@ def models(case: Case, layout: ParameterLayout) -> Iterator[Source]:
     yield from _with_rounded("the model as it was built", built, case)
     if restored or case.training.first:
         scramble(model, case)
-        yield from _with_rounded(
-            "the model before the load", flat_parameters(model, layout), case
-        )
+        yield from _with_rounded("the model before the load", flat_parameters(model, layout), case)
 
 
 def _with_rounded(words: str, vector: torch.Tensor, case: Case) -> Iterator[Source]:
@@ -98,15 +96,14 @@ def other_roles(role: str, state: State) -> Iterator[Source]:
 
 
 def lines_of(observation: Observation, words: str) -> list[Line]:
-    """Return the flat buffers of the ranks, all of them joined shard by shard first.
+    """Return the flat buffers of the ranks as one line, none if they have none.
 
     words: after "the ranks", such as "that saved".
     """
     buffers = flat_buffers(observation.ranks, observation.layout)
-    name = f"the flat buffers of the ranks {words}".rstrip()
-    joined = [Line(name, torch.cat([one.shards for one in buffers], 1))] if buffers else []
-    single = [Line(name.replace("buffers", "buffer"), one.elements.view(1, -1)) for one in buffers]
-    return joined + single
+    on = f" on the ranks {words}" if words else ""
+    names = f"its flat buffer{on}", f"their flat buffers{on}"
+    return [Line(*names, [one.shards for one in buffers])] if buffers else []
 
 
 def scopes_of(observation: Observation, step: int, words: str) -> list[Scope]:

@@ -9,8 +9,7 @@ import torch
 
 from ...case.schema import Case
 from ..assemble import Observation
-from ..compare import different_bits
-from ..layout import ParameterLayout
+from ..compare import different_bits, same_bits
 from ..state import StartState, State
 from .counts import step_counts
 from .facts import Facts
@@ -56,12 +55,13 @@ def loaded_state(
         same_place = list(other_steps(role, saved.others, saved.step))
         if role == "parameter":
             same_place += models(case, layout)
-            if saved.state.rounded is not None:
+            copies = saved.state.rounded
+            if copies is not None and not _rounded(copies, saved.state.parameter):
                 same_place.append(
                     Source(
                         "is the saved copy that ranks compute with",
                         "are the saved copies that ranks compute with",
-                        saved.state.rounded,
+                        copies,
                     )
                 )
         known = Known(
@@ -76,11 +76,15 @@ def loaded_state(
         found.append(provenance(role, of_role(loaded, role), mask, known, layout, relevant))
     others = {number: state.steps for number, state in saved.others.items()}
     found.append(
-        step_counts(
-            loaded.steps, saved.state.steps, layout, others, saved.step, "was saved"
-        )
+        step_counts(loaded.steps, saved.state.steps, layout, others, saved.step, "was saved")
     )
     return Facts.joined(found).sentence()
+
+
+def _rounded(copies: torch.Tensor, masters: torch.Tensor) -> bool:
+    """Return True if the copies are the masters rounded, which other words say."""
+    dtypes = (torch.bfloat16, torch.float16)
+    return any(same_bits(masters.to(dtype).to(masters.dtype), copies) for dtype in dtypes)
 
 
 def start_state(
@@ -92,7 +96,8 @@ def start_state(
     """
     layout = observation.layout
     found = []
-    vectors = {"parameter": wanted.parameter, **wanted.moments}
+    vectors: dict[str, torch.Tensor] = {"parameter": wanted.parameter}
+    vectors |= {str(role): vector for role, vector in wanted.moments.items()}
     for role in roles:
         right = vectors.get(role)
         right = torch.zeros(layout.size) if right is None else right

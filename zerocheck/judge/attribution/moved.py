@@ -6,7 +6,8 @@ Offsets are not guessed: equal values of a sample vote for them, and every eleme
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -20,26 +21,53 @@ MOST_OFFSETS = 48
 """Offsets of a source that are compared, those with most votes."""
 
 
-class Line(NamedTuple):
-    """Order in which elements are stored one after the other: the layout's, or a flat buffer's."""
+@dataclass(frozen=True)
+class Line:
+    """Order in which elements are stored one after the other: the layout's, or flat buffers'."""
 
     words: str
-    """Name in sentences: "the flat vector of all parameters"."""
-    shards: torch.Tensor
-    """Position in the layout of each slot, (ranks, slots of a rank) int64; NOBODY for padding. One
-    row where it is not sharded."""
+    """Name of the buffer of one tensor in sentences: "its flat buffer"."""
+    many: str
+    """Name of the buffers of several: "their flat buffers"."""
+    buffers: Sequence[torch.Tensor]
+    """Position in the layout of each slot of each buffer, (ranks, slots of a rank) int64; NOBODY
+    for padding. One row where a buffer is not sharded."""
+
+    @cached_property
+    def elements(self) -> torch.Tensor:
+        """Position of each slot, one buffer after the other."""
+        return torch.cat([one.reshape(-1) for one in self.buffers])
+
+    @cached_property
+    def sizes(self) -> torch.Tensor:
+        """Slots of each buffer."""
+        return torch.tensor([one.numel() for one in self.buffers])
+
+    @cached_property
+    def numbers(self) -> torch.Tensor:
+        """Number of the buffer of each slot."""
+        return torch.repeat_interleave(torch.arange(len(self.buffers)), self.sizes)
 
     @property
-    def elements(self) -> torch.Tensor:
-        """Position of each slot from end to end, 1-D."""
-        return self.shards.reshape(-1)
+    def sharded(self) -> bool:
+        """True if there are several ranks, with as many slots each."""
+        ranks = {len(one) for one in self.buffers}
+        return len(ranks) == 1 and ranks != {1}
 
     def slots(self, size: int) -> torch.Tensor:
         """Return the slot of each position of the layout, NOBODY for those that it has not."""
-        slots = torch.full((size,), NOBODY, dtype=torch.int64)
-        inside = self.elements != NOBODY
-        slots[self.elements[inside]] = inside.nonzero().reshape(-1)
-        return slots
+        return _inverse(self.elements, size)
+
+    def shifted(self, slots: torch.Tensor, by: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (slots some places further on in their buffers, mask of those beyond its ends).
+
+        Those beyond the ends are counted from the other end.
+        """
+        numbers = self.numbers[slots]
+        sizes = self.sizes[numbers]
+        starts = (self.sizes.cumsum(0) - self.sizes)[numbers]
+        there = slots - starts + by
+        return starts + there % sizes, (there < 0) | (there >= sizes)
 
 
 class Tensors:
@@ -82,43 +110,45 @@ class Tensors:
 
 
 class Shards:
-    """Hypotheses on shards of flat buffers: each is that of another rank."""
+    """Hypotheses on flat buffers: their shards are in another order."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self.lines = [line for line in lines if len(line.shards) > 1]
+    def __init__(self, observed: torch.Tensor, wrong: torch.Tensor) -> None:
+        self.observed, self.wrong = observed, wrong
 
-    def reordered(self, source: Source, size: int) -> Iterator[Origin]:
-        """Iterate over the shards of a rank with the values of another rank's."""
-        for line in self.lines:
-            slots = line.slots(size)
-            ranks, width = line.shards.shape
-            for into in range(ranks):
-                for of in range(ranks):
-                    if into == of:
-                        continue
+    def reordered(self, source: Source, lines: Sequence[Line]) -> Iterator[Origin]:
+        """Iterate over the values of a source with other shards in the place of wrong ones."""
+        for line in lines:
+            if line.sharded:
+                origin = self._best(source, torch.cat(tuple(line.buffers), 1))
+                if origin is not None:
+                    yield origin
 
-                    def known(
-                        at: torch.Tensor, into: int = into, slots: torch.Tensor = slots
-                    ) -> torch.Tensor:
-                        return (slots[at] != NOBODY) & (slots[at] // width == into)
-
-                    def vector(
-                        at: torch.Tensor,
-                        of: int = of,
-                        slots: torch.Tensor = slots,
-                        line: Line = line,
-                    ) -> torch.Tensor:
-                        return _taken(source, line.shards[of][slots[at] % width])
-
-                    yield Origin(
-                        f"is {source.one} of the shard of rank {of} in {line.words}",
-                        f"are {source.many} of the shard of rank {of} in {line.words}",
-                        vector,
-                        known,
-                        level=2,
-                        cost=choices(ranks**2),
-                        key=("shard", of),
-                    )
+    def _best(self, source: Source, shards: torch.Tensor) -> Origin | None:
+        """Return the order in which each wrong shard is the one that fits best."""
+        ranks = len(shards)
+        order = list(range(ranks))
+        for into, places in enumerate(shards):
+            here = (places != NOBODY) & self.wrong[places.clamp(min=0)]
+            seen = bits(self.observed[places[here]])
+            fits = [
+                int((bits(_taken(source, shards[of][here])) == seen).sum()) for of in range(ranks)
+            ]
+            if max(fits) > 0:
+                order[into] = max(range(ranks), key=fits.__getitem__)
+        if order == list(range(ranks)):
+            return None
+        slots = _inverse(shards.reshape(-1), len(self.observed))
+        moved = shards[order].reshape(-1)
+        words = f"in another order of shards: {_order_words(order)}"
+        return Origin(
+            f"is {source.one} {words}",
+            f"are {source.many} {words}",
+            lambda at: _taken(source, moved[slots[at]]),
+            lambda at: slots[at] != NOBODY,
+            level=2,
+            cost=choices(ranks) * sum(one != rank for rank, one in enumerate(order)),
+            key=("order", *order),
+        )
 
 
 class Offsets:
@@ -132,12 +162,10 @@ class Offsets:
         where = left.nonzero().reshape(-1)
         if len(where) > SAMPLE:
             runs = torch.linspace(0, len(where) - 65, SAMPLE // 64).to(torch.int64)
-            where = where[(runs.view(-1, 1) + torch.arange(64)).reshape(-1).unique()]
+            where = where[torch.unique(runs.view(-1, 1) + torch.arange(64))]
         return ValueIndex(self.observed[where], where)
 
-    def shifted(
-        self, source: Source, lines: Sequence[Line], index: ValueIndex
-    ) -> Iterator[Origin]:
+    def shifted(self, source: Source, lines: Sequence[Line], index: ValueIndex) -> Iterator[Origin]:
         """Iterate over the values that stand some places further on, or back, in a line."""
         into, of = index.pairs(source.vector)
         if not len(into):
@@ -146,28 +174,31 @@ class Offsets:
             slots = line.slots(self.size)
             inside = (slots[into] != NOBODY) & (slots[of] != NOBODY)
             steps = (slots[of] - slots[into])[inside]
-            found, votes = steps[steps != 0].unique(return_counts=True)
+            found, votes = torch.unique(steps[steps != 0], return_counts=True)
             for by in found[votes.argsort(descending=True)][:MOST_OFFSETS].tolist():
-                yield self._shift(source, line, slots, by)
+                yield self._shift(source, line, slots, by, wrapped=False)
+                yield self._shift(source, line, slots, by, wrapped=True)
 
-    def _shift(self, source: Source, line: Line, slots: torch.Tensor, by: int) -> Origin:
-        elements = line.elements
-
+    def _shift(
+        self, source: Source, line: Line, slots: torch.Tensor, by: int, *, wrapped: bool
+    ) -> Origin:
         def known(at: torch.Tensor) -> torch.Tensor:
-            there = slots[at] + by
-            return (slots[at] != NOBODY) & (there >= 0) & (there < len(elements))
+            _, beyond = line.shifted(slots[at].clamp(min=0), by)
+            return (slots[at] != NOBODY) & (beyond.logical_not() | wrapped)
 
         def vector(at: torch.Tensor) -> torch.Tensor:
-            return _taken(source, elements[(slots[at] + by).clamp(0, len(elements) - 1)])
+            there, _ = line.shifted(slots[at].clamp(min=0), by)
+            return _taken(source, line.elements[there])
 
         places = f"{abs(by)} {'element' if abs(by) == 1 else 'elements'}"
-        words = f"{places} {'further on' if by > 0 else 'further back'} in {line.words}"
+        words = f"{places} {'further on' if by > 0 else 'further back'}"
+        ends = ", those beyond an end from the other end" if wrapped else ""
         return Origin(
-            f"is {source.one} {words}",
-            f"are {source.many} {words}",
+            f"is {source.one} {words} in {line.words}{ends}",
+            f"are {source.many} {words} in {line.many}{ends}",
             vector,
             known,
-            level=3,
+            level=4 if wrapped else 3,
             cost=choices(2 * self.size),
             key=("shift", by),
         )
@@ -186,7 +217,7 @@ class Offsets:
                 continue
             at, by = first[:-1][regular], step[regular]
             lines = torch.stack((by, second[:-1][regular] - by * at), 1)
-            found, votes = lines.unique(dim=0, return_counts=True)
+            found, votes = torch.unique(lines, dim=0, return_counts=True)
             for stride, start in found[votes.argsort(descending=True)][:MOST_OFFSETS].tolist():
                 yield self._stride(source, stride, start, every=every)
 
@@ -211,14 +242,14 @@ class Offsets:
             f"are {source.many} {words}",
             vector,
             known,
-            level=4,
+            level=5,
             cost=2 * choices(2 * self.size),
             key=("stride", every, stride, start),
         )
 
 
 def elsewhere(source: Source, observed: torch.Tensor) -> Origin:
-    """Return the hypothesis that each element is some element of the source, in no regular order."""
+    """Return the hypothesis that each element is some other one of the source, in no order."""
     ordered, order = bits(source.vector).sort()
 
     def first(at: torch.Tensor) -> torch.Tensor:
@@ -228,10 +259,26 @@ def elsewhere(source: Source, observed: torch.Tensor) -> Origin:
         f"has values of other elements of {source.one}, in no regular order",
         f"have values of other elements of {source.many}, in no regular order",
         lambda at: source.vector[order[first(at)]],
-        level=5,
+        level=6,
         each=choices(len(ordered)),
         cost=1.0,
     )
+
+
+def _inverse(places: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the slot of each position, given the position of each slot; NOBODY for none."""
+    slots = torch.full((size,), NOBODY, dtype=torch.int64)
+    inside = places != NOBODY
+    slots[places[inside]] = inside.nonzero().reshape(-1)
+    return slots
+
+
+def _order_words(order: Sequence[int]) -> str:
+    """Return an order in words. order[rank] is the rank whose shard is in its place."""
+    moved = [rank for rank, one in enumerate(order) if one != rank]
+    if len(moved) == 2 and order[moved[0]] == moved[1] and order[moved[1]] == moved[0]:
+        return f"those of ranks {moved[0]} and {moved[1]} have changed places"
+    return ", ".join(f"that of rank {order[rank]} is in the place of rank {rank}" for rank in moved)
 
 
 def _taken(source: Source, places: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,8 @@ class Where(NamedTuple):
     words: str
     several: bool
     """True if it names several things."""
+    shards: tuple[int, ...] = ()
+    """Ranks, if it names their shards."""
 
 
 def where(
@@ -52,7 +54,10 @@ def where(
     """
     touched = [p for p in layout.places if bool(mask[p.start : p.stop].any())]
     if all(bool(holds[p.start : p.stop].all()) for p in touched):
-        return _tensors(touched, telling, layout, noun)
+        found = _class(touched, telling, layout, noun)
+        if found is None and len(touched) > 1:
+            found = _shards(mask, holds, telling, scopes)
+        return found or _names(touched, layout)
     return _shards(mask, holds, telling, scopes) or _ranges(mask, holds, touched)
 
 
@@ -75,15 +80,17 @@ def _classes(noun: str) -> Iterator[tuple[str, Callable[[ParameterPlace], bool]]
     yield f"every {noun}", lambda place: True
     yield f"every trained {noun}", lambda place: place.trainable
     yield f"every frozen {noun}", lambda place: not place.trainable
+    yield f"every {noun} that is not contiguous", lambda place: place.strides is not None
     yield "every matrix", lambda place: len(place.shape) == 2
     yield "every bias", lambda place: place.name.endswith("bias")
     yield "every vector", lambda place: len(place.shape) == 1
     yield "every scalar", lambda place: not place.shape
 
 
-def _tensors(
+def _class(
     touched: Sequence[ParameterPlace], telling: torch.Tensor, layout: ParameterLayout, noun: str
-) -> Where:
+) -> Where | None:
+    """Return the class whose telling tensors these are, or None."""
     names = [place.name for place in touched]
     tells = [p for p in layout.places if bool(telling[p.start : p.stop].any())]
     if len(touched) > 1:
@@ -96,7 +103,21 @@ def _tensors(
         for group in sorted({place.group for place in tells}):
             if names == [place.name for place in tells if place.group == group]:
                 return Where(f"every {noun} of group {group}", False)
-    return Where(_some(names, "others"), len(names) > 1)
+    return None
+
+
+def _names(touched: Sequence[ParameterPlace], layout: ParameterLayout) -> Where:
+    """Return tensors by name, with what all of them are and others are not."""
+    words = _some([place.name for place in touched], "others")
+    tied = set(layout.aliases.values())
+    kinds: dict[str, Callable[[ParameterPlace], bool]] = {
+        "frozen": lambda place: not place.trainable,
+        "tied": lambda place: place.name in tied,
+    }
+    for kind, inside in kinds.items():
+        if all(map(inside, touched)):
+            return Where(f"{words} ({kind})", len(touched) > 1)
+    return Where(words, len(touched) > 1)
 
 
 def _some(names: Sequence[str], rest: str) -> str:
@@ -124,7 +145,8 @@ def _shards(
         if inside and not bool((mask & ~union).any()) and not bool(union.all()):
             ranks = [scope.rank for scope in inside]
             noun = "the shard" if len(ranks) == 1 else "the shards"
-            return Where(f"{noun} of {ranks_words(ranks)} {words}".rstrip(), len(ranks) > 1)
+            text = f"{noun} of {ranks_words(ranks)} {words}".rstrip()
+            return Where(text, len(ranks) > 1, tuple(ranks))
     return None
 
 

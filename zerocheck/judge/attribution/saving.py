@@ -10,7 +10,7 @@ from ...optimizers import STATES
 from ..assemble import Observation
 from ..compare import different_bits
 from .carried import changed_buffers
-from .copies import RankVector, by_rank, earlier_steps, number_of_ranks
+from .copies import RankVector, by_rank, earlier_steps, mask_of, number_of_ranks
 from .counts import step_counts
 from .facts import Facts
 from .known_vectors import lines_of, scopes_of
@@ -47,7 +47,7 @@ def _role(observation: Observation, step: int, role: str) -> Facts:
         plan.scatter(observed, part)
         wrong = different_bits(observed, before)
         if bool(wrong.any()):
-            vectors.append(RankVector(rank, observed, wrong))
+            vectors.append(RankVector(rank, observed, wrong, mask_of(plan, whole)))
     others = []
     for other in ("parameter", *STATES):
         there = None if other == role else observation.held(step, "state", other)
@@ -71,7 +71,7 @@ def _counts(observation: Observation, step: int) -> Facts:
     for rank, after in enumerate(observation.scalars(step, "step", "saved")):
         due = [before[rank].get(place.name, 0.0) for place in layout.places]
         counts = [after.get(p.name, due[n]) for n, p in enumerate(layout.places)]
-        facts = step_counts(counts, due, layout, {}, step, "was before")
+        facts = step_counts(counts, due, layout, {}, step, "was before", held=after)
         owned = tuple(fact._replace(ranks=(rank,)) for fact in facts.facts)
         found.append(facts._replace(facts=owned))
     return Facts.joined(found)

@@ -16,7 +16,7 @@ MOST_SOLVED = 6
 
 
 def transformed(right: Source, factors: Mapping[float, str]) -> Iterator[Origin]:
-    """Iterate over known forms of the right values. factors: words for each, such as {4.0: "..."}."""
+    """Iterate over known forms of the right values. factors: each with its words."""
     vector = right.vector
     yield Origin("is 0", "are 0", lambda at: torch.zeros(len(at), dtype=vector.dtype), key="0")
     if not vector.is_floating_point():

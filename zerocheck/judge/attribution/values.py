@@ -1,7 +1,7 @@
-"""Values by bit pattern: named vectors, and the places where they have the bits that are asked for.
+"""Values by bit pattern: named vectors, and the places where they have given bits.
 
-A value is evidence only as far as it has significant bits: one that is 0, 1 or a power of two occurs
-by chance, one of 24 bits does not.
+A value is evidence only as far as it has significant bits: one that is 0, 1 or a power of two
+occurs by chance, one of 24 bits does not.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def significant(vector: torch.Tensor) -> torch.Tensor:
 
 def evidence(values: torch.Tensor, cost: float, each: float = 0.0) -> float:
     """Return the bits by which values that fit exceed what was chosen. Each value counts once."""
-    distinct = values[:0] if not len(values) else bits(values).unique()
+    distinct = torch.unique(bits(values))
     if not len(distinct):
         return -cost
     back = distinct.view(values.dtype) if values.is_floating_point() else distinct
@@ -84,7 +84,7 @@ class ValueIndex:
     """Sorted index of the values at some positions, to find them in other vectors."""
 
     def __init__(self, values: torch.Tensor, positions: torch.Tensor) -> None:
-        """Index values. positions: of each in its flat vector. Values without evidence are left out."""
+        """Index values, but for those without evidence. positions: of each in its flat vector."""
         kept = significant(values) > 1
         ordered, order = bits(values[kept]).sort()
         self._values, self._positions = ordered, positions[kept][order]
@@ -107,7 +107,7 @@ class ValueIndex:
         there = inside.nonzero().reshape(-1)
         low, found = low[there], found[there]
         count = torch.searchsorted(self._values, found, right=True) - low
-        _, inverse, times = low.unique(return_inverse=True, return_counts=True)
+        _, inverse, times = torch.unique(low, return_inverse=True, return_counts=True)
         few = (count <= MOST_PLACES) & (times[inverse] <= MOST_PLACES)
         there, low, count = there[few], low[few], count[few]
         into = torch.repeat_interleave(there, count)

@@ -53,13 +53,15 @@ def provenance(
     wrong: their mask; relevant: mask of the elements that count, None: all.
     """
     right = known.right
-    line = Line("the flat vector of all parameters", torch.arange(layout.size).view(1, -1))
-    lines = (line, *known.lines)
+    vector_words = f"the flat vector of all {known.noun}s"
+    whole = Line(vector_words, vector_words, [torch.arange(layout.size).view(1, -1)])
+    every_tensor = [torch.arange(p.start, p.stop).view(1, -1) for p in layout.places]
+    lines = (Line("its tensor", "their tensors", every_tensor), *known.lines, whole)
 
     def unmoved(left: torch.Tensor) -> Iterator[Origin]:
         yield Origin("is NaN", "are NaN", lambda at: observed[at], _nan(observed), key="NaN")
         yield from transformed(right, known.factors)
-        for source in known.same_place:
+        for source in distinct(known.same_place):
             yield in_place(source.one, source.many, source.vector)
         for source in known.roles:
             words = f"{source.one} of the same elements"
@@ -70,7 +72,7 @@ def provenance(
         yield from tensors.transposed(right)
         for source in (right, *known.roles):
             yield from tensors.exchanged(source, wrong)
-        yield from Shards(known.lines).reordered(right, layout.size)
+        yield from Shards(observed, wrong).reordered(right, known.lines)
 
     def calculated(left: torch.Tensor) -> Iterator[Origin]:
         yield from solved(observed, right, left, layout.places)
@@ -108,6 +110,15 @@ def provenance(
         )
     count = int(torch.count_nonzero(wrong))
     return Facts(tuple(facts), int(torch.count_nonzero(left)), count)
+
+
+def distinct(sources: Sequence[Source]) -> list[Source]:
+    """Return the sources without those that are equal to one before them."""
+    found: list[Source] = []
+    for source in sources:
+        if not any(torch.equal(bits(source.vector), bits(one.vector)) for one in found):
+            found.append(source)
+    return found
 
 
 def _nan(observed: torch.Tensor):  # type: ignore[no-untyped-def]
