@@ -7,12 +7,18 @@ from typing import NamedTuple
 
 import torch
 
-from .values import Origin, bits, evidence
+from .values import ENOUGH, Origin, bits, evidence
 
-ENOUGH = 10.0
-"""Bits of evidence for a hypothesis that was chosen to fit: one in a thousand fits by chance."""
 MOST = 24
 """Hypotheses that are combined at most: with more, the sentence would list elements one by one."""
+
+
+SAMPLE = 1 << 13
+"""Wrong elements that every hypothesis is compared with."""
+RUN = 64
+"""Consecutive elements of a sample, so that offsets are seen."""
+ROUNDS = 2
+"""Samples of what is left, at most, for each stage."""
 
 
 class Account(NamedTuple):
@@ -24,8 +30,10 @@ class Account(NamedTuple):
     """Elements over the flat vector."""
 
 
+Chosen = list[tuple[tuple[Origin, ...], torch.Tensor]]
+"""Hypotheses that explain the same elements, and these elements."""
 Stage = Callable[[torch.Tensor], Iterable[Origin]]
-"""stage(left) -> further hypotheses, given the mask of the elements that none explains yet."""
+"""stage(sample) -> further hypotheses, given positions of a sample of the wrong elements."""
 
 
 def cover(
@@ -33,24 +41,63 @@ def cover(
 ) -> tuple[list[Account], torch.Tensor]:
     """Account for the wrong elements: (accounts, mask of the unexplained elements).
 
-    Later stages are asked only if the earlier ones leave elements unexplained.
+    All hypotheses are compared on a sample, and those that it chooses on every element. Later
+    stages are asked only if the earlier ones leave elements unexplained.
     """
     index = wrong.nonzero().reshape(-1)
     values = observed[index]
-    pool: list[tuple[Origin, torch.Tensor]] = []
-    left = wrong
-    accounts: list[Account] = []
+    pool: list[Origin] = []
+    kept: dict[int, torch.Tensor] = {}
+    left = torch.ones(len(index), dtype=torch.bool)
+    chosen: Chosen = []
     for stage in stages:
-        for origin in stage(left):
-            match = matches(origin, index, values)
-            if match is not None:
-                pool.append((origin, match))
-        chosen, rest = _greedy(pool, values)
-        accounts = [Account(origins, _spread(mask, index, wrong)) for origins, mask in chosen]
-        left = _spread(rest, index, wrong)
-        if not bool(rest.any()):
+        some = torch.unique(torch.cat((sampled(torch.ones_like(left)), sampled(left))))
+        pool += stage(index[some])
+        for _ in range(ROUNDS):
+            _choose(pool, kept, index, values, some)
+            of_kept = [(pool[number], match) for number, match in kept.items()]
+            before = int(torch.count_nonzero(left))
+            chosen, left = _greedy(of_kept, values)
+            if int(torch.count_nonzero(left)) in (0, before):
+                break
+            some = sampled(left)
+        if not bool(left.any()):
             break
-    return accounts, left
+    accounts = [Account(origins, _spread(mask, index, wrong)) for origins, mask in chosen]
+    return accounts, _spread(left, index, wrong)
+
+
+def sampled(mask: torch.Tensor) -> torch.Tensor:
+    """Return a sample of the positions in a mask: all of few, else runs spread over them."""
+    where = mask.nonzero().reshape(-1)
+    if len(where) <= SAMPLE:
+        return where
+    starts = torch.linspace(0, len(where) - RUN - 1, SAMPLE // RUN).to(torch.int64)
+    return where[torch.unique(starts.view(-1, 1) + torch.arange(RUN))]
+
+
+def _choose(
+    pool: Sequence[Origin],
+    kept: dict[int, torch.Tensor],
+    index: torch.Tensor,
+    values: torch.Tensor,
+    some: torch.Tensor,
+) -> None:
+    """Compare all hypotheses on a sample, and add those that it chooses, with all their matches."""
+    at, seen = index[some], values[some]
+    numbers, tried = [], []
+    for number, origin in enumerate(pool):
+        match = matches(origin, at, seen)
+        if match is not None:
+            numbers.append(number)
+            tried.append((origin, match))
+    for origins, _ in _greedy(tried, seen)[0]:
+        for origin in origins:
+            number = next(n for n, (one, _) in zip(numbers, tried, strict=True) if one is origin)
+            if number not in kept:
+                match = matches(origin, index, values)
+                assert match is not None
+                kept[number] = match
 
 
 def matches(origin: Origin, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
@@ -71,10 +118,10 @@ def matches(origin: Origin, index: torch.Tensor, values: torch.Tensor) -> torch.
 
 def _greedy(
     pool: Sequence[tuple[Origin, torch.Tensor]], values: torch.Tensor
-) -> tuple[list[tuple[tuple[Origin, ...], torch.Tensor]], torch.Tensor]:
+) -> tuple[Chosen, torch.Tensor]:
     """Take the hypothesis that explains most, of equal ones that of fewest runs, repeatedly."""
     left = torch.ones(len(values), dtype=torch.bool)
-    chosen: list[tuple[tuple[Origin, ...], torch.Tensor]] = []
+    chosen: Chosen = []
     counts = [int(torch.count_nonzero(match)) for _, match in pool]
     while bool(left.any()) and len(chosen) < MOST:
         best: list[tuple[tuple[int, int, int], int, torch.Tensor]] = []
@@ -85,7 +132,8 @@ def _greedy(
             origin, match = pool[number]
             here = match & left
             counts[number] = int(torch.count_nonzero(here))
-            if counts[number] < max(most, 1) or not _counts(origin, values[here]):
+            few = counts[number] < origin.share * int(torch.count_nonzero(left))
+            if few or counts[number] < max(most, 1) or not _counts(origin, values[here]):
                 continue
             most = counts[number]
             best.append(((-most, origin.level, _runs(here)), number, here))

@@ -6,17 +6,19 @@ Offsets are not guessed: equal values of a sample vote for them, and every eleme
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from ..flat import NOBODY
 from ..layout import ParameterLayout, ParameterPlace
-from .values import Origin, Source, ValueIndex, bits, choices
+from .values import ENOUGH, Origin, Source, ValueIndex, bits, choices
 
-SAMPLE = 1 << 13
-"""Wrong elements whose values are looked up."""
+BITS = 24
+"""Significant bits of a value of fp32: those that one vote for an offset can have."""
+LEAST_VOTES = 4
+"""Votes that an offset needs in a sample: in a random order fewer coincide by chance."""
 MOST_OFFSETS = 48
 """Offsets of a source that are compared, those with most votes."""
 
@@ -32,6 +34,8 @@ class Line:
     buffers: Sequence[torch.Tensor]
     """Position in the layout of each slot of each buffer, (ranks, slots of a rank) int64; NOBODY
     for padding. One row where a buffer is not sharded."""
+
+    _slots: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
 
     @cached_property
     def elements(self) -> torch.Tensor:
@@ -56,7 +60,9 @@ class Line:
 
     def slots(self, size: int) -> torch.Tensor:
         """Return the slot of each position of the layout, NOBODY for those that it has not."""
-        return _inverse(self.elements, size)
+        if len(self._slots) != size:
+            object.__setattr__(self, "_slots", _inverse(self.elements, size))
+        return self._slots
 
     def shifted(self, slots: torch.Tensor, by: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (slots some places further on in their buffers, mask of those beyond its ends).
@@ -96,14 +102,16 @@ class Tensors:
             )
 
     def exchanged(self, source: Source, wrong: torch.Tensor) -> Iterator[Origin]:
-        """Iterate over wrong tensors that have all values of another one."""
-        for place in self.layout.places:
-            if not bool(wrong[place.start : place.stop].any()):
-                continue
+        """Iterate over tensors with one of the wrong positions that have all values of another."""
+        starts = torch.tensor([place.start for place in self.layout.places])
+        touched = torch.unique(torch.searchsorted(starts, wrong, right=True) - 1).tolist()
+        for place in (self.layout.places[number] for number in touched):
             seen = bits(self.observed[place.start : place.stop])
             for other in self.layout.places:
                 alike = other.stop - other.start == len(seen)
                 if other is place or not alike or not len(seen):
+                    continue
+                if bits(source.vector[other.start : other.start + 1])[0] != seen[0]:
                     continue
                 if torch.equal(bits(source.vector[other.start : other.stop]), seen):
                     yield _exchange(source, place, other)
@@ -113,7 +121,10 @@ class Shards:
     """Hypotheses on flat buffers: their shards are in another order."""
 
     def __init__(self, observed: torch.Tensor, wrong: torch.Tensor) -> None:
-        self.observed, self.wrong = observed, wrong
+        """Build it. wrong: positions of wrong elements."""
+        self.observed = observed
+        self.wrong = torch.zeros(len(observed), dtype=torch.bool)
+        self.wrong[wrong] = True
 
     def reordered(self, source: Source, lines: Sequence[Line]) -> Iterator[Origin]:
         """Iterate over the values of a source with other shards in the place of wrong ones."""
@@ -157,14 +168,6 @@ class Offsets:
     def __init__(self, observed: torch.Tensor, layout: ParameterLayout) -> None:
         self.observed, self.size = observed, layout.size
 
-    def sampled(self, left: torch.Tensor) -> ValueIndex:
-        """Return an index of a sample of the wrong elements: runs, spread over all of them."""
-        where = left.nonzero().reshape(-1)
-        if len(where) > SAMPLE:
-            runs = torch.linspace(0, len(where) - 65, SAMPLE // 64).to(torch.int64)
-            where = where[torch.unique(runs.view(-1, 1) + torch.arange(64))]
-        return ValueIndex(self.observed[where], where)
-
     def shifted(self, source: Source, lines: Sequence[Line], index: ValueIndex) -> Iterator[Origin]:
         """Iterate over the values that stand some places further on, or back, in a line."""
         into, of = index.pairs(source.vector)
@@ -175,9 +178,14 @@ class Offsets:
             inside = (slots[into] != NOBODY) & (slots[of] != NOBODY)
             steps = (slots[of] - slots[into])[inside]
             found, votes = torch.unique(steps[steps != 0], return_counts=True)
+            enough = votes * BITS >= choices(2 * self.size) + ENOUGH
+            if len(index) < self.size:
+                enough &= votes >= LEAST_VOTES
+            found, votes = found[enough], votes[enough]
             for by in found[votes.argsort(descending=True)][:MOST_OFFSETS].tolist():
                 yield self._shift(source, line, slots, by, wrapped=False)
-                yield self._shift(source, line, slots, by, wrapped=True)
+                if 2 * abs(by) <= int(line.sizes.max()):
+                    yield self._shift(source, line, slots, by, wrapped=True)
 
     def _shift(
         self, source: Source, line: Line, slots: torch.Tensor, by: int, *, wrapped: bool
@@ -218,6 +226,8 @@ class Offsets:
             at, by = first[:-1][regular], step[regular]
             lines = torch.stack((by, second[:-1][regular] - by * at), 1)
             found, votes = torch.unique(lines, dim=0, return_counts=True)
+            enough = votes * BITS >= 2 * choices(2 * self.size) + ENOUGH
+            found, votes = found[enough], votes[enough]
             for stride, start in found[votes.argsort(descending=True)][:MOST_OFFSETS].tolist():
                 yield self._stride(source, stride, start, every=every)
 
@@ -262,6 +272,7 @@ def elsewhere(source: Source, observed: torch.Tensor) -> Origin:
         level=6,
         each=choices(len(ordered)),
         cost=1.0,
+        share=0.5,
     )
 
 

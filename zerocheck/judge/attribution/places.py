@@ -152,10 +152,19 @@ def _shards(
 
 def _ranges(mask: torch.Tensor, holds: torch.Tensor, touched: Sequence[ParameterPlace]) -> Where:
     """Return ranges of tensors. Elements between, at which it is right too, do not split them."""
-    found: list[str] = []
+    groups: list[list[str]] = []
+    end = -1
     for place in touched:
         inside, right = mask[place.start : place.stop], holds[place.start : place.stop]
-        found += [_range(place, *run) for run in _runs(inside, right)]
+        for start, stop in _runs(inside, right):
+            if place.start + start != end:
+                groups.append([])
+            groups[-1].append(_range(place, start, stop))
+            end = place.start + stop
+    found: list[str] = []
+    for group in groups:
+        several = len(group) > MOST_NAMES
+        found += [f"everything from {group[0]} to {group[-1]}"] if several else group
     return Where(_some(found, "ranges"), len(found) > 1)
 
 

@@ -41,7 +41,7 @@ def solved(
 ) -> Iterator[Origin]:
     """Iterate over the right values times a factor, or plus an offset, as wrong elements give it.
 
-    wrong: their mask; places: tensors, of which each may have its own.
+    wrong: positions of some of them; places: tensors, of which each may have its own.
     """
     vector = right.vector
     if not vector.is_floating_point():
@@ -49,11 +49,10 @@ def solved(
     factors: dict[float, None] = {}
     offsets: dict[float, None] = {}
     for place in places:
-        inside = wrong[place.start : place.stop]
-        if len(factors) >= MOST_SOLVED or not bool(inside.any()):
+        inside = wrong[(wrong >= place.start) & (wrong < place.stop)]
+        if len(factors) >= MOST_SOLVED or not len(inside):
             continue
-        seen = observed[place.start : place.stop][inside].to(torch.float64)
-        due = vector[place.start : place.stop][inside].to(torch.float64)
+        seen, due = (one[inside].to(torch.float64) for one in (observed, vector))
         ratio, difference = seen / due, seen - due
         for values, found in ((ratio, factors), (difference, offsets)):
             finite = values[values.isfinite() & (values != 0)]

@@ -19,6 +19,9 @@ _FRACTIONS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.flo
 MOST_PLACES = 8
 """Places of one value that are looked at: of a value with more, its neighbours decide."""
 
+ENOUGH = 10.0
+"""Bits of evidence for a hypothesis that was chosen to fit: one in a thousand fits by chance."""
+
 
 class Source(NamedTuple):
     """Named flat vector in which values are looked up."""
@@ -47,6 +50,8 @@ class Origin(NamedTuple):
     """Bits that were chosen so that it fits. Values must have more of them to be evidence."""
     each: float = 0.0
     """Bits that were chosen for each element."""
+    share: float = 0.0
+    """Least share of the elements left that it must explain: others fit by chance."""
     key: object = None
     """Alternatives with equal keys are one."""
     partner: str = ""

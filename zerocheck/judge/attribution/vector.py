@@ -13,7 +13,7 @@ from .facts import Fact, Facts
 from .moved import Line, Offsets, Shards, Tensors, elsewhere
 from .places import Scope, where
 from .transformed import solved, transformed
-from .values import Origin, Source, bits, in_place
+from .values import Origin, Source, ValueIndex, bits, in_place
 
 MOST_ELEMENTS = 1 << 26
 """Elements of a vector up to which moved values are looked for: each look-up copies it."""
@@ -58,7 +58,7 @@ def provenance(
     every_tensor = [torch.arange(p.start, p.stop).view(1, -1) for p in layout.places]
     lines = (Line("its tensor", "their tensors", every_tensor), *known.lines, whole)
 
-    def unmoved(left: torch.Tensor) -> Iterator[Origin]:
+    def unmoved(sample: torch.Tensor) -> Iterator[Origin]:
         yield Origin("is NaN", "are NaN", lambda at: observed[at], _nan(observed), key="NaN")
         yield from transformed(right, known.factors)
         for source in distinct(known.same_place):
@@ -67,23 +67,23 @@ def provenance(
             words = f"{source.one} of the same elements"
             yield in_place(f"holds {words}", f"hold {words}", source.vector)
 
-    def moved(left: torch.Tensor) -> Iterator[Origin]:
+    def moved(sample: torch.Tensor) -> Iterator[Origin]:
         tensors = Tensors(observed, layout)
         yield from tensors.transposed(right)
         for source in (right, *known.roles):
-            yield from tensors.exchanged(source, wrong)
-        yield from Shards(observed, wrong).reordered(right, known.lines)
+            yield from tensors.exchanged(source, sample)
+        yield from Shards(observed, sample).reordered(right, known.lines)
 
-    def calculated(left: torch.Tensor) -> Iterator[Origin]:
-        yield from solved(observed, right, left, layout.places)
+    def calculated(sample: torch.Tensor) -> Iterator[Origin]:
+        yield from solved(observed, right, sample, layout.places)
         offsets = Offsets(observed, layout)
-        index = offsets.sampled(left)
+        index = ValueIndex(observed[sample], sample)
         for source in (right, *known.roles) if len(index) else ():
             yield from offsets.shifted(source, lines, index)
         if len(index):
             yield from offsets.strided(right, index)
 
-    def scattered(left: torch.Tensor) -> Iterator[Origin]:
+    def scattered(sample: torch.Tensor) -> Iterator[Origin]:
         yield elsewhere(right, observed)
 
     small = layout.size <= MOST_ELEMENTS
