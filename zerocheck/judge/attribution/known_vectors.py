@@ -13,7 +13,7 @@ from ...models.network import build_model
 from ...models.start import initial_state, scramble
 from ...optimizers import STATES
 from ..assemble import Observation
-from ..flat import flat_buffers
+from ..flat import NOBODY, flat_buffers
 from ..layout import ParameterLayout
 from ..state import State
 from .moved import Line
@@ -96,14 +96,23 @@ def other_roles(role: str, state: State) -> Iterator[Source]:
 
 
 def lines_of(observation: Observation, words: str) -> list[Line]:
-    """Return the flat buffers of the ranks as one line, none if they have none.
+    """Return the flat buffers of the ranks as one line, without any the shards end to end.
 
     words: after "the ranks", such as "that saved".
     """
     buffers = flat_buffers(observation.ranks, observation.layout)
     on = f" on the ranks {words}" if words else ""
-    names = f"its flat buffer{on}", f"their flat buffers{on}"
-    return [Line(*names, [one.shards for one in buffers])] if buffers else []
+    if buffers:
+        names = f"its flat buffer{on}", f"their flat buffers{on}"
+        return [Line(*names, [one.shards for one in buffers])]
+    scopes = scopes_of(observation, observation.first - 1, words)
+    if not scopes:
+        return []
+    held = [scope.mask.nonzero().reshape(-1) for scope in scopes]
+    shards = torch.full((len(held), max(map(len, held))), NOBODY, dtype=torch.int64)
+    for row, positions in zip(shards, held, strict=True):
+        row[: len(positions)] = positions
+    return [Line(*[f"the shards of all ranks{on}"] * 2, [shards])]
 
 
 def scopes_of(observation: Observation, step: int, words: str) -> list[Scope]:

@@ -94,9 +94,10 @@ def _class(
     names = [place.name for place in touched]
     tells = [p for p in layout.places if bool(telling[p.start : p.stop].any())]
     if len(touched) > 1:
-        for words, inside in _classes(noun):
-            if names == [place.name for place in tells if inside(place)]:
-                return Where(words, False)
+        for among in ([p for p in layout.places if p.stop > p.start], tells):
+            for words, inside in _classes(noun):
+                if names == [place.name for place in among if inside(place)]:
+                    return Where(words, False)
         numbers = [n for n, place in enumerate(tells) if place in touched]
         if len(names) > MOST_NAMES and numbers[-1] - numbers[0] == len(numbers) - 1:
             return Where(f"every {noun} from {names[0]} to {names[-1]}", False)
