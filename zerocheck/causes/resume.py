@@ -142,7 +142,7 @@ DATA_POSITION_COUNTED_IN_STEPS = cause(
     of=("roundtrip",),
     shows="The position in the data is that of as many steps with another number of ranks.",
     usual="Steps are saved, and not samples.",
-    attributed=r"data position[^;]* as many steps with",
+    attributed=r"data position[^;]*as many steps with",
 )
 DATA_POSITION_OF_ONE_RANK = cause(
     "data position of one rank",

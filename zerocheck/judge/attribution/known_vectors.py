@@ -112,7 +112,8 @@ def lines_of(observation: Observation, words: str) -> list[Line]:
     shards = torch.full((len(held), max(map(len, held))), NOBODY, dtype=torch.int64)
     for row, positions in zip(shards, held, strict=True):
         row[: len(positions)] = positions
-    return [Line(*[f"the shards of all ranks{on}"] * 2, [shards])]
+    name = f"the shards of all ranks{on}"
+    return [Line(name, name, [shards])]
 
 
 def scopes_of(observation: Observation, step: int, words: str) -> list[Scope]:

@@ -57,7 +57,7 @@ def where(
         found = _class(touched, telling, layout, noun)
         if found is None and len(touched) > 1:
             found = _shards(mask, holds, telling, scopes)
-        return found or _names(touched, layout)
+        return found or _run(touched, telling, layout, noun) or _names(touched, layout)
     return _shards(mask, holds, telling, scopes) or _ranges(mask, holds, touched)
 
 
@@ -90,21 +90,34 @@ def _classes(noun: str) -> Iterator[tuple[str, Callable[[ParameterPlace], bool]]
 def _class(
     touched: Sequence[ParameterPlace], telling: torch.Tensor, layout: ParameterLayout, noun: str
 ) -> Where | None:
-    """Return the class whose telling tensors these are, or None."""
+    """Return the class whose tensors these are, of all or of those that tell, or None."""
+    if len(touched) < 2:
+        return None
     names = [place.name for place in touched]
-    tells = [p for p in layout.places if bool(telling[p.start : p.stop].any())]
-    if len(touched) > 1:
-        for among in ([p for p in layout.places if p.stop > p.start], tells):
-            for words, inside in _classes(noun):
-                if names == [place.name for place in among if inside(place)]:
-                    return Where(words, False)
-        numbers = [n for n, place in enumerate(tells) if place in touched]
-        if len(names) > MOST_NAMES and numbers[-1] - numbers[0] == len(numbers) - 1:
-            return Where(f"every {noun} from {names[0]} to {names[-1]}", False)
-        for group in sorted({place.group for place in tells}):
-            if names == [place.name for place in tells if place.group == group]:
-                return Where(f"every {noun} of group {group}", False)
+    for among in ([p for p in layout.places if p.stop > p.start], _telling(telling, layout)):
+        for words, inside in _classes(noun):
+            if names == [place.name for place in among if inside(place)]:
+                return Where(words, False)
     return None
+
+
+def _run(
+    touched: Sequence[ParameterPlace], telling: torch.Tensor, layout: ParameterLayout, noun: str
+) -> Where | None:
+    """Return a run of many tensors, or a parameter group, or None."""
+    names = [place.name for place in touched]
+    tells = _telling(telling, layout)
+    numbers = [number for number, place in enumerate(tells) if place in touched]
+    if len(names) > MOST_NAMES and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return Where(f"every {noun} from {names[0]} to {names[-1]}", False)
+    for group in sorted({place.group for place in tells}) if len(names) > 1 else ():
+        if names == [place.name for place in tells if place.group == group]:
+            return Where(f"every {noun} of group {group}", False)
+    return None
+
+
+def _telling(telling: torch.Tensor, layout: ParameterLayout) -> list[ParameterPlace]:
+    return [p for p in layout.places if bool(telling[p.start : p.stop].any())]
 
 
 def _names(touched: Sequence[ParameterPlace], layout: ParameterLayout) -> Where:
