@@ -50,7 +50,7 @@ def matches(cause: str, attribution: str) -> bool:
         (
             1.0,
             "is 1, that after step 0, 2 steps earlier, 3 was saved",
-            bugs.STATE_OF_AN_EARLIER_STEP,
+            bugs.STEP_COUNT_OF_AN_EARLIER_STEP,
         ),
         (None, "is not the same on all ranks, 3 was saved", None),
     ],

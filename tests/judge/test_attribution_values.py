@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zerocheck.judge.attribution import cover
-from zerocheck.judge.attribution.moved import Line
+from zerocheck.judge.attribution.moved import StorageOrder
 from zerocheck.judge.attribution.places import Scope
 from zerocheck.judge.attribution.values import Origin, Source, evidence, significant
 from zerocheck.judge.attribution.vector import Known, provenance
@@ -54,7 +54,7 @@ def sentence(
     layout: ParameterLayout = LAYOUT,
     right: Source = SAVED,
     same_place: Sequence[Source] = (STEP,),
-    lines: Sequence[Line] = (),
+    lines: Sequence[StorageOrder] = (),
     scopes: Sequence[Scope] = (),
 ) -> str:
     known = Known(right, same_place, (SQUARE,), {4.0: "the number of ranks"}, lines, scopes)
@@ -175,7 +175,7 @@ def test_a_flat_buffer_with_padding() -> None:
     """Offsets are counted in the buffer: between tensors there is padding."""
     slots = [torch.cat((torch.arange(p.start, p.stop), -torch.ones(2))) for p in LAYOUT.places]
     buffer = torch.cat(slots).to(torch.int64)
-    line = Line("its flat buffer", "their flat buffers", [buffer.view(1, -1)])
+    line = StorageOrder("its flat buffer", "their flat buffers", [buffer.view(1, -1)])
     observed = RIGHT.clone()
     values = torch.where(buffer >= 0, RIGHT[buffer], 0.0)
     inside = buffer[:-1] >= 0
@@ -201,7 +201,7 @@ def test_a_flat_buffer_with_padding() -> None:
 def test_shards_in_another_order(order: list[int], words: str) -> None:
     shards = torch.arange(LAYOUT.size).view(4, -1)
     observed = RIGHT.view(4, -1)[order].reshape(-1)
-    line = Line("its flat buffer", "their flat buffers", [shards])
+    line = StorageOrder("its flat buffer", "their flat buffers", [shards])
     assert f"the saved one in another order of shards: {words}" in sentence(observed, lines=[line])
 
 

@@ -24,7 +24,7 @@ COPIES_DIFFER = cause(
     tier=2,
     shows="Copies of one tensor differ between ranks.",
     usual="Each rank updates its own copy, and nothing is sent.",
-    attributed=r"^on (every rank|ranks? \d)",
+    attributed=r"^(?!.*(steps? earlier|rounded to)).*on (every rank|ranks? \d)",
 )
 COPIES_OF_THE_GRADIENT_DIFFER = cause(
     "copies of the gradient differ",

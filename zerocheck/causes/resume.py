@@ -16,7 +16,7 @@ MOMENTS_LOST = cause(
     of=("roundtrip",),
     shows="Moments are 0 after the load.",
     usual="The optimizer's state is not saved, or its load is lazy.",
-    attributed=r"(exp_avg|momentum_buffer)[^;]*(?<!\]) (is|are) 0(;|$)",
+    attributed=r"^(?!.*step count).*(exp_avg|momentum_buffer)[^;]*(?<!\]) (is|are) 0(;|$)",
 )
 OPTIMIZER_STATE_LOST = cause(
     "optimizer state lost",
@@ -79,7 +79,7 @@ STEP_COUNT_LOST = cause(
     of=("roundtrip",),
     shows="The step count is 0 after the load.",
     usual="It is not saved with the moments.",
-    attributed=r"step count of [^;]* is 0,",
+    attributed=r"^(?!.*(exp_avg|momentum_buffer)).*step count of [^;]* is 0,",
 )
 STEP_COUNT_OF_AN_EARLIER_STEP = cause(
     "step count of an earlier step",
@@ -93,7 +93,7 @@ OPTIMIZER_STEPPED_BY_THE_LOAD = cause(
     of=("roundtrip",),
     shows="The step count is one ahead after the load.",
     usual="State is made by a step before the load.",
-    attributed=r"step count of [^;]* one more,",
+    attributed=r"^(?!.*steps? later).*step count of [^;]* one more,",
 )
 MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ = cause(
     "max_exp_avg_sq from exp_avg_sq",

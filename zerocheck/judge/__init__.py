@@ -64,6 +64,7 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `vectors.py`: whole vectors of a large model: in memory while half of it is left, else in files
 - `verdicts.py`: verdicts on the obligations of a case, as they are judged one after the other
 - `words.py`: other words of the declared semantics under which a violated case holds
+- `attribution/`: what wrong values are made of, without a list of known bugs
 - `diagnose/`: causes of a violation: each known bug, computed and compared
 - `obligations/`: obligations of a step and of a measurement, one file each
 """

@@ -21,7 +21,7 @@ ROUNDS = 2
 """Samples of what is left, at most, for each stage."""
 
 
-class Account(NamedTuple):
+class ExplainedElements(NamedTuple):
     """Wrong elements that one hypothesis accounts for."""
 
     origins: tuple[Origin, ...]
@@ -38,7 +38,7 @@ Stage = Callable[[torch.Tensor], Iterable[Origin]]
 
 def cover(
     observed: torch.Tensor, wrong: torch.Tensor, stages: Sequence[Stage]
-) -> tuple[list[Account], torch.Tensor]:
+) -> tuple[list[ExplainedElements], torch.Tensor]:
     """Account for the wrong elements: (accounts, mask of the unexplained elements).
 
     All hypotheses are compared on a sample, and those that it chooses on every element. Later
@@ -63,7 +63,7 @@ def cover(
             some = sampled(left)
         if not bool(left.any()):
             break
-    accounts = [Account(origins, _spread(mask, index, wrong)) for origins, mask in chosen]
+    accounts = [ExplainedElements(origins, _spread(mask, index, wrong)) for origins, mask in chosen]
     return accounts, _spread(left, index, wrong)
 
 

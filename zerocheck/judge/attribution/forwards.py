@@ -91,12 +91,13 @@ def other_parameters(
         yield OtherParameters(f"the parameters of {words}", parameters)
     yield OtherParameters("the parameters of the model as it was built", [start] * world)
     for words, made in (
-        ("rounded to bf16", lambda p: p.to(torch.bfloat16).to(p.dtype)),
-        ("rounded to fp16", lambda p: p.to(torch.float16).to(p.dtype)),
         ("truncated to bf16", _truncated),
         ("negated", torch.neg),
     ):
         yield OtherParameters(f"the parameters {words}", [made(p) for p in per_rank])
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        rounded = [p.to(dtype).to(p.dtype) for p in per_rank]
+        yield OtherParameters(f"the parameters rounded to {name}", rounded)
     for words, order in _orders(world) if buffers else ():
         yield OtherParameters(
             f"the parameters in another order: {words}",

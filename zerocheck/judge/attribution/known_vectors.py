@@ -16,7 +16,7 @@ from ..assemble import Observation
 from ..flat import NOBODY, flat_buffers
 from ..layout import ParameterLayout
 from ..state import State
-from .moved import Line
+from .moved import StorageOrder
 from .places import Scope
 from .values import Source
 
@@ -95,7 +95,7 @@ def other_roles(role: str, state: State) -> Iterator[Source]:
         yield Source("the parameter", "the parameters", state.parameter)
 
 
-def lines_of(observation: Observation, words: str) -> list[Line]:
+def lines_of(observation: Observation, words: str) -> list[StorageOrder]:
     """Return the flat buffers of the ranks as one line, without any the shards end to end.
 
     words: after "the ranks", such as "that saved".
@@ -104,7 +104,7 @@ def lines_of(observation: Observation, words: str) -> list[Line]:
     on = f" on the ranks {words}" if words else ""
     if buffers:
         names = f"its flat buffer{on}", f"their flat buffers{on}"
-        return [Line(*names, [one.shards for one in buffers])]
+        return [StorageOrder(*names, [one.shards for one in buffers])]
     scopes = scopes_of(observation, observation.first - 1, words)
     if not scopes:
         return []
@@ -113,7 +113,7 @@ def lines_of(observation: Observation, words: str) -> list[Line]:
     for row, positions in zip(shards, held, strict=True):
         row[: len(positions)] = positions
     name = f"the shards of all ranks{on}"
-    return [Line(name, name, [shards])]
+    return [StorageOrder(name, name, [shards])]
 
 
 def scopes_of(observation: Observation, step: int, words: str) -> list[Scope]:

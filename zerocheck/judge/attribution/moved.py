@@ -24,7 +24,7 @@ MOST_OFFSETS = 48
 
 
 @dataclass(frozen=True)
-class Line:
+class StorageOrder:
     """Order in which elements are stored one after the other: the layout's, or flat buffers'."""
 
     words: str
@@ -117,7 +117,7 @@ class Tensors:
                     yield _exchange(source, place, other)
 
 
-class Shards:
+class ShardOrders:
     """Hypotheses on flat buffers: their shards are in another order."""
 
     def __init__(self, observed: torch.Tensor, wrong: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ class Shards:
         self.wrong = torch.zeros(len(observed), dtype=torch.bool)
         self.wrong[wrong] = True
 
-    def reordered(self, source: Source, lines: Sequence[Line]) -> Iterator[Origin]:
+    def reordered(self, source: Source, lines: Sequence[StorageOrder]) -> Iterator[Origin]:
         """Iterate over the values of a source with other shards in the place of wrong ones."""
         for line in lines:
             if line.sharded:
@@ -168,7 +168,9 @@ class Offsets:
     def __init__(self, observed: torch.Tensor, layout: ParameterLayout) -> None:
         self.observed, self.size = observed, layout.size
 
-    def shifted(self, source: Source, lines: Sequence[Line], index: ValueIndex) -> Iterator[Origin]:
+    def shifted(
+        self, source: Source, lines: Sequence[StorageOrder], index: ValueIndex
+    ) -> Iterator[Origin]:
         """Iterate over the values that stand some places further on, or back, in a line."""
         into, of = index.pairs(source.vector)
         if not len(into):
@@ -188,7 +190,7 @@ class Offsets:
                     yield self._shift(source, line, slots, by, wrapped=True)
 
     def _shift(
-        self, source: Source, line: Line, slots: torch.Tensor, by: int, *, wrapped: bool
+        self, source: Source, line: StorageOrder, slots: torch.Tensor, by: int, *, wrapped: bool
     ) -> Origin:
         def known(at: torch.Tensor) -> torch.Tensor:
             _, beyond = line.shifted(slots[at].clamp(min=0), by)

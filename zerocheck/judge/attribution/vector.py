@@ -10,7 +10,7 @@ import torch
 from ..layout import ParameterLayout
 from .cover import cover
 from .facts import Fact, Facts
-from .moved import Line, Offsets, Shards, Tensors, elsewhere
+from .moved import Offsets, ShardOrders, StorageOrder, Tensors, elsewhere
 from .places import Scope, where
 from .transformed import solved, transformed
 from .values import Origin, Source, ValueIndex, bits, in_place
@@ -30,7 +30,7 @@ class Known(NamedTuple):
     """Other roles, by their names."""
     factors: Mapping[float, str] = {}
     """Factors that have a reason, with its words."""
-    lines: Sequence[Line] = ()
+    lines: Sequence[StorageOrder] = ()
     """Flat buffers of the implementation."""
     scopes: Sequence[Scope] = ()
     """Shards of ranks."""
@@ -54,9 +54,9 @@ def provenance(
     """
     right = known.right
     vector_words = f"the flat vector of all {known.noun}s"
-    whole = Line(vector_words, vector_words, [torch.arange(layout.size).view(1, -1)])
+    whole = StorageOrder(vector_words, vector_words, [torch.arange(layout.size).view(1, -1)])
     every_tensor = [torch.arange(p.start, p.stop).view(1, -1) for p in layout.places]
-    lines = (Line("its tensor", "their tensors", every_tensor), *known.lines, whole)
+    lines = (StorageOrder("its tensor", "their tensors", every_tensor), *known.lines, whole)
 
     def unmoved(sample: torch.Tensor) -> Iterator[Origin]:
         yield Origin("is NaN", "are NaN", lambda at: observed[at], _nan(observed), key="NaN")
@@ -72,7 +72,7 @@ def provenance(
         yield from tensors.transposed(right)
         for source in (right, *known.roles):
             yield from tensors.exchanged(source, sample)
-        yield from Shards(observed, sample).reordered(right, known.lines)
+        yield from ShardOrders(observed, sample).reordered(right, known.lines)
 
     def calculated(sample: torch.Tensor) -> Iterator[Origin]:
         yield from solved(observed, right, sample, layout.places)

@@ -14,6 +14,7 @@
 - `loss.py`: known causes of wrong losses, each computed and compared bit for bit
 - `memory_order.py`: causes of a wrong gradient of non-contiguous parameters: elements in the
   order of memory
+- `named.py`: switch of the list of known causes
 - `ownership.py`: known causes of shards that do not tile their tensors, from all shards of a role
 - `peak.py`: known causes of a peak above the predicted one
 - `placement.py`: causes of a gradient whose elements are right but misplaced: swapped or shifted
