@@ -15,6 +15,7 @@ ZEROS = cause(
     of=("export",),
     shows="An exported tensor is 0.",
     usual="A shard is merged before it is gathered.",
+    attributed=r" (is|are) 0(;|$)",
 )
 ELEMENTS_IN_ANOTHER_ORDER = cause(
     "elements in another order",
@@ -22,6 +23,7 @@ ELEMENTS_IN_ANOTHER_ORDER = cause(
     tier=2,
     shows="Elements of an exported tensor are in another order.",
     usual="Shards are joined in the order of files.",
+    attributed=r"further (on|back) in|transposed|another order|no regular order",
 )
 ELEMENTS_OF_OTHER_PARAMETERS = cause(
     "elements of other parameters",
@@ -29,30 +31,35 @@ ELEMENTS_OF_OTHER_PARAMETERS = cause(
     tier=2,
     shows="An exported tensor has elements of other parameters.",
     usual="Offsets in the flat buffer are wrong when it is split.",
+    attributed=r"further (on|back) in|no regular order|that the shards hold of",
 )
 PART_OF_IT_IS_0 = cause(
     "part of it is 0",
     of=("export",),
     shows="A part of an exported tensor is 0.",
     usual="The shards of one rank are not read.",
+    attributed=r" (is|are) 0(;|$)",
 )
 LEFT_OUT = cause(
     "left out",
     of=("export",),
     shows="A tensor is missing from the export.",
     usual="Only what the optimizer has is exported.",
+    attributed=r" (is|are) missing",
 )
 WRONG_SHAPE = cause(
     "wrong shape",
     of=("export",),
     shows="An exported tensor has another shape.",
     usual="Padding is exported, or a flat tensor is not reshaped.",
+    attributed=r" ha(s|ve) \d+ elements, not \d+",
 )
 BUFFER_OF_NO_RANK = cause(
     "buffer of no rank",
     of=("export",),
     shows="An exported buffer has values that no rank holds.",
     usual="It is averaged or read before training.",
+    attributed=r"buffer[^;]* (is|are) ",
 )
 OLDER_CHECKPOINT_LOST = cause(
     "older checkpoint lost",

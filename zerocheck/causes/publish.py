@@ -9,12 +9,14 @@ COPIES_OF_THE_PREVIOUS_STEP = cause(
     of=("publish",),
     shows="Copies are the parameters of the step before.",
     usual="The update is not sent, or the gather comes before it.",
+    attributed=r"(is|are) (that|those) [^;]*, one step earlier",
 )
 COPIES_ROUNDED_TO_BF16 = cause(
     "copies rounded to bf16",
     of=("publish", "loss"),
     shows="Copies are the updated parameters rounded to bf16.",
     usual="Parameters are gathered in bf16 and kept.",
+    attributed=r"rounded to bf16",
 )
 COPIES_DIFFER = cause(
     "copies differ",
@@ -22,6 +24,7 @@ COPIES_DIFFER = cause(
     tier=2,
     shows="Copies of one tensor differ between ranks.",
     usual="Each rank updates its own copy, and nothing is sent.",
+    attributed=r"^(?!.*(steps? earlier|rounded to)).*on (every rank|ranks? \d)",
 )
 COPIES_OF_THE_GRADIENT_DIFFER = cause(
     "copies of the gradient differ",
@@ -35,12 +38,14 @@ INITIAL_STATE = cause(
     of=("publish",),
     shows="The state that training begins with is not the one that was given.",
     usual="Wrapping reads the parameters before the state is loaded, or rounds them.",
+    attributed=r"^before the first step, ",
 )
 PARAMETERS_OF_THE_PREVIOUS_STEP = cause(
     "parameters of the previous step",
     of=("publish",),
     shows="The last forward used parameters of the step before.",
     usual="Gathered parameters are not refreshed after the step.",
+    attributed=r"computes? with [^;]*of the step before",
 )
 PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD = cause(
     "pieces in the order of a plain shard",
@@ -48,4 +53,5 @@ PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD = cause(
     shows="Pieces of tensors on two axes are exchanged.",
     usual="What is cut over the tp axis and then sharded is taken for what is sharded and then "
     "cut.",
+    attributed=r"in another order of shards",
 )

@@ -163,6 +163,7 @@ MOMENTS_SWAPPED = cause(
     of=("update", "roundtrip", "export"),
     shows="exp_avg and exp_avg_sq changed places.",
     usual="States are packed and unpacked in different orders.",
+    attributed=r"exp_avg[^;]* holds? (max_)?exp_avg",
 )
 MOMENTS_OF_THE_PREVIOUS_STEP = cause(
     "moments of the previous step",
@@ -190,7 +191,7 @@ STEP_OFF_BY_1 = cause(
     of=("update", "export"),
     shows="The step count is one too high or too low.",
     usual="It is moved before it is used, or after.",
-    attributed=r"corrections of the (next step|step before)",
+    attributed=r"corrections of the (next step|step before)|step count of [^;]* one (more|less),",
 )
 STEP_OFF_BY_2 = cause(
     "step off by 2",
@@ -204,6 +205,7 @@ ROUNDED_TO_BF16 = cause(
     of=("update", "roundtrip", "export"),
     shows="Values are bf16 numbers.",
     usual="A master copy is held or sent in bf16.",
+    attributed=r"rounded to bf16",
 )
 NEVER_UPDATED = cause(
     "never updated",

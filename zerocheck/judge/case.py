@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 
 from ..case.schema import Case
 from ..models.blocks import DTYPES
+from ..optimizers import STATES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
 from . import shares
 from .assemble import Fetch
+from .attribution.loaded import start_state
 from .context import CaseContext, StepContext
+from .diagnose.named import named
 from .diagnose.tensor_parallel import order_of_pieces
 from .local import as_on_a_rank
 from .obligations import OF_A_STEP, publish
@@ -64,14 +68,18 @@ class CaseJudge(CaseContext):
         start, self.start = self.start, None
         dtype = DTYPES.get(self.semantics.compute, torch.float32)
         violation = publish.check_start(before, *start, self.layout, dtype)
-        if self.case.axes.has("tp"):
+        if violation is not None:
+            roles = ("parameter", *(r for r in STATES if r in before.moments or r in start.moments))
+            text = start_state(before, start, self.observation, self.case, roles)
+            violation = replace(violation, attribution=text)
+        if self.case.axes.has("tp") and named():
             violation = order_of_pieces(
                 violation, before.parameter, start[0], self.layout, self.case
             )
         self.verdicts.note("publish", 0.0, violation)
 
     def _judge_steps(self, before: State) -> None:
-        violation = publish.check(self.observation, before, step=self.first - 1)
+        violation = publish.check(self.observation, before, step=self.first - 1, case=self.case)
         self.verdicts.note("publish", 0.0, violation)
         earlier: list[torch.Tensor] | None = None
         used = [False] * len(self.layout.places)

@@ -14,7 +14,11 @@ from ..case.segments import end_of
 from ..optimizers import STATES
 from ..protocol.verdicts import Violation, alternatives, merge_violations
 from .assemble import Observation
+from .attribution.carried import data_position, loaded_buffers, loss_scale, random_states
+from .attribution.loaded import SavedStates, loaded_state
+from .attribution.saving import changed_by_saving
 from .compare import different_bits, same_bits
+from .diagnose.named import if_named, named
 from .diagnose.resume import (
     SENTENCES,
     ResumeEvidence,
@@ -37,7 +41,8 @@ class Checkpoint:
     step: the last one that it holds; state, buffers (per rank), random (per rank, or empty);
     samples: read by all ranks by then; scale: of the losses of the next step; others: {step: the
     state after it} of the same training, for the diagnosis; older: the checkpoint that this one
-    was to replace, of the state before the segment.
+    was to replace, of the state before the segment; observation: of the ranks that saved, for the
+    attribution.
     """
 
     step: int
@@ -48,6 +53,7 @@ class Checkpoint:
     scale: float
     others: Mapping[int, State]
     older: Checkpoint | None = None
+    observation: Observation | None = None
 
     @classmethod
     def of(cls, observation: Observation, case: Case, *, before: int, samples: int) -> Checkpoint:
@@ -76,6 +82,7 @@ class Checkpoint:
             _next_scale(observation, step),
             states,
             older,
+            observation,
         )
 
 
@@ -85,8 +92,13 @@ def compare_loaded(
     observation: Observation,
     layout: ParameterLayout,
     case: Case,
+    *,
+    attributed: bool = True,
 ) -> Violation | None:
-    """Compare the state before a segment's first step with the checkpoint that it loaded."""
+    """Compare the state before a segment's first step with the checkpoint that it loaded.
+
+    attributed: False where a difference is no violation yet, so that nothing is looked up.
+    """
     roles = [_compared("parameter", loaded.parameter, saved.state.parameter, layout)]
     for role in STATES:
         if role in loaded.moments or role in saved.state.moments:
@@ -95,8 +107,14 @@ def compare_loaded(
     wrong = [role for role in roles if bool(role.different.any())]
     found: list[Violation | None] = []
     if wrong or wrong_steps:
-        found.append(_state_violation(wrong, wrong_steps, saved, loaded, layout, case))
-    found.append(_buffers(saved, observation, case.training.first - 1))
+        violation = _state_violation(wrong, wrong_steps, saved, loaded, layout, case)
+        if attributed:
+            states = SavedStates(saved.step, saved.state, saved.others, saved.observation)
+            masks = {one.role: one.different for one in wrong}
+            text = loaded_state(loaded, states, masks, observation, case)
+            violation = attribute(violation, text)
+        found.append(violation)
+    found.append(_buffers(saved, observation, case, attributed=attributed))
     found.append(_loss_scale(saved, observation, case))
     found += _loader_and_rng(saved, observation)
     return merge_violations([one for one in found if one is not None])
@@ -128,12 +146,24 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
                         tensors=tuple(names),
                         ranks=(rank,),
                         explanation=f"saving, or exporting, changed the {role} that training has",
-                        causes=(bugs.CHANGED_BY_SAVING, bugs.FIRST_STEP_COUNTED_BY_SAVING)
-                        if stepped
-                        else (bugs.CHANGED_BY_SAVING,),
+                        causes=if_named(
+                            bugs.CHANGED_BY_SAVING,
+                            *((bugs.FIRST_STEP_COUNTED_BY_SAVING,) if stepped else ()),
+                        ),
                     )
                 )
-    return merge_violations(found)
+    merged = merge_violations(found)
+    if merged is None:
+        return None
+    roles = tuple(dict.fromkeys(one.role for one in found))
+    return attribute(merged, changed_by_saving(observation, step, roles))
+
+
+def attribute(violation: Violation, attribution: str) -> Violation:
+    """Return the violation, and its parts, with an attribution of all that is wrong."""
+    replace = msgspec.structs.replace
+    parts = tuple(replace(one, attribution=attribution) for one in violation.parts)
+    return replace(violation, attribution=attribution, parts=parts)
 
 
 def _compared(
@@ -167,10 +197,10 @@ def _state_violation(
     what = [one.role for one in wrong] + (["step"] if wrong_steps else [])
     steps = [(loaded.steps[n], saved.state.steps[n]) for n in wrong_steps]
     known = ResumeEvidence(saved.state, saved.others, saved.step, layout, case)
-    names = causes(wrong, steps, known)
+    names = causes(wrong, steps, known) if named() else ()
     text = f"after the load, {_listed(what)} {'is' if len(what) == 1 else 'are'} not what was saved"
     parts: list[Violation] = []
-    if not explained(names, wrong, steps, known):
+    if named() and not explained(names, wrong, steps, known):
         for one in wrong:
             for places, found in causes_by_tensor(one, known):
                 inside = layout.spread([place in places for place in layout.places])
@@ -235,9 +265,12 @@ def _role_violation(
     )
 
 
-def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation | None:
+def _buffers(
+    saved: Checkpoint, observation: Observation, case: Case, *, attributed: bool
+) -> Violation | None:
     """Check that every rank's buffers are those of one of the ranks that saved."""
-    for rank, held in enumerate(observation.buffers(at)):
+    loaded = observation.buffers(case.training.first - 1)
+    for rank, held in enumerate(loaded):
         if any(_same_buffers(held, one) for one in saved.buffers):
             continue
         names = [
@@ -252,7 +285,8 @@ def _buffers(saved: Checkpoint, observation: Observation, at: int) -> Violation 
             tensors=tuple(names or held),
             ranks=(rank,),
             explanation="after the load, the buffers are those of no rank that saved them",
-            causes=(bugs.BUFFERS_NOT_LOADED,) if names else (bugs.BUFFERS_OF_SEVERAL_RANKS,),
+            causes=if_named(bugs.BUFFERS_NOT_LOADED if names else bugs.BUFFERS_OF_SEVERAL_RANKS),
+            attribution=loaded_buffers(loaded, saved.buffers, case) if attributed else "",
         )
     return None
 
@@ -281,7 +315,8 @@ def _loss_scale(saved: Checkpoint, observation: Observation, case: Case) -> Viol
         observed=scales[bad[0]],
         expected=saved.scale,
         explanation=f"after the load, the loss scale is {scales[bad[0]]:g}, not {saved.scale:g}",
-        causes=(bugs.LOSS_SCALE_BEGINS_ANEW,) if scales[bad[0]] == first else (),
+        causes=if_named(bugs.LOSS_SCALE_BEGINS_ANEW) if scales[bad[0]] == first else (),
+        attribution=loss_scale(scales, saved.scale, first),
     )
 
 
@@ -297,7 +332,8 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
         bad = tuple(rank for rank, samples in enumerate(given) if samples != saved.samples)
         if bad:
             samples = given[bad[0]]
-            names = data_causes(given, saved.samples, len(saved.buffers), len(observations))
+            before, now = len(saved.buffers), len(observations)
+            names = data_causes(given, saved.samples, before, now) if named() else ()
             ahead = samples - saved.samples
             text = (
                 f"{ahead} samples are left out" if ahead > 0 else f"{-ahead} samples are read again"
@@ -313,6 +349,7 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
                 explanation=f"after the load, the data stands at sample {samples}, not "
                 f"{saved.samples}: {text}",
                 causes=names,
+                attribution=data_position(given, saved.samples, before, now),
             )
     if "rng" in observations[0].declaration.keeps and len(observations) == len(saved.random):
         loaded = [rank.checkpoint.random["loaded"] for rank in observations]
@@ -325,7 +362,8 @@ def _loader_and_rng(saved: Checkpoint, observation: Observation) -> Iterator[Vio
                 tensors=(),
                 ranks=bad,
                 explanation="after the load, the random state of the rank is not the saved one",
-                causes=random_causes(loaded, saved.random),
+                causes=random_causes(loaded, saved.random) if named() else (),
+                attribution=random_states(loaded, saved.random),
             )
 
 

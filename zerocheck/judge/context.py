@@ -18,7 +18,10 @@ from ..protocol.observations import Point, RankObservation
 from ..protocol.verdicts import Violation
 from . import hidden, skip, vectors
 from .assemble import Fetch, Observation, RoleState
+from .attribution.forwards import computed_with, other_parameters
+from .attribution.known_vectors import flat_parameters
 from .compare import all_finite
+from .diagnose.loss import equal
 from .estimate import EXACT, Tolerances
 from .expected import Expected, expected
 from .flat import FlatBuffer, flat_buffers
@@ -199,6 +202,29 @@ class StepContext:
             tolerance = self.tolerance.initial.loss
             found = replayed.of_repeated_biases(self.index, self.before, found, tolerance)
         return found
+
+    def provenance_of_parameters(self) -> str:
+        """Return the parameters that wrong losses were computed with, in words, if it is found."""
+        judged, tolerance = self.judged, self.tolerance.widest.loss
+        earlier = [] if self.earlier is None else [self.earlier]
+        for number in range(self.index - 3, judged.first - 2, -1):
+            held = self.observation.held(number, "state", "parameter")
+            if held is not None:
+                earlier.append([held.as_of(rank) for rank in range(len(self.losses))])
+        others = other_parameters(
+            self.before.per_rank,
+            earlier,
+            flat_parameters(build_model(self.case), self.layout),
+            [buffer for buffer in judged.flat_buffers() if not buffer.whole],
+            self.layout,
+        )
+        return computed_with(
+            self.losses,
+            self.passes.losses,
+            others,
+            lambda parameters: self.replay(parameters=parameters).losses,
+            lambda one, other: equal(one, other, tolerance),
+        )
 
     # Gradients
 

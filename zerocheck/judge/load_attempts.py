@@ -95,11 +95,11 @@ def tried(
         return LoadAttempt(of, "none")
     if not done and of == "damage":
         return LoadAttempt(of, "unharmed")  # there was nothing to damage
-    wrong = _compared(segment, loaded, saved)
+    wrong = _compared(segment, loaded, saved, attributed=False)
     if wrong is None:
         return LoadAttempt(of, "new" if done else "unharmed")
     older = saved.older if of == "durability" else None
-    if older is not None and _compared(segment, loaded, older) is None:
+    if older is not None and _compared(segment, loaded, older, attributed=False) is None:
         return LoadAttempt(of, "older")
     if of == "damage":
         text = f"the checkpoint was damaged ({done}), and it was loaded without a word"
@@ -152,7 +152,9 @@ def _observed(segment: Case, loaded: SegmentObservations) -> Observation:
     )
 
 
-def _compared(segment: Case, loaded: SegmentObservations, saved: Checkpoint) -> Violation | None:
+def _compared(
+    segment: Case, loaded: SegmentObservations, saved: Checkpoint, *, attributed: bool = True
+) -> Violation | None:
     """Compare the loaded state with a checkpoint."""
     observation = _observed(segment, loaded)
     layout = observation.layout
@@ -160,7 +162,8 @@ def _compared(segment: Case, loaded: SegmentObservations, saved: Checkpoint) -> 
     wrong = Ownership(observation).check(at, "state")
     if wrong is not None:
         return msgspec.structs.replace(wrong, obligation="roundtrip")
-    return compare_loaded(saved, State.observed(observation, at), observation, layout, segment)
+    state = State.observed(observation, at)
+    return compare_loaded(saved, state, observation, layout, segment, attributed=attributed)
 
 
 def _violation(

@@ -14,6 +14,11 @@ def named() -> bool:
     return _NAMED.get()
 
 
+def if_named(*causes: str) -> tuple[str, ...]:
+    """Return these causes, or none where known causes are not looked for."""
+    return causes if named() else ()
+
+
 @contextmanager
 def without_names() -> Iterator[None]:
     """Look for no known cause within the context."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...optimizers import STATES
 from ...protocol.verdicts import Violation, merge_violations
 from ..assemble import Observation
+from ..attribution.exports import Exported, exported_state
 from ..compare import different_bits
+from ..diagnose.named import if_named, named
 from ..diagnose.resume import export_causes
 from ..layout import ParameterLayout, ParameterPlace
 from ..state import State
@@ -27,6 +30,7 @@ def check_export(
     else its master.
     """
     found: list[Violation] = []
+    wrong: list[Exported] = []
     for role in ("parameter", *STATES, "step", "buffer"):
         ranks = observation.by_name(step, "export", role)
         if not any(ranks):
@@ -37,8 +41,15 @@ def check_export(
         narrow = observation.narrow(step, "export", role)
         for rank, given in enumerate(ranks):
             if given:
-                found += _check(observation, layout, state, step, role, rank, given, narrow[rank])
-    return merge_violations(found)
+                here = [*_check(observation, layout, state, step, role, rank, given, narrow[rank])]
+                wrong += [Exported(role, rank, given, narrow[rank])] if here else []
+                found += here
+    merged = merge_violations(found)
+    if merged is None or not wrong:
+        return merged
+    text = exported_state(wrong, state, observation, step)
+    parts = tuple(replace(one, attribution=text) for one in merged.parts)
+    return replace(merged, attribution=text, parts=parts)
 
 
 def _check(
@@ -117,7 +128,7 @@ def _difference(
         wrong=int(torch.count_nonzero(different)),
         total=held.numel(),
         explanation=f"export() gives another {role} of {place.name} than the shards hold",
-        causes=export_causes(got, held, place, role, state, layout),
+        causes=export_causes(got, held, place, role, state, layout) if named() else (),
     )
 
 
@@ -150,5 +161,5 @@ def _violation(
         tensors=names,
         ranks=ranks,
         explanation=text,
-        causes=causes,
+        causes=if_named(*causes),
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from ... import causes as bugs
 from ...case.mesh import Mesh
 from ...protocol.verdicts import Violation
 from ..context import StepContext
 from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
+from ..diagnose.named import named
 from ..estimate import Tolerances
 from ..obligation import Checked, ObligationCheck
 from . import publish
@@ -150,10 +153,13 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
         step.verdicts.vacuity.losses(passes.losses)
     elif _is_stale(step):
         # The forward was that of other parameters, so the loss itself was not exercised.
-        yield Checked(violation=publish.stale(step.index, violation))
+        text = "" if step.judged.brief else step.provenance_of_parameters()
+        yield Checked(violation=publish.stale(step.index, violation, text))
         return
     elif not (violation.causes or step.judged.brief or "loss" in step.verdicts.violations):
-        violation = step.with_causes_of_parameters(violation)
+        violation = step.with_causes_of_parameters(violation) if named() else violation
+        if not violation.attribution:
+            violation = replace(violation, attribution=step.provenance_of_parameters())
     yield Checked(violation=violation)
 
 

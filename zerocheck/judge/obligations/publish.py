@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
+from msgspec.structs import replace
 
 from ... import causes as bugs
+from ...case.schema import Case
 from ...contract.shard import Role
 from ...optimizers import STATES
 from ...protocol.verdicts import Violation, alternatives
 from ..assemble import Observation, RoleState
+from ..attribution.copies import published_copies
 from ..compare import different_bits, same_bits
 from ..context import StepContext
+from ..diagnose.named import if_named, named
 from ..diagnose.publish import SENTENCES, causes
 from ..layout import ParameterLayout
 from ..obligation import Checked, ObligationCheck
@@ -25,13 +29,18 @@ from ..state import State
 
 
 def check(
-    observation: Observation, state: State, *, step: int, before: State | None = None
+    observation: Observation,
+    state: State,
+    *,
+    step: int,
+    before: State | None = None,
+    case: Case | None = None,
 ) -> Violation | None:
     """Check that copies agree with each other, with their owner's, and with their master.
 
     A master is compared after rounding to the dtype of the copy.
 
-    before: the state before the step, for the diagnosis.
+    before: the state before the step, for the diagnosis; case: for the attribution.
     """
     for role in ("parameter", *STATES):
         held = observation.held(step, "state", role)
@@ -42,7 +51,9 @@ def check(
         mastered = state.mastered is not None and role == "parameter"
         violation = _copies(held, whole, observation.layout, role, step, earlier, mastered=mastered)
         if violation is not None:
-            return violation
+            right = "master" if mastered else "owner"
+            text = published_copies(role, held, whole, observation, step, case, right)
+            return replace(violation, attribution=text)
     return None
 
 
@@ -70,7 +81,7 @@ def _copies(
         positions = where if plan.index is None else plan.index[where]
         changed[positions] = True
         earlier = None if per_rank is None else per_rank[rank][positions]
-        found = causes(part[where], wanted[where], earlier)
+        found = causes(part[where], wanted[where], earlier) if named() else ()
         names = found if names is None else tuple(name for name in names if name in found)
         if sample is None:
             error = (part[where].double() - wanted[where].double()).abs().nan_to_num(nan=torch.inf)
@@ -81,7 +92,7 @@ def _copies(
     observed, expected, position = sample
     place, index = layout.at(position)
     tensors = layout.names_of(changed, changed.to(torch.float64))
-    names = names or (bugs.COPIES_DIFFER,)
+    names = names or if_named(bugs.COPIES_DIFFER)
     words = alternatives(names, SENTENCES)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
@@ -129,7 +140,7 @@ def check_start(
                 expected=expected,
                 explanation="before the first step, the optimizer's step count is not the "
                 "restored one",
-                causes=(bugs.INITIAL_STATE,),
+                causes=if_named(bugs.INITIAL_STATE),
             )
     if state.mastered is not None and not bool(state.mastered.all()):
         # What is frozen has no master: it is rounded as what is published is.
@@ -164,29 +175,33 @@ def check_start(
             total=layout.size,
             explanation=f"before the first step, {place.name} has another {role} than the model "
             "or the state that was restored",
-            causes=(bugs.INITIAL_STATE,),
+            causes=if_named(bugs.INITIAL_STATE),
         )
     return None
 
 
-def stale(step: int, loss: Violation) -> Violation:
+def stale(step: int, loss: Violation, attribution: str = "") -> Violation:
     """Return the violation where a wrong loss is that of the parameters before the update."""
+    words = "the forward computed with the parameters of the previous step: "
+    words += "they were gathered before the update, or not gathered again after it"
     return Violation(
         obligation="publish",
         step=step,
         role="parameter",
         tensors=(),
         ranks=loss.ranks,
-        explanation="the forward computed with the parameters of the previous step: "
-        "they were gathered before the update, or not gathered again after it",
+        explanation=words if named() else "the forward computed with other parameters",
+        attribution=attribution,
         observed=loss.observed,
         expected=loss.expected,
-        causes=(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,),
+        causes=if_named(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP),
     )
 
 
 def _check_step(step: StepContext) -> Iterator[Checked]:
-    violation = check(step.observation, step.settled, step=step.index, before=step.before)
+    violation = check(
+        step.observation, step.settled, step=step.index, before=step.before, case=step.case
+    )
     yield Checked(violation=violation)
 
 
