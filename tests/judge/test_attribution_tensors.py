@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerocheck.judge.attribution.tensors import listed, tensors
+from zerocheck.judge.attribution.tensors import numbered, tensors
 from zerocheck.judge.layout import ParameterLayout, ParameterPlace
 
 
@@ -39,7 +39,7 @@ def _layout(frozen: str = "") -> ParameterLayout:
             "every tensor",
         ),
         (["a.weight", "b.weight", "c.weight"], "", "every matrix"),
-        (["a.bias", "b.bias", "c.bias"], "", "every vector"),
+        (["a.bias", "b.bias", "c.bias"], "", "every bias"),
         (["b.weight", "b.bias", "b.gain"], "", "every tensor of b"),
         (["a.weight", "b.weight"], "", "a.weight, b.weight"),
         (
@@ -71,7 +71,7 @@ def test_a_class_of_the_trained_ones() -> None:
 
 
 def test_lists_of_numbers() -> None:
-    assert listed([2], "rank") == "rank 2"
-    assert listed([2, 0], "rank") == "ranks 0 and 2"
-    assert listed([3, 1, 2], "rank") == "ranks 1 to 3"
-    assert listed([0, 2, 3], "rank") == "ranks 0, 2 and 3"
+    assert numbered([2], "rank") == "rank 2"
+    assert numbered([2, 0], "rank") == "ranks 0 and 2"
+    assert numbered([3, 1, 2], "rank") == "ranks 1 to 3"
+    assert numbered([0, 2, 3], "rank") == "ranks 0, 2 and 3"

@@ -119,5 +119,5 @@ def test_edits_that_a_case_cannot_part_are_all_said() -> None:
     optimizer = UpdateRecipe.of(Case(optimizer=Optimizer(groups=GROUPS))).optimizer
     wrong = (0.0 * old).float().double()
     found = edits(optimizer, [_segment(wrong, old, torch.zeros_like(old))])
-    assert [one.words for one in found][0] == "the old moment counts 0, where beta1 is right"
+    assert found[0].words == "the old moment counts 0, where beta1 is right"
     assert all(one.size == 1 for one in found)

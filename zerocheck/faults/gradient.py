@@ -345,7 +345,10 @@ class ExtraParallelDivisor(Zero1):
             one.gradient.div_(8)
 
 
-@fault("zero1", "gradient", source="DS PR#1841")
+@fault(
+    "zero1", "gradient", source="DS PR#1841",
+    attributed=r"holds .* of the rank's own gradient|stand .* of the rank's own gradient",
+)  # fmt: skip
 class OwnershipUntested(Zero1):
     """Elements owned by other ranks are copied too, over the own ones."""
 

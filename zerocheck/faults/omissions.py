@@ -63,6 +63,7 @@ class BucketsRecreated(Zero1):
 @fault(
     "zero1", "gradient", source="FS #780", features=("module-twice",),
     without=("frozen", "checkpoint", "block-recurrent"),
+    attributed=r"of its use 2 of 2 .* it is 0",
 )  # fmt: skip
 class ReusedModuleOverwrites(Zero1):
     """The gradient of one call of a reused module replaces that of the other."""
@@ -93,7 +94,7 @@ class ReusedModuleOverwrites(Zero1):
 
 @fault(
     "zero1", "gradient", source="PT #124193", features=("sometimes-used", "microbatches"),
-    microbatches=2,
+    microbatches=2, attributed=r"own gradient alone",
 )  # fmt: skip
 class LastTouchedOnly(Zero1):
     """Only parameters used by the last microbatch are reduced.
@@ -124,7 +125,10 @@ class LastTouchedOnly(Zero1):
                     into.copy_(mine)
 
 
-@fault("zero1", "gradient", source="MG #844", features=("tied",), without=("frozen",))
+@fault(
+    "zero1", "gradient", source="MG #844", features=("tied",), without=("frozen",),
+    attributed=r"of its use 1 of 2|own gradient alone",
+)  # fmt: skip
 class TiedBeforeSync(Zero1):
     """A tied weight is reduced before its two gradients are added.
 

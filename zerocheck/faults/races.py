@@ -58,6 +58,7 @@ class _KeptBuffer(GradientBucket):
 @fault(
     "zero2", "gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.35,
+    attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
 class BucketReused(Zero2):
     """A bucket takes the next microbatch's gradients while it is being reduced."""
@@ -106,6 +107,7 @@ class _Reset(_Pingpong):
 @fault(
     "zero2", "gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.33,
+    attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
 class PingpongReset(BucketReused):
     """Each microbatch starts again with the first of two send buffers, still being sent."""

@@ -118,7 +118,10 @@ class HalfGroup(InGradients):
             one.copy_(mine.view_as(one))
 
 
-@injected("gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#7601", world=3)
+@injected(
+    "gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#7601", world=3,
+    attributed=r"holds the shard that",
+)  # fmt: skip
 class NeighboursShard(InGradients):
     """Each rank gets the reduced shard of the next one."""
 
@@ -132,7 +135,10 @@ class NeighboursShard(InGradients):
             one.copy_(theirs[(call.rank + 1) % call.world_size])
 
 
-@injected("gradient", bugs.PART_NOT_REDUCED, source="FS #907", world=3)
+@injected(
+    "gradient", bugs.PART_NOT_REDUCED, source="FS #907", world=3,
+    attributed=r"is the rank's own gradient",
+)  # fmt: skip
 class LastElementLocal(InGradients):
     """The last element of each bucket is not reduced: a length is one too short.
 
@@ -259,7 +265,10 @@ PATIENCE_S = 1e-3
 """Seconds until a wait gives up. Ranks that are in step need less, delayed ones more."""
 
 
-@injected("gradient", source="DS PR#5606", features=("delays",), sometimes=0.5)
+@injected(
+    "gradient", source="DS PR#5606", features=("delays",), sometimes=0.5,
+    attributed=r"own gradient|not reduced|not divided",
+)  # fmt: skip
 class WaitTimesOut(InGradients):
     """A wait for a reduction gives up after a millisecond, unnoticed.
 

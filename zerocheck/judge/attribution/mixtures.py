@@ -18,7 +18,7 @@ from ..layout import ParameterLayout
 from .cells import HeldCell, Holder
 from .gradient import GradientSearch, combination
 from .table import Table
-from .tensors import listed, tensors
+from .tensors import numbered, tensors
 
 MOST_SOURCES = 12
 """Sources of the elements that one holder has wrong."""
@@ -71,7 +71,7 @@ def mixtures(search: GradientSearch) -> tuple[list[str], list[int]]:
     world = search.evidence.case.world_size
     sentences = []
     for operation, (holders, names_) in found.items():
-        where = "" if len(holders) == world else f"on {listed(holders, 'rank')}, "
+        where = "" if len(holders) == world else f"on {numbered(holders, 'rank')}, "
         words = tensors(list(names_), search.evidence.layout)
         sentences.append(f"{where}gradient of {words}: {operation}")
     return sentences, explained
@@ -211,7 +211,7 @@ def _operations(
         return {f"elements stand {_away(-offsets.pop())} in the flat vector{whose}": names}
     origin = _origin(wrong, chosen[0].holder, search) if mostly else None
     if origin is not None:
-        ranks = listed(chosen[0].holder.ranks, "rank")
+        ranks = numbered(chosen[0].holder.ranks, "rank")
         return {f"{ranks} holds the shard that rank {origin} must hold{whose}": names}
     if len(wrong) > MOST_LISTED and not offsets:
         return {f"elements are {', others '.join(kinds)}": names}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..layout import ParameterLayout, ParameterPlace
+from .tensors import classes, numbered
 
 MOST_NAMES = 3
 """Tensors, or ranges, that a sentence lists."""
@@ -63,28 +64,12 @@ def where(
 
 def ranks_words(ranks: Collection[int]) -> str:
     """Return ranks in words: "rank 2", "ranks 1 to 3", "ranks 0 and 4"."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
-        return f"ranks {ordered[0]} to {ordered[-1]}"
-    return f"ranks {listed([str(one) for one in ordered])}"
+    return numbered(ranks, "rank")
 
 
 def listed(words: Sequence[str]) -> str:
     """Return a list in words: "a, b and c"."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
-def _classes(noun: str) -> Iterator[tuple[str, Callable[[ParameterPlace], bool]]]:
-    yield f"every {noun}", lambda place: True
-    yield f"every trained {noun}", lambda place: place.trainable
-    yield f"every frozen {noun}", lambda place: not place.trainable
-    yield f"every {noun} that is not contiguous", lambda place: place.strides is not None
-    yield "every matrix", lambda place: len(place.shape) == 2
-    yield "every bias", lambda place: place.name.endswith("bias")
-    yield "every vector", lambda place: len(place.shape) == 1
-    yield "every scalar", lambda place: not place.shape
 
 
 def _class(
@@ -95,7 +80,7 @@ def _class(
         return None
     names = [place.name for place in touched]
     for among in ([p for p in layout.places if p.stop > p.start], _telling(telling, layout)):
-        for words, inside in _classes(noun):
+        for words, inside in classes(noun):
             if names == [place.name for place in among if inside(place)]:
                 return Where(words, False)
     return None

@@ -8,7 +8,7 @@ import torch
 
 from ...case.mesh import Mesh
 from .table import Numbers, Table
-from .tensors import listed
+from .tensors import numbered
 
 Tables = Mapping[tuple[int, ...], Table]
 """Table of each holder, by its ranks."""
@@ -42,12 +42,12 @@ def matrix(table: Table, ranks: Sequence[int], tables: Tables) -> str:
         " ".join("?" if value != value else f"{value:.4g}" for value in row)
         for row in table.weights.tolist()
     )
-    whose = f", on {listed(ranks, 'rank')}" if len(tables) > 1 else ""
+    whose = f", on {numbered(ranks, 'rank')}" if len(tables) > 1 else ""
     return f" (weights, rank by rank / microbatch by microbatch, 1 is right{whose}: {rows})"
 
 
 def _ranks(tables: Tables) -> str:
-    return listed({rank for ranks in tables for rank in ranks}, "rank")
+    return numbered({rank for ranks in tables for rank in ranks}, "rank")
 
 
 def _partly(wrong: Tables, tables: Tables) -> str:
@@ -140,7 +140,7 @@ def _partition(groups: Mapping[int, tuple[int, ...]]) -> bool:
 
 def _shown(groups: Sequence[tuple[int, ...]] | object) -> str:
     assert hasattr(groups, "__iter__")
-    return " and ".join(listed(group, "rank") for group in dict.fromkeys(groups))
+    return " and ".join(numbered(group, "rank") for group in dict.fromkeys(groups))
 
 
 def _by_axis(
@@ -167,7 +167,7 @@ def _by_axis(
 
         counted = _counted(factors, members, world, numbers)
         if len(seen) == 1 and len(members[seen[0]]) == 1:
-            missing = listed([rank for rank in range(world) if rank != seen[0]], "rank")
+            missing = numbered([rank for rank in range(world) if rank != seen[0]], "rank")
             yield (
                 f"rank {seen[0]} holds its own gradient alone, {counted}: it is not reduced over "
                 f"all ranks, that of {missing} counts 0 times",
@@ -233,7 +233,7 @@ def _microbatches(
         return
     if len(wrong) == 1 or len({values[number] for number in wrong}) == 1:
         spelled = numbers.spelled(values[wrong[0]]) if wrong else ""
-        yield f"{listed(wrong, 'microbatch')} of {count} counts {spelled}", wanted
+        yield f"{numbered(wrong, 'microbatch')} of {count} counts {spelled}", wanted
         return
     shown = ", ".join(numbers.spelled(value) for value in values)
     yield f"microbatches 0 to {count - 1} count {shown}", wanted
@@ -257,7 +257,7 @@ def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tup
     values = column.tolist()
     kinds = dict.fromkeys(value for value in values if value != 1)
     parts = [
-        f"{listed([r for r, v in enumerate(values) if v == kind], 'rank')} counts "
+        f"{numbered([r for r, v in enumerate(values) if v == kind], 'rank')} counts "
         f"{numbers.spelled(kind)}"
         for kind in list(kinds)[:4]
     ]
@@ -302,7 +302,7 @@ def _reduced_in_part(
         return made
 
     yield (
-        f"only {listed(reduced, 'microbatch')} of {count} is reduced over ranks; "
-        f"{listed(apart, 'microbatch')} is each rank's own, counted {numbers.spelled(values[0])}",
+        f"only {numbered(reduced, 'microbatch')} of {count} is reduced over ranks; "
+        f"{numbered(apart, 'microbatch')} is each rank's own, counted {numbers.spelled(values[0])}",
         _Weights(mixed),
     )

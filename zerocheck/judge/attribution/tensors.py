@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..layout import ParameterLayout, ParameterPlace
 
-_CLASSES: tuple[tuple[str, Callable[[ParameterPlace], bool]], ...] = (
-    ("every matrix", lambda place: len(place.shape) >= 2),
-    ("every vector", lambda place: len(place.shape) == 1),
-    ("every bias", lambda place: place.name.rpartition(".")[2].startswith("bias")),
-    ("every scalar", lambda place: not place.shape),
-    ("every frozen tensor", lambda place: not place.trainable),
-    ("every trained tensor", lambda place: place.trainable),
-    ("every tensor that is not contiguous", lambda place: place.strides is not None),
-)
+
+def classes(noun: str) -> Iterator[tuple[str, Callable[[ParameterPlace], bool]]]:
+    """Iterate over (words, membership) of classes of tensors. noun: of any tensor."""
+    yield f"every {noun}", lambda place: True
+    yield f"every trained {noun}", lambda place: place.trainable
+    yield f"every frozen {noun}", lambda place: not place.trainable
+    yield f"every {noun} that is not contiguous", lambda place: place.strides is not None
+    yield "every matrix", lambda place: len(place.shape) >= 2
+    yield "every bias", lambda place: place.name.rpartition(".")[2].startswith("bias")
+    yield "every vector", lambda place: len(place.shape) == 1
+    yield "every scalar", lambda place: not place.shape
 
 
 def tensors(names: Collection[str], layout: ParameterLayout) -> str:
@@ -29,7 +31,7 @@ def tensors(names: Collection[str], layout: ParameterLayout) -> str:
     trained = [place for place in places if place.trainable]
     pools = ((places, ""), (trained, " that is trained")) if len(chosen) > 2 else ()
     for pool, which in pools:
-        for words, belongs in (*_CLASSES, *_parts(chosen)):
+        for words, belongs in (*classes("tensor"), *_parts(chosen)):
             if [place for place in pool if belongs(place)] == chosen:
                 return words + which
     shown = [place.name for place in chosen[:3]]
@@ -54,7 +56,7 @@ def _parts(
     return ((f"every tensor of {start}", lambda place: place.name.startswith(f"{start}.")),)
 
 
-def listed(numbers: Collection[int], noun: str) -> str:
+def numbered(numbers: Collection[int], noun: str) -> str:
     """Return "rank 1", "ranks 0 and 2" or "ranks 1 to 5"."""
     chosen = sorted(numbers)
     if len(chosen) == 1:
