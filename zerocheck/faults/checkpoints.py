@@ -54,7 +54,10 @@ class StateForAnotherOptimizer(Zero1):
         self.optimizer.optimizer.state.clear()
 
 
-@fault("zero3", "roundtrip", source="DS PR#7601", features=("resume-more",))
+@fault(
+    "zero3", "roundtrip", source="DS PR#7601", features=("resume-more",),
+    attributed=r"in the shards? of ranks? .* further (back|on) in|another order of shards",
+)  # fmt: skip
 class LocalRankShards(Zero3):
     """With two ranks on each node, a rank reads the shards of its local rank.
 

@@ -34,6 +34,8 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "as_expected": _share(summary.as_expected),
             "cause_named": _share(summary.named),
             "cause_named_alone": _share(summary.named_alone),
+            "attributed": _share(summary.attributed),
+            "explained": _share(summary.explained),
             "small": {name: _share(share) for name, share in summary.small.items()},
             "seen": _alarms(summary.alarms),
             "false_alarms": _alarms(summary.false_alarms),
@@ -56,6 +58,7 @@ def _row(row: FaultTried) -> dict[str, Any]:
         "caught": row.caught,
         "cause_named": row.named,
         "cause_named_alone": row.named_alone,
+        "attributed": row.attributed,
     }
 
 

@@ -108,6 +108,19 @@ def _failures(summary: Summary) -> Iterable[str]:
                 for row in summary.misnamed
             ],
         )
+    if summary.misattributed:
+        yield "## Not said by attribution alone"
+        yield table(
+            ["fault", "true cause", "attribution, case by case"],
+            [
+                [
+                    escape(row.fault),
+                    escape(", ".join(row.true_causes) or "–"),
+                    "<br>".join(escape(one or "–") for one in dict.fromkeys(row.attributions)),
+                ]
+                for row in summary.misattributed
+            ],
+        )
 
 
 def _faults(rows: Sequence[FaultTried], shrunk: Mapping[str, FaultShrunk]) -> str:

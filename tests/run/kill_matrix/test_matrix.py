@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from borrowing import borrowed
+from hand_made_faults import started, tried
 
 from zerocheck.errors import UsageError
 from zerocheck.faults.registry import FAULTS
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.kill_matrix import options
 from zerocheck.run.kill_matrix.engine import run
+from zerocheck.run.kill_matrix.hunt import rubric
 from zerocheck.run.kill_matrix.options import MatrixOptions
 from zerocheck.run.records.journal import Journal, is_matrix, read, read_matrix
 from zerocheck.run.records.matrix_records import (
+    ATTRIBUTED,
     FaultsFinished,
     FaultsStarted,
     FaultTried,
@@ -88,6 +92,37 @@ def test_a_row_says_how_soon_and_why(few: tuple[int, Collect]) -> None:
     assert 1 <= row.cases <= 10 and row.seconds > 0 and row.case is not None
     assert row.failing >= 3 and row.named
     assert "gradient x W" in row.causes
+
+
+def test_attribution_says_the_true_cause_without_names(pool: Pool) -> None:
+    code, collected = matrix(pool, "average-becomes-sum", "decay-twice", without_names=True)
+    rows = [record for record in collected if isinstance(record, FaultTried)]
+    assert code == 0 and len(rows) == 2
+    for row in rows:
+        assert not row.causes and row.rivals is None
+        assert row.attributed, row.attributions
+    assert str(Summary(collected).attributed) == "2 of 2 (100 %)"
+
+
+def test_an_attribution_must_match_in_every_failing_case() -> None:
+    row = tried("x", rubric="counts 2", attributions=("it counts 2 times", "it counts 3 times"))
+    assert row.attributed is False
+    assert tried("x", rubric="counts", attributions=row.attributions).attributed
+    assert tried("x", rubric="", attributions=row.attributions).attributed is False
+    assert tried("x", rubric="counts", expected="clip").attributed is None
+    assert tried("x", rubric="counts", caught_by="").attributed is None
+    both = Summary([started("x"), row])
+    assert (both.attributed.count, both.explained.count) == (0, 1)
+
+
+def test_every_fault_that_is_to_be_attributed_has_a_pattern() -> None:
+    without = []
+    for fault in FAULTS.values():
+        pattern = rubric(fault)
+        re.compile(pattern)
+        if fault.obligation in ATTRIBUTED and not pattern:
+            without.append(fault.name)
+    assert without == []
 
 
 def test_the_smallest_case_is_looked_for_where_it_is_asked_for(

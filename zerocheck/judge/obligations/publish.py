@@ -115,6 +115,10 @@ def _copies(
     )
 
 
+def _count(count: float | None) -> str:
+    return "different on different ranks" if count is None else f"{count:g}"
+
+
 def check_start(
     state: State,
     wanted: torch.Tensor,
@@ -138,8 +142,9 @@ def check_start(
                 ranks=(),
                 observed=count,
                 expected=expected,
-                explanation="before the first step, the optimizer's step count is not the "
-                "restored one",
+                explanation=f"before the first step, the optimizer's step count is {_count(count)}, "
+                f"and not {expected:g}, "
+                + ("as in the state that was restored" if expected else "since no step was taken"),
                 causes=if_named(bugs.INITIAL_STATE),
             )
     if state.mastered is not None and not bool(state.mastered.all()):

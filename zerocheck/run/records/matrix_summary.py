@@ -173,6 +173,11 @@ class Summary:
         return Share(sum(said), len(said))
 
     @property
+    def misattributed(self) -> list[FaultTried]:
+        """Faults of which attribution does not say the right thing in every failing case."""
+        return [row for row in self.rows if row.attributed is False]
+
+    @property
     def explained(self) -> Share:
         """Share of those faults whose true cause is named, or of which attribution is right."""
         said = [
