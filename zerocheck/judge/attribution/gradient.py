@@ -179,7 +179,7 @@ class GradientSearch:
     def _guess(self, number: int) -> None:
         """Try simple tables for a cell that cannot be solved: it is too short, or terms depend."""
         cell = self.cells[number]
-        if len(cell.positions) > MOST_ROWS:
+        if len(cell.positions) > MOST_ROWS or self.solution([number], ()) is not None:
             return
         world, count = self.evidence.passes.gradients.shape[:2]
         mesh = self.evidence.case.axes

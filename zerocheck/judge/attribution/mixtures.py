@@ -26,6 +26,12 @@ MOST_SOURCES = 12
 MOST_RUNS = 1000
 """Runs of one holder: more explain nothing."""
 
+MOST_SEARCHED = 1 << 17
+"""Elements up to which wrong gradients are looked for at other places too."""
+
+FEW = 64
+"""Of so many elements one may be left unexplained, and the sentence says so."""
+
 MOST_LISTED = 12
 """Ranges of elements at their own place, above which the sentence names their kinds alone."""
 
@@ -91,10 +97,14 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
     for more in _sources(search, chosen[0].holder, positions, values):
         sources += more
         fits = torch.cat([fits, *(_fits(source, values).unsqueeze(0) for source in more)])
-        if bool(fits.any(0).all()):
+        left = ~fits.any(0)
+        if not bool(left.any()):
             break
-    else:
+    if FEW * int(left.sum()) > len(positions):
         return None
+    if bool(left.any()):
+        sources.append(Source("not explained", exactly(values)))
+        fits = torch.cat([fits, left.unsqueeze(0)])
     ends = _ends(fits)
     runs: list[Run] = []
     at = 0
@@ -142,9 +152,10 @@ def _sources(
         for words, table in _tables(search, holder)
     ]
     yield [Source(words, of.only(positions)) for words, _, of in made]
-    for words, table, of in made:
-        if not table.others:
-            yield list(_moved(words, of.whole, positions, values))
+    if len(positions) <= MOST_SEARCHED:
+        for words, table, of in made:
+            if not table.others:
+                yield list(_moved(words, of.whole, positions, values))
 
 
 def _tables(search: GradientSearch, holder: Holder) -> Iterator[tuple[str, Table]]:
@@ -186,7 +197,7 @@ def _moved(
     found, counts = torch.unique(torch.cat(offsets), return_counts=True)
     for place in counts.argsort(descending=True, stable=True).tolist()[:MOST_SOURCES]:
         offset = int(found[place])
-        if offset == 0 or 4 * int(counts[place]) < len(offsets):
+        if offset == 0:
             continue
         origin = positions + offset
         inside = (origin >= 0) & (origin < len(right.exact))
@@ -206,13 +217,16 @@ def _operations(
     names = [cell.place.name for cell in chosen]
     moved = sum(run.last - run.start + 1 for run in wrong if run.source.offset)
     mostly = 2 * moved > sum(run.last - run.start + 1 for run in wrong)
-    whose = next((f", of {words}" for words in kinds if words and offsets), "")
+    origins = dict.fromkeys(run.source.words for run in wrong if run.source.offset)
+    whose = next((f", of {words}" for words in origins if words), "")
+    left = sum(r.last - r.start + 1 for r in wrong if r.source.words == "not explained")
+    but = f"; {left} more elements are not explained" if left else ""
     if mostly and len(offsets) == 1:
-        return {f"elements stand {_away(-offsets.pop())} in the flat vector{whose}": names}
+        return {f"elements stand {_away(-offsets.pop())} in the flat vector{whose}{but}": names}
     origin = _origin(wrong, chosen[0].holder, search) if mostly else None
     if origin is not None:
         ranks = numbered(chosen[0].holder.ranks, "rank")
-        return {f"{ranks} holds the shard that rank {origin} must hold{whose}": names}
+        return {f"{ranks} holds the shard that rank {origin} must hold{whose}{but}": names}
     if len(wrong) > MOST_LISTED and not offsets:
         return {f"elements are {', others '.join(kinds)}": names}
     parts = [_run(run, layout) for run in wrong]

@@ -93,8 +93,20 @@ def rounded_terms(search: GradientSearch) -> tuple[str, list[int]] | None:
         explained = [n for n in search.open if inside(search.cells[n], candidate.enclosures[0])]
         if explained:
             return candidate.sentence, explained
-    for candidate in rounding.reductions(search.evidence, wrong):
-        explained = [n for n in search.open if inside(search.cells[n], candidate.enclosures[0])]
+    narrow = [n for n in search.open if _narrow(search, n)]
+    for candidate in rounding.reductions(search.evidence, wrong) if narrow else ():
+        explained = [n for n in narrow if inside(search.cells[n], candidate.enclosures[0])]
         if explained:
             return f"{candidate.sentence}: it is right to within that round-off", explained
     return None
+
+
+def _narrow(search: GradientSearch, number: int) -> bool:
+    """Return True if most elements, or their sums over ranks, are numbers of bf16 or fp16."""
+    values = search.cells[number].values
+    for scale in (1.0, float(len(search.evidence.passes.gradients))):
+        given = (values * scale).float()
+        for dtype in (torch.bfloat16, torch.float16):
+            if 2 * int((given == given.to(dtype)).sum()) > len(values):
+                return True
+    return False

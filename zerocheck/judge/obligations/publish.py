@@ -142,8 +142,8 @@ def check_start(
                 ranks=(),
                 observed=count,
                 expected=expected,
-                explanation=f"before the first step, the optimizer's step count is {_count(count)}, "
-                f"and not {expected:g}, "
+                explanation="before the first step, the optimizer's step count is "
+                f"{_count(count)}, and not {expected:g}, "
                 + ("as in the state that was restored" if expected else "since no step was taken"),
                 causes=if_named(bugs.INITIAL_STATE),
             )
