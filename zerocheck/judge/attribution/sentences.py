@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -67,19 +67,16 @@ def _with_others(wrong: Tables, others: Sequence[str], numbers: Numbers) -> str:
     return f"{extra} is in it{matrix(table, next(iter(wrong)), wrong)}"
 
 
-class _Weights:
-    """Weights as a function of the ranks that hold a gradient."""
-
-    def __init__(self, make: object) -> None:
-        self.make = make
-
-    def __call__(self, ranks: tuple[int, ...]) -> torch.Tensor:
-        made = self.make(ranks) if callable(self.make) else self.make
-        assert isinstance(made, torch.Tensor)
-        return made
+Weights = Callable[[tuple[int, ...]], torch.Tensor]
+"""Weights as a function of the ranks that hold a gradient."""
 
 
-def _patterns(tables: Tables, numbers: Numbers, mesh: Mesh) -> Iterator[tuple[str, _Weights]]:
+def _alike(weights: torch.Tensor) -> Weights:
+    """Return weights that are the same on every rank."""
+    return lambda ranks: weights
+
+
+def _patterns(tables: Tables, numbers: Numbers, mesh: Mesh) -> Iterator[tuple[str, Weights]]:
     """Iterate over (words, weights that they mean), plain ones first."""
     first = next(table for table in tables.values() if not table.right)
     world, count = first.weights.shape
@@ -98,16 +95,14 @@ def _visible(table: Table) -> torch.Tensor:
     return table.weights[~table.weights.isnan()]
 
 
-def _uniform(
-    tables: Tables, numbers: Numbers, ones: torch.Tensor
-) -> Iterator[tuple[str, _Weights]]:
+def _uniform(tables: Tables, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, Weights]]:
     for table in tables.values():
         seen = _visible(table)
         if len(seen) and not table.right:
             factor = float(seen[0])
             if factor == 0:
-                yield "it is 0: no local gradient is in it", _Weights(ones * 0)
-            yield f"every local gradient counts {numbers.spelled(factor)}", _Weights(ones * factor)
+                yield "it is 0: no local gradient is in it", _alike(ones * 0)
+            yield f"every local gradient counts {numbers.spelled(factor)}", _alike(ones * factor)
             return
 
 
@@ -138,14 +133,13 @@ def _partition(groups: Mapping[int, tuple[int, ...]]) -> bool:
     )
 
 
-def _shown(groups: Sequence[tuple[int, ...]] | object) -> str:
-    assert hasattr(groups, "__iter__")
+def _shown(groups: Iterable[tuple[int, ...]]) -> str:
     return " and ".join(numbered(group, "rank") for group in dict.fromkeys(groups))
 
 
 def _by_axis(
     tables: Tables, numbers: Numbers, ones: torch.Tensor, mesh: Mesh
-) -> Iterator[tuple[str, _Weights]]:
+) -> Iterator[tuple[str, Weights]]:
     """Gradients of a group of ranks alone: one rank, an axis, neighbours."""
     world, count = ones.shape
     if world == 1 or mesh.world_size != world:
@@ -171,16 +165,17 @@ def _by_axis(
             yield (
                 f"rank {seen[0]} holds its own gradient alone, {counted}: it is not reduced over "
                 f"all ranks, that of {missing} counts 0 times",
-                _Weights(inside),
+                inside,
             )
-        yield f"{words}, {counted}: it is not reduced over all ranks", _Weights(inside)
+        yield f"{words}, {counted}: it is not reduced over all ranks", inside
         if count > 1:
             last = torch.zeros(count, dtype=torch.float64)
             last[-1] = 1.0
-            yield (
-                f"{words}, of the last microbatch alone, {counted}",
-                _Weights(lambda ranks, last=last, inside=inside: inside(ranks) * last),
-            )
+            yield f"{words}, of the last microbatch alone, {counted}", _masked(inside, last)
+
+
+def _masked(weights: Weights, mask: torch.Tensor) -> Weights:
+    return lambda ranks: weights(ranks) * mask
 
 
 def _factors(tables: Tables, members: Mapping[int, tuple[int, ...]]) -> Mapping[int, float] | None:
@@ -213,13 +208,13 @@ def _counted(
 
 def _microbatches(
     first: Table, numbers: Numbers, ones: torch.Tensor
-) -> Iterator[tuple[str, _Weights]]:
+) -> Iterator[tuple[str, Weights]]:
     """Weights that depend on the microbatch alone."""
     _, count = ones.shape
     row = _common(first.weights, 0)
     if row is None:
         return
-    wanted = _Weights(ones * row)
+    wanted = _alike(ones * row)
     values = row.tolist()
     wrong = [number for number, value in enumerate(values) if value != 1]
     alone = [number for number, value in enumerate(values) if value != 0]
@@ -249,7 +244,7 @@ def _common(weights: torch.Tensor, dim: int) -> torch.Tensor | None:
     return torch.where(seen.all(dim), torch.ones_like(low), low)
 
 
-def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, _Weights]]:
+def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, Weights]]:
     """Weights that depend on the rank that computed a gradient alone."""
     column = _common(first.weights, 1)
     if column is None:
@@ -262,11 +257,11 @@ def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tup
         for kind in list(kinds)[:4]
     ]
     if len(kinds) <= 4:
-        weights = _Weights(ones * column.unsqueeze(1))
+        weights = _alike(ones * column.unsqueeze(1))
         yield f"the local gradient of {' and that of '.join(parts)}", weights
 
 
-def _single(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, _Weights]]:
+def _single(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, Weights]]:
     """One gradient of one rank and microbatch."""
     wrong = (first.filled != 1).nonzero().tolist()
     if len(wrong) == 1:
@@ -275,13 +270,13 @@ def _single(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tupl
         yield (
             f"the local gradient of rank {rank} of microbatch {number} counts "
             f"{numbers.spelled(value)}",
-            _Weights(first.filled),
+            _alike(first.filled),
         )
 
 
 def _reduced_in_part(
     tables: Tables, numbers: Numbers, ones: torch.Tensor
-) -> Iterator[tuple[str, _Weights]]:
+) -> Iterator[tuple[str, Weights]]:
     """Some microbatches are reduced, and others are each rank's own."""
     count = ones.shape[1]
     if count == 1:
@@ -304,5 +299,5 @@ def _reduced_in_part(
     yield (
         f"only {numbered(reduced, 'microbatch')} of {count} is reduced over ranks; "
         f"{numbered(apart, 'microbatch')} is each rank's own, counted {numbers.spelled(values[0])}",
-        _Weights(mixed),
+        mixed,
     )
