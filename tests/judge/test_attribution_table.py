@@ -51,6 +51,17 @@ def test_dependent_terms_and_few_elements_give_no_solution() -> None:
     assert solve(few, few[0], bound[:2]) is None
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_gives_no_solution(bad: float) -> None:
+    bound = torch.full((20,), 1e-7, dtype=torch.float64)
+    terms = _terms(3, 20)
+    observed = terms[0].clone()
+    observed[3] = bad
+    assert solve(terms, observed, bound) is None
+    terms[1, 2] = bad
+    assert solve(terms, terms[0], bound) is None
+
+
 def test_a_term_that_nothing_shows_has_no_weight() -> None:
     terms = _terms(2, 20)
     terms[1] *= 1e-12

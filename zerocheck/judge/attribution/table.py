@@ -72,12 +72,15 @@ def solve(terms: torch.Tensor, observed: torch.Tensor, bound: torch.Tensor) -> S
     """Solve for the weights of terms in a vector, by least squares in units of the bounds.
 
     terms: (terms, elements), observed, bound: (elements,), all float64. None where the terms are
-    not independent, as with fewer elements than terms.
+    not independent, as with fewer elements than terms, and where something is not finite.
 
     The weights are P y with the pseudoinverse P of the terms; an error of at most 1 bound in each
     element of y moves weight k by at most the sum of |P_ki|, which is `uncertain`.
     """
-    scaled = terms / bound.clamp(min=torch.finfo(torch.float64).tiny)
+    unit = bound.clamp(min=torch.finfo(torch.float64).tiny)
+    scaled, wanted = terms / unit, observed / unit
+    if not (bool(scaled.isfinite().all()) and bool(wanted.isfinite().all())):
+        return None
     seen = scaled.abs().amax(1) > VISIBLE
     count = int(seen.sum())
     if not count or count > scaled.shape[1]:
@@ -88,7 +91,6 @@ def solve(terms: torch.Tensor, observed: torch.Tensor, bound: torch.Tensor) -> S
     if float(singular[-1]) < 1e-10 * float(singular[0]):
         return None
     inverse = (right.t() / singular) @ left.t() / size.unsqueeze(1)
-    wanted = observed / bound.clamp(min=torch.finfo(torch.float64).tiny)
     values = inverse @ wanted
     residual = float((matrix @ values - wanted).abs().max())
     found = torch.full((len(terms),), math.nan, dtype=torch.float64)
