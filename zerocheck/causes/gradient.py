@@ -75,7 +75,7 @@ GRADIENT_SCALED = cause(
     "name.",
     usual="A loss is weighted, or a division uses another count than that of ranks and "
     "microbatches.",
-    attributed=r"every (local gradient|loss) counts (?!0 )\S+ times",
+    attributed=r"every (local gradient|loss) counts (?!0 )\S+ times|infinite",
 )
 NOT_UNSCALED = cause(
     "not unscaled",

@@ -173,7 +173,7 @@ REDUCED_TWICE = cause(
     of=("gradient", "communication"),
     shows="What is reduced already is reduced over ranks again.",
     usual="A hook reduces a bucket, and the end of the step does so again.",
-    attributed=r"counts \S+ times",
+    attributed=r"the sum of all ranks' shards|counts \S+ times",
 )
 OFFSET_NOT_MOVED = cause(
     "offset not moved",

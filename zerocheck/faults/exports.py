@@ -28,7 +28,7 @@ class ExportMutates(Zero1):
 
 @fault(
     "zero3", "export", source="DS #1380", features=("resume", "uneven"),
-    attributed=r"elements? further (back|on) in its flat buffer",
+    attributed=r"elements? further (back|on) in (its|their) flat buffers?",
 )  # fmt: skip
 class PaddingStrippedWrong(Zero3):
     """The padding at the end is removed from the front."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from ..flat import NOBODY
 from .cells import HeldCell
 from .gradient import GradientSearch
+from .table import rows, solve
 
 
 def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
@@ -16,6 +20,11 @@ def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
     by_holder: dict[tuple[int, ...], list[int]] = {}
     for number in search.open:
         by_holder.setdefault(search.cells[number].holder.ranks, []).append(number)
+    slots = _slots(search)
+    if slots is not None:
+        mixed = _mixed(search, by_holder, slots)
+        if mixed is not None:
+            return [mixed], [number for numbers in by_holder.values() for number in numbers]
     explained: list[int] = []
     origins: dict[int, int] = {}
     for ranks, numbers in by_holder.items():
@@ -24,6 +33,53 @@ def exchanged(search: GradientSearch) -> tuple[list[str], list[int]]:
             origins.update(dict.fromkeys(ranks, origin))
             explained += numbers
     return _sentences(origins, len(search.evidence.held.plans)), explained
+
+
+def _slots(search: GradientSearch) -> torch.Tensor | None:
+    """Return the position of each slot of all shards in the flat buffers, (ranks, slots)."""
+    buffers = search.evidence.buffers
+    if not buffers:
+        return None
+    return torch.cat([buffer.shards for buffer in buffers], 1)
+
+
+def _mixed(
+    search: GradientSearch, by_holder: Mapping[tuple[int, ...], list[int]], slots: torch.Tensor
+) -> str | None:
+    """Return words if every shard is one combination of all ranks' shards, slot by slot."""
+    right = search.evidence.right.whole
+    found: set[float] = set()
+    for ranks in by_holder:
+        holder = search.cells[by_holder[ranks][0]].holder
+        if holder.elements is None or len(ranks) > 1:
+            return None
+        held = torch.full((len(right.exact),), torch.nan, dtype=torch.float64)
+        held[holder.elements] = holder.part.to(torch.float64)
+        own = slots[ranks[0]]
+        inside = (own != NOBODY) & ~held[own.clamp(min=0)].isnan()
+        terms = torch.where(slots != NOBODY, right.exact[slots.clamp(min=0)], 0.0)[:, inside]
+        bound = torch.where(slots != NOBODY, right.bound[slots.clamp(min=0)], 0.0)[:, inside].sum(0)
+        observed = held[own[inside]]
+        chosen = rows(len(observed))
+        solution = solve(terms[:, chosen], observed[chosen], bound[chosen])
+        if solution is None or bool(solution.values.isnan().any()):
+            return None
+        weights = {
+            search.numbers.nearest(value, error)
+            for value, error in zip(
+                solution.values.tolist(), solution.uncertain.tolist(), strict=True
+            )
+        }
+        if len(weights) != 1:
+            return None
+        (weight,) = weights
+        if bool(((observed - weight * terms.sum(0)).abs() > 2 * bound).any()):
+            return None
+        found |= weights
+    if len(found) != 1 or not search.numbers.plain(*found):
+        return None
+    spelled = search.numbers.spelled(found.pop())
+    return f"gradient: each shard is the sum of all ranks' shards, place by place, {spelled}"
 
 
 def _origin(search: GradientSearch, chosen: list[HeldCell]) -> int | None:

@@ -121,6 +121,8 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
 def _fits(source: Source, values: torch.Tensor) -> torch.Tensor:
     if source.words == "NaN":
         return values.isnan()
+    if source.words == "infinite":
+        return values.isinf()
     return (values - source.enclosure.exact).abs() <= source.enclosure.bound
 
 
@@ -146,6 +148,8 @@ def _sources(
     ]
     if bool(values.isnan().any()):
         plain.append(Source("NaN", zero))
+    if bool(values.isinf().any()):
+        plain.append(Source("infinite", zero))
     yield plain
     made = [
         (words, table, combination(search.evidence, table, search.others))

@@ -164,7 +164,8 @@ def structured(
 ) -> Iterator[torch.Tensor]:
     """Iterate over simple tables, for vectors too short to solve for weights.
 
-    One row, column or entry that is left out or doubled; one rank's own gradients; a group's.
+    One row, column or entry that is left out or doubled; one rank's own gradients; a group's; some
+    microbatches that are reduced, and others that are the rank's own.
 
     ranks: that hold the vector; groups: of ranks, with one of those in it.
     """
@@ -186,6 +187,14 @@ def structured(
             alone = ones * 0
             alone[list(group)] = factor
             yield alone
+    for number in range(count if min(world, count) > 1 else 0):
+        for factor in (1.0, float(world)):
+            apart = ones * 0
+            apart[list(ranks)] = factor
+            for one in (number,), tuple(n for n in range(count) if n != number):
+                changed = apart.clone()
+                changed[:, list(one)] = 1.0
+                yield changed
     for factor in (0.0, 2.0):
         for number in range(count if count > 1 else 0):
             changed = ones.clone()
