@@ -9,14 +9,14 @@ GRADIENT_TIMES_W = cause(
     of=("gradient", "update"),
     shows="The gradient is W times too large on W ranks.",
     usual="It is summed over ranks and never divided by their number.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?W = ",
+    attributed=r"every .* counts \S+ times \((.* = )?W = |the gradient times W in",
 )
 GRADIENT_OVER_W = cause(
     "gradient / W",
     of=("gradient", "update"),
     shows="The gradient is W times too small on W ranks.",
     usual="It is divided by the number of ranks twice, in the loss and in the reduction.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/W = ",
+    attributed=r"every .* counts \S+ times \((.* = )?1/W = |the gradient over W in",
 )
 GRADIENT_TIMES_ROOT_W = cause(
     "gradient x sqrt(W)",
@@ -129,7 +129,7 @@ LOCAL_GRADIENT_ONLY = cause(
     of=("gradient", "update"),
     shows="Each rank holds its own local gradient.",
     usual="The gradient is never reduced over ranks.",
-    attributed=r"own gradient alone, counted|is the rank's own gradient|not reduced over",
+    attributed=r"own gradient( alone, counted|;|$)|not reduced over|one rank's gradient in",
 )
 LOCAL_GRADIENT_OVER_W = cause(
     "local gradient / W",
@@ -199,7 +199,7 @@ GRADIENT_OF_THE_PREVIOUS_STEP = cause(
     shows="The gradient is that of the step before.",
     usual="A parameter that is not used keeps its buffer, or a copy is taken before the new "
     "gradient is there.",
-    attributed=r"it is the gradient of the step before",
+    attributed=r"it is the gradient of the step before|of the step before in place",
 )
 GRADIENT_OF_THE_PREVIOUS_STEP_KEPT = cause(
     "gradient of the previous step kept",

@@ -78,7 +78,7 @@ LAST_MICROBATCH_ONLY_OVER_REPLICAS = cause(
     of=("gradient",),
     shows="Only the last microbatch is reduced over the replicate axis.",
     usual="Earlier microbatches are reduced within the replica, and never sent to the others.",
-    attributed=r"only microbatch.* is reduced over ranks|over the shard axis alone",
+    attributed=r"only microbatch.* is reduced|shard axis alone|gradient alone, counted",
 )
 DIVIDED_BY_THE_RANKS_OF_A_HOST = cause(
     "divided by the ranks of a host",

@@ -44,7 +44,7 @@ TENSORS_EXCHANGED = cause(
     of=("roundtrip", "export"),
     shows="Two tensors of equal size changed places.",
     usual="Tensors are matched by position and not by name.",
-    attributed=r"(?<!\d) have changed places|(the saved ones?|that the shards hold) of [^;]",
+    attributed=r"[a-z]\S* have changed places|(the saved ones?|that the shards hold) of [^;]",
 )
 ELEMENTS_SHIFTED = cause(
     "elements shifted",

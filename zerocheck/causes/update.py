@@ -163,7 +163,7 @@ MOMENTS_SWAPPED = cause(
     of=("update", "roundtrip", "export"),
     shows="exp_avg and exp_avg_sq changed places.",
     usual="States are packed and unpacked in different orders.",
-    attributed=r"exp_avg[^;]* holds? (max_)?exp_avg",
+    attributed=r"exp_avg[^;]* holds? (max_)?exp_avg|it is exp_avg(_sq)?, and not exp_avg",
 )
 MOMENTS_OF_THE_PREVIOUS_STEP = cause(
     "moments of the previous step",
@@ -254,5 +254,5 @@ SKIPPED_STEP_CHANGED_THE_STATE = cause(
     of=("update",),
     shows="A skipped step changed parameters or moments.",
     usual="State is changed before the decision to skip.",
-    attributed=r"but it changed",
+    attributed=r"but it changed|but it is counted",
 )

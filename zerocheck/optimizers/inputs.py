@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import torch
 
+from .. import causes as bugs
 from .specification import Segment
+
+
+_WORDS = {
+    bugs.GRADIENT_TIMES_W: "the gradient times W",
+    bugs.GRADIENT_OVER_W: "the gradient over W",
+    bugs.LOCAL_GRADIENT_ONLY: "one rank's gradient",
+}
 
 
 def gradients(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
@@ -20,6 +28,6 @@ def gradients(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
         yield "the gradient with elements in the order of memory", gradient
     for name, gradient in segment.gradients():
         if bool((gradient != g).any()):
-            yield f"another gradient ({name})", gradient
+            yield _WORDS.get(name, "another gradient"), gradient
     yield "the gradient rounded to bf16", g.bfloat16().double()
     yield "the gradient rounded to fp16", g.half().double()

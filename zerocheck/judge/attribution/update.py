@@ -18,7 +18,7 @@ from ...floating_point import Enclosure
 from ...optimizers.specification import Equation, OptimizerSpecification, Segment
 from .table import rows, solve
 
-MOST_ANSWERS = 5
+MOST_ANSWERS = 8
 """Explanations that a sentence names."""
 
 ROUNDINGS = 16
@@ -121,11 +121,11 @@ def _choices(equation: Equation, interval: Interval) -> list[tuple[str, float]]:
     term, low, high = interval
     right = equation.right[term]
     named = {_name(equation, term, right): right, **equation.coefficients.get(term, {})}
-    unique: dict[float, str] = {}
+    unique: dict[float, list[str]] = {}
     for name, value in named.items():
         if low <= value <= high:
-            unique.setdefault(value, name)
-    return [(name, value) for value, name in unique.items()]
+            unique.setdefault(value, []).append(name)
+    return [(" = ".join(names), value) for value, names in unique.items()]
 
 
 def _name(equation: Equation, term: str, value: float) -> str:
