@@ -9,7 +9,6 @@ import torch
 from .. import causes as bugs
 from .specification import Segment
 
-
 _WORDS = {
     bugs.GRADIENT_TIMES_W: "the gradient times W",
     bugs.GRADIENT_OVER_W: "the gradient over W",
