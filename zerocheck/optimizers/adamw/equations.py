@@ -16,6 +16,10 @@ from .variants import largest
 MOMENTS = {"exp_avg": "beta1", "exp_avg_sq": "beta2"}
 
 
+def _of(group: Group) -> str:
+    return f"({group.pattern!r})"
+
+
 def equations(segment: Segment) -> Iterator[Equation]:
     """Iterate over the line that gives the segment's role, the right one first."""
     if segment.role == "parameter":
@@ -86,7 +90,7 @@ def _betas(segment: Segment, symbol: str, beta: float, *, one_minus: bool) -> Ma
     betas = {symbol: beta, other: value}
     for group, _ in segment.others:
         of_group = group.beta2 if symbol == "beta2" else group.beta1
-        betas[f"{symbol} of another group"] = of_group
+        betas[f"{symbol} of another group {_of(group)}"] = of_group
     found = betas
     if one_minus:
         found = {f"1 - {name}": 1 - value for name, value in betas.items()}
@@ -152,7 +156,7 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
     for group, rate in segment.others:
         if group.eps != eps:
             denominator = (v / s.correction2).sqrt() + group.eps
-            yield line("with eps of another group", m / denominator)
+            yield line(f"with eps of another group {_of(group)}", m / denominator)
         yield _of_group(segment, group, rate)
     rounded = p.bfloat16().double()
     yield line("with the parameter rounded to bf16", direction(m, v), parameter=rounded)
@@ -167,7 +171,7 @@ def _of_group(segment: Segment, group: Group, rate: float) -> Equation:
     s, e = segment.scalars, segment.elements
     direction = e.new["exp_avg"] / ((largest(e) / s.correction2).sqrt() + group.eps)
     return Equation(
-        "with lr, weight_decay and eps of another group",
+        f"with lr, weight_decay and eps of another group {_of(group)}",
         {"the parameter": e.parameter, "the update": direction},
         {
             "the parameter": 1 - rate * group.weight_decay,
@@ -210,11 +214,12 @@ def _decays(segment: Segment) -> Mapping[str, float]:
         if rate != lr:
             found["1 - lr * weight_decay with lr of another step"] = 1 - rate * decay
     for group, rate in segment.others:
+        if rate != lr and decay:
+            found[f"1 - lr * weight_decay with lr of another group {_of(group)}"] = 1 - rate * decay
         if group.weight_decay != decay or rate != lr:
-            found["1 - lr * weight_decay of another group"] = 1 - rate * group.weight_decay
-            found["1 - lr * weight_decay with weight_decay of another group"] = (
-                1 - lr * group.weight_decay
-            )
+            other = f"of another group {_of(group)}"
+            found[f"1 - lr * weight_decay {other}"] = 1 - rate * group.weight_decay
+            found[f"1 - lr * weight_decay with weight_decay {other}"] = 1 - lr * group.weight_decay
     return found
 
 
@@ -236,7 +241,7 @@ def _rates(segment: Segment, c1: float) -> Mapping[str, float]:
     for rate in segment.rates:
         if rate != s.lr:
             found[f"-lr / correction1 with lr of another step ({rate:.6g})"] = -rate / c1
-    for _, rate in segment.others:
+    for group, rate in segment.others:
         if rate != s.lr:
-            found["-lr / correction1 with lr of another group"] = -rate / c1
+            found[f"-lr / correction1 with lr of another group {_of(group)}"] = -rate / c1
     return found

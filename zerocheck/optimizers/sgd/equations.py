@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from ...case.schema import Group
 from ..inputs import gradients
 from ..specification import Equation, Segment
+
+
+def _of(group: Group) -> str:
+    return f"({group.pattern!r})"
 
 
 def equations(segment: Segment) -> Iterator[Equation]:
@@ -64,7 +69,7 @@ def _decays(segment: Segment) -> Mapping[str, float]:
     }
     for group, _ in segment.others:
         if group.weight_decay != s.weight_decay:
-            found["weight_decay of another group"] = group.weight_decay
+            found[f"weight_decay of another group {_of(group)}"] = group.weight_decay
     return found
 
 
@@ -118,10 +123,12 @@ def _kept(segment: Segment) -> Mapping[str, float]:
     for group, rate in segment.others:
         change = s.weight_decay - group.weight_decay
         if change:
-            found["1 + lr * (weight_decay - that of another group)"] = 1 + s.lr * change
-            found["1 + lr * (weight_decay - that of another group), lr of that group"] = (
-                1 + rate * change
+            found[f"1 + lr * (weight_decay - that of another group) {_of(group)}"] = (
+                1 + s.lr * change
             )
+            found[
+                f"1 + lr * (weight_decay - that of another group), lr of that group {_of(group)}"
+            ] = 1 + rate * change
     return found
 
 
@@ -137,7 +144,7 @@ def _rates(segment: Segment) -> Mapping[str, float]:
     for rate in segment.rates:
         if rate != s.lr:
             found[f"-lr of another step ({rate:.6g})"] = -rate
-    for _, rate in segment.others:
+    for group, rate in segment.others:
         if rate != s.lr:
-            found["-lr of another group"] = -rate
+            found[f"-lr of another group {_of(group)}"] = -rate
     return found
