@@ -23,6 +23,7 @@ from zerocheck.case.features import FEATURES
 from zerocheck.case.schema import Case
 from zerocheck.faults.fault import Fault
 from zerocheck.faults.registry import ALL, FAULTS, NAMED_FAULTS
+from zerocheck.judge.attribution.guard import FAILED
 from zerocheck.protocol.verdicts import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
@@ -156,6 +157,9 @@ def test_caught(shown: dict[str, Shown], pool: Pool, name: str) -> None:
     assert any(violation.mild == fault.mild for violation in one.first)
     # What a race leaves behind depends on the moment: there one case that names it is enough.
     races = fault.sometimes < 1 or "delays" in fault.features
+    for outcome in one.outcomes:
+        violations = outcome.judgement.violations if outcome.judgement is not None else ()
+        assert not any(FAILED in each.attribution for each in violations), violations
     found = (set(violation.causes) for violation in one.first)
     named = set.union(*found) if races else set.intersection(*found)
     assert set(fault.causes) <= named, [(v.causes, v.explanation) for v in one.first]

@@ -47,6 +47,7 @@ def test_dependent_terms_and_few_elements_give_no_solution() -> None:
     terms = _terms(3, 20)
     terms[2] = terms[0] + terms[1]
     assert solve(terms, terms[0], bound) is None
+    assert solve(_terms(3, 0), bound[:0], bound[:0]) is None
     few = _terms(3, 2)
     assert solve(few, few[0], bound[:2]) is None
 

@@ -19,6 +19,7 @@ from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
 from . import shares
 from .assemble import Fetch
+from .attribution.guard import guarded
 from .attribution.loaded import start_state
 from .context import CaseContext, StepContext
 from .diagnose.named import named
@@ -70,7 +71,8 @@ class CaseJudge(CaseContext):
         violation = publish.check_start(before, *start, self.layout, dtype)
         if violation is not None:
             roles = ("parameter", *(r for r in STATES if r in before.moments or r in start.moments))
-            text = start_state(before, start, self.observation, self.case, roles)
+            known = self.observation, self.case, roles
+            text = guarded(lambda: start_state(before, start, *known))
             violation = replace(violation, attribution=text)
         if self.case.axes.has("tp") and named():
             violation = order_of_pieces(

@@ -15,6 +15,7 @@ from ..optimizers import STATES
 from ..protocol.verdicts import Violation, alternatives, merge_violations
 from .assemble import Observation
 from .attribution.carried import data_position, loaded_buffers, loss_scale, random_states
+from .attribution.guard import guarded
 from .attribution.loaded import SavedStates, loaded_state
 from .attribution.saving import changed_by_saving
 from .compare import different_bits, same_bits
@@ -111,7 +112,7 @@ def compare_loaded(
         if attributed:
             states = SavedStates(saved.step, saved.state, saved.others, saved.observation)
             masks = {one.role: one.different for one in wrong}
-            text = loaded_state(loaded, states, masks, observation, case)
+            text = guarded(lambda: loaded_state(loaded, states, masks, observation, case))
             violation = attribute(violation, text)
         found.append(violation)
     found.append(_buffers(saved, observation, case, attributed=attributed))
@@ -156,7 +157,7 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
     if merged is None:
         return None
     roles = tuple(dict.fromkeys(one.role for one in found))
-    return attribute(merged, changed_by_saving(observation, step, roles))
+    return attribute(merged, guarded(lambda: changed_by_saving(observation, step, roles)))
 
 
 def attribute(violation: Violation, attribution: str) -> Violation:

@@ -11,6 +11,7 @@ from .. import causes as bugs
 from ..optimizers.specification import Reading, Segment
 from ..protocol.verdicts import Violation
 from . import vectors
+from .attribution.guard import guarded
 from .attribution.tensors import tensors
 from .attribution.update import copies, edits
 from .compare import describe
@@ -55,7 +56,7 @@ class WrongUpdate:
             explanation=text,
             causes=names,
         )
-        made_of = self._attribution(wrong)
+        made_of = guarded(lambda: self._attribution(wrong))
         return msgspec.structs.replace(violation, attribution=made_of)
 
     def _attribution(self, wrong: WrongRole) -> str:

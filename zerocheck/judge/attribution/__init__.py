@@ -15,6 +15,7 @@ Nothing is computed unless an obligation is violated.
 - `facts.py`: facts on wrong values, merged over roles and ranks into one sentence
 - `forwards.py`: provenance of the parameters behind a wrong loss
 - `gradient.py`: attribution of a wrong gradient: the combination of known vectors that it is
+- `guard.py`: guard of attribution: a bug in it costs a sentence, and neither a verdict nor the run
 - `known_vectors.py`: known vectors of a case: models before training or a load, states of steps,
   shards of ranks
 - `loaded.py`: provenance of a state that was loaded, or restored, and is not the right one

@@ -77,6 +77,8 @@ def solve(terms: torch.Tensor, observed: torch.Tensor, bound: torch.Tensor) -> S
     The weights are P y with the pseudoinverse P of the terms; an error of at most 1 bound in each
     element of y moves weight k by at most the sum of |P_ki|, which is `uncertain`.
     """
+    if not terms.numel():
+        return None
     unit = bound.clamp(min=torch.finfo(torch.float64).tiny)
     scaled, wanted = terms / unit, observed / unit
     if not (bool(scaled.isfinite().all()) and bool(wanted.isfinite().all())):

@@ -12,6 +12,7 @@ from ...optimizers import STATES
 from ...protocol.verdicts import Violation, merge_violations
 from ..assemble import Observation
 from ..attribution.exports import Exported, exported_state
+from ..attribution.guard import guarded
 from ..compare import different_bits
 from ..diagnose.named import if_named, named
 from ..diagnose.resume import export_causes
@@ -47,7 +48,7 @@ def check_export(
     merged = merge_violations(found)
     if merged is None or not wrong:
         return merged
-    text = exported_state(wrong, state, observation, step)
+    text = guarded(lambda: exported_state(wrong, state, observation, step))
     parts = tuple(replace(one, attribution=text) for one in merged.parts)
     return replace(merged, attribution=text, parts=parts)
 

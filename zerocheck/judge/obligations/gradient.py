@@ -15,6 +15,7 @@ from ...contract.semantics import Semantics
 from ...protocol.verdicts import Violation, with_parts
 from ..assemble import RoleState
 from ..attribution.gradient import Others
+from ..attribution.guard import guarded
 from ..attribution.wrong_gradient import attribution
 from ..compare import compare_pieces, describe
 from ..context import StepContext
@@ -197,7 +198,8 @@ def _judged(
 
     share, violation = step.tolerance.judged("gradient", within)
     if violation is not None and violation.observed is not None and not step.judged.brief:
-        violation = replace(violation, attribution=_attribution(step, evidence))
+        made_of = guarded(lambda: _attribution(step, evidence))
+        violation = replace(violation, attribution=made_of)
     yield Checked(share, violation)
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from ... import causes as bugs
 from ...case.mesh import Mesh
 from ...protocol.verdicts import Violation
+from ..attribution.guard import guarded
 from ..context import StepContext
 from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
 from ..diagnose.named import named
@@ -153,13 +154,13 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
         step.verdicts.vacuity.losses(passes.losses)
     elif _is_stale(step):
         # The forward was that of other parameters, so the loss itself was not exercised.
-        text = "" if step.judged.brief else step.provenance_of_parameters()
+        text = "" if step.judged.brief else guarded(step.provenance_of_parameters)
         yield Checked(violation=publish.stale(step.index, violation, text))
         return
     elif not (violation.causes or step.judged.brief or "loss" in step.verdicts.violations):
         violation = step.with_causes_of_parameters(violation) if named() else violation
         if not violation.attribution:
-            violation = replace(violation, attribution=step.provenance_of_parameters())
+            violation = replace(violation, attribution=guarded(step.provenance_of_parameters))
     yield Checked(violation=violation)
 
 

@@ -7,6 +7,7 @@ judge/case.py, which asks whether a wrong loss is the one of the previous step's
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from ...optimizers import STATES
 from ...protocol.verdicts import Violation, alternatives
 from ..assemble import Observation, RoleState
 from ..attribution.copies import published_copies
+from ..attribution.guard import guarded
 from ..compare import different_bits, same_bits
 from ..context import StepContext
 from ..diagnose.named import if_named, named
@@ -52,8 +54,8 @@ def check(
         violation = _copies(held, whole, observation.layout, role, step, earlier, mastered=mastered)
         if violation is not None:
             right = "master" if mastered else "owner"
-            text = published_copies(role, held, whole, observation, step, case, right)
-            return replace(violation, attribution=text)
+            copies = partial(published_copies, role, held, whole, observation, step, case, right)
+            return replace(violation, attribution=guarded(copies))
     return None
 
 

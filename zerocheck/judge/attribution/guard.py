@@ -1,0 +1,15 @@
+"""Guard of attribution: a bug in it costs a sentence, and neither a verdict nor the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FAILED = "attribution failed, which is a bug of zerocheck; please report it"
+
+
+def guarded(attribute: Callable[[], str]) -> str:
+    """Return what `attribute` returns, or the error that it raised, as a sentence."""
+    try:
+        return attribute()
+    except Exception as error:
+        return f"{FAILED}: {type(error).__name__}: {error}"
