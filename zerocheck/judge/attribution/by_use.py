@@ -47,9 +47,9 @@ def _words(
     for number, module in enumerate(parts.modules):
         of_use = {ranks: made[number] for ranks, made in tables.items()}
         if any(not table.right for table in of_use.values()):
-            said = operation(of_use, search.numbers, search.evidence.case.axes)
+            wrong = operation(of_use, search.numbers, search.evidence.case.axes)
             where = module or "the model"
-            words.append(f"of its use {number + 1} of {len(parts.modules)} (in {where}), {said}")
+            words.append(f"of its use {number + 1} of {len(parts.modules)} (in {where}), {wrong}")
     return "; ".join(words)
 
 

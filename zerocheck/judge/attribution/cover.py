@@ -84,14 +84,14 @@ def _choose(
     some: torch.Tensor,
 ) -> None:
     """Compare all hypotheses on a sample, and add those that it chooses, with all their matches."""
-    at, seen = index[some], values[some]
+    at, observed_bits = index[some], values[some]
     numbers, tried = [], []
     for number, origin in enumerate(pool):
-        match = matches(origin, at, seen)
+        match = matches(origin, at, observed_bits)
         if match is not None:
             numbers.append(number)
             tried.append((origin, match))
-    for origins, _ in _greedy(tried, seen)[0]:
+    for origins, _ in _greedy(tried, observed_bits)[0]:
         for origin in origins:
             number = next(n for n, (one, _) in zip(numbers, tried, strict=True) if one is origin)
             if number not in kept:

@@ -117,15 +117,15 @@ class GradientSearch:
     def _take(self, table: Table, numbers: Iterable[int]) -> None:
         for number in numbers:
             if self._fits(table, [number]):
-                self.answers[number] = self._seen(table, number)
+                self.answers[number] = self._visible_part(table, number)
 
-    def _seen(self, table: Table, number: int) -> Table:
+    def _visible_part(self, table: Table, number: int) -> Table:
         """Return the table with NaN for the gradients that a cell does not show."""
         cell = self.cells[number]
         terms = self.evidence.passes.gradients[..., cell.positions].to(torch.float64)
         bound = self.evidence.right.at(cell.positions).bound.clamp(min=ETA)
-        seen = (terms / self.evidence.divisor / bound).abs().amax(-1) > VISIBLE
-        return Table(table.weights.masked_fill(~seen, math.nan), table.others)
+        visible = (terms / self.evidence.divisor / bound).abs().amax(-1) > VISIBLE
+        return Table(table.weights.masked_fill(~visible, math.nan), table.others)
 
     def _table(self, group: Sequence[int], names: tuple[str, ...], *, plain: bool) -> Table | None:
         """Solve for the weights of some cells, and take the plain number near to each.
@@ -146,10 +146,10 @@ class GradientSearch:
                 solution.values.tolist(), solution.uncertain.tolist(), strict=True
             )
         ]
-        seen = [value for value in values if value == value]
-        exact = all(self.numbers.plain(value) for value in seen)
+        visible = [value for value in values if value == value]
+        exact = all(self.numbers.plain(value) for value in visible)
         elements = sum(self._size(number) for number in group)
-        if (plain and not exact) or (not exact and elements < len(seen) + EXCESS):
+        if (plain and not exact) or (not exact and elements < len(visible) + EXCESS):
             return None
         count = shape[0] * shape[1]
         weights = torch.tensor(values[:count], dtype=torch.float64).view(shape)

@@ -106,14 +106,14 @@ class Tensors:
         starts = torch.tensor([place.start for place in self.layout.places])
         touched = torch.unique(torch.searchsorted(starts, wrong, right=True) - 1).tolist()
         for place in (self.layout.places[number] for number in touched):
-            seen = bits(self.observed[place.start : place.stop])
+            observed_bits = bits(self.observed[place.start : place.stop])
             for other in self.layout.places:
-                alike = other.stop - other.start == len(seen)
-                if other is place or not alike or not len(seen):
+                alike = other.stop - other.start == len(observed_bits)
+                if other is place or not alike or not len(observed_bits):
                     continue
-                if bits(source.vector[other.start : other.start + 1])[0] != seen[0]:
+                if bits(source.vector[other.start : other.start + 1])[0] != observed_bits[0]:
                     continue
-                if torch.equal(bits(source.vector[other.start : other.stop]), seen):
+                if torch.equal(bits(source.vector[other.start : other.stop]), observed_bits):
                     yield _exchange(source, place, other)
 
 
@@ -140,9 +140,10 @@ class ShardOrders:
         order = list(range(ranks))
         for into, places in enumerate(shards):
             here = (places != NOBODY) & self.wrong[places.clamp(min=0)]
-            seen = bits(self.observed[places[here]])
+            observed_bits = bits(self.observed[places[here]])
             fits = [
-                int((bits(_taken(source, shards[of][here])) == seen).sum()) for of in range(ranks)
+                int((bits(_taken(source, shards[of][here])) == observed_bits).sum())
+                for of in range(ranks)
             ]
             if max(fits) > 0:
                 order[into] = max(range(ranks), key=fits.__getitem__)

@@ -35,9 +35,9 @@ def _scale(search: GradientSearch) -> float | None:
     solution = search.solution(search.open, ())
     if solution is None:
         return None
-    seen = solution.values[~solution.values.isnan()]
-    middle = float(seen.median()) if len(seen) else 0.0
-    if middle == 0 or float((seen - middle).abs().max()) > CLOSE * abs(middle):
+    visible = solution.values[~solution.values.isnan()]
+    middle = float(visible.median()) if len(visible) else 0.0
+    if middle == 0 or float((visible - middle).abs().max()) > CLOSE * abs(middle):
         return None
     return search.numbers.nearest(middle, CLOSE * abs(middle))
 

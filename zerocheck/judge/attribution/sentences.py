@@ -97,9 +97,9 @@ def _visible(table: Table) -> torch.Tensor:
 
 def _uniform(tables: Tables, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, Weights]]:
     for table in tables.values():
-        seen = _visible(table)
-        if len(seen) and not table.right:
-            factor = float(seen[0])
+        visible = _visible(table)
+        if len(visible) and not table.right:
+            factor = float(visible[0])
             if factor == 0:
                 yield "it is 0: no local gradient is in it", _alike(ones * 0)
             yield f"every local gradient counts {numbers.spelled(factor)}", _alike(ones * factor)
@@ -144,7 +144,7 @@ def _by_axis(
     world, count = ones.shape
     if world == 1 or mesh.world_size != world:
         return
-    seen = [ranks[0] for ranks, table in tables.items() if len(_visible(table))]
+    visible = [ranks[0] for ranks, table in tables.items() if len(_visible(table))]
     for words, members in _groups(tables, mesh):
         factors = _factors(tables, members)
         if factors is None:
@@ -160,10 +160,10 @@ def _by_axis(
             return alone
 
         counted = _counted(factors, members, world, numbers)
-        if len(seen) == 1 and len(members[seen[0]]) == 1:
-            missing = numbered([rank for rank in range(world) if rank != seen[0]], "rank")
+        if len(visible) == 1 and len(members[visible[0]]) == 1:
+            missing = numbered([rank for rank in range(world) if rank != visible[0]], "rank")
             yield (
-                f"rank {seen[0]} holds its own gradient alone, {counted}: it is not reduced over "
+                f"rank {visible[0]} holds its own gradient alone, {counted}: it is not reduced over "
                 f"all ranks, that of {missing} counts 0 times",
                 inside,
             )
@@ -236,12 +236,12 @@ def _microbatches(
 
 def _common(weights: torch.Tensor, dim: int) -> torch.Tensor | None:
     """Return the weights that all rows (dim 0) or columns (dim 1) share, or None."""
-    seen = weights.isnan()
+    hidden = weights.isnan()
     low = weights.nan_to_num(nan=torch.inf).amin(dim)
     high = weights.nan_to_num(nan=-torch.inf).amax(dim)
     if not torch.allclose(low, high, rtol=1e-6, atol=1e-9):
         return None
-    return torch.where(seen.all(dim), torch.ones_like(low), low)
+    return torch.where(hidden.all(dim), torch.ones_like(low), low)
 
 
 def _sources(first: Table, numbers: Numbers, ones: torch.Tensor) -> Iterator[tuple[str, Weights]]:

@@ -83,11 +83,11 @@ def solve(terms: torch.Tensor, observed: torch.Tensor, bound: torch.Tensor) -> S
     scaled, wanted = terms / unit, observed / unit
     if not (bool(scaled.isfinite().all()) and bool(wanted.isfinite().all())):
         return None
-    seen = scaled.abs().amax(1) > VISIBLE
-    count = int(seen.sum())
+    visible = scaled.abs().amax(1) > VISIBLE
+    count = int(visible.sum())
     if not count or count > scaled.shape[1]:
         return None
-    matrix = scaled[seen].t()
+    matrix = scaled[visible].t()
     size = matrix.norm(dim=0)
     left, singular, right = torch.linalg.svd(matrix / size, full_matrices=False)
     if float(singular[-1]) < 1e-10 * float(singular[0]):
@@ -97,7 +97,7 @@ def solve(terms: torch.Tensor, observed: torch.Tensor, bound: torch.Tensor) -> S
     residual = float((matrix @ values - wanted).abs().max())
     found = torch.full((len(terms),), math.nan, dtype=torch.float64)
     uncertain = torch.zeros(len(terms), dtype=torch.float64)
-    found[seen], uncertain[seen] = values, inverse.abs().sum(1)
+    found[visible], uncertain[visible] = values, inverse.abs().sum(1)
     return Solution(found, uncertain, residual)
 
 

@@ -127,22 +127,22 @@ class Bug:
         It speaks of the case to replay, or names the case that it speaks of.
         """
         if self.violation is not None:
-            return self._said
+            return self._sentence
         text = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
         return self.headline or self.first.title or text
 
     @property
-    def _said(self) -> str:
+    def _sentence(self) -> str:
         """Return what the violation is, in words of the smallest case if that says as much."""
         shrunk = None if self.shrunk is None else self.shrunk.violation
-        told = self.violation if shrunk is None else shrunk
-        assert self.violation is not None and told is not None
+        shown = self.violation if shrunk is None else shrunk
+        assert self.violation is not None and shown is not None
         if not self.causes:
-            return told.attribution.split("; ")[0] or told.explanation
-        if told.causes == self.causes:
-            return told.explanation
+            return shown.attribution.split("; ")[0] or shown.explanation
+        if shown.causes == self.causes:
+            return shown.explanation
         # A small case does not tell its causes apart.
-        case = f" (case {self.first.number})" if told is not self.violation else ""
+        case = f" (case {self.first.number})" if shown is not self.violation else ""
         return self.violation.explanation + case
 
     @property

@@ -147,8 +147,8 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
         """
         if not self.caught or self.expected not in ATTRIBUTED:
             return None
-        said = [bool(re.search(self.rubric, one)) for one in self.attributions if self.rubric]
-        return bool(said) and all(said)
+        matches = [bool(re.search(self.rubric, one)) for one in self.attributions if self.rubric]
+        return bool(matches) and all(matches)
 
     @property
     def named_alone(self) -> bool:

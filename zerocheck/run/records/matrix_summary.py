@@ -169,8 +169,8 @@ class Summary:
 
         In every failing case, by the rubric of each fault.
         """
-        said = [row.attributed for row in self.rows if row.attributed is not None]
-        return Share(sum(said), len(said))
+        verdicts = [row.attributed for row in self.rows if row.attributed is not None]
+        return Share(sum(verdicts), len(verdicts))
 
     @property
     def misattributed(self) -> list[FaultTried]:
@@ -180,10 +180,10 @@ class Summary:
     @property
     def explained(self) -> Share:
         """Share of those faults whose true cause is named, or of which attribution is right."""
-        said = [
+        verdicts = [
             bool(row.named or row.attributed) for row in self.rows if row.attributed is not None
         ]
-        return Share(sum(said), len(said))
+        return Share(sum(verdicts), len(verdicts))
 
     @property
     def named_alone(self) -> Share:
