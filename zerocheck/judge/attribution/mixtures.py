@@ -39,7 +39,7 @@ MOST_RANGES = 4
 """Ranges that a sentence names."""
 
 
-class Source(NamedTuple):
+class GradientSource(NamedTuple):
     """Origin of elements: enclosures of them all, for an origin at their own place."""
 
     words: str
@@ -54,7 +54,7 @@ class Run(NamedTuple):
     start: int
     """First and last position in the flat vector."""
     last: int
-    source: Source
+    source: GradientSource
 
 
 def mixtures(search: GradientSearch) -> tuple[list[str], list[int]]:
@@ -92,7 +92,7 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
     values = torch.cat([cell.values for cell in chosen])
     positions, order = positions.sort()
     values = values[order]
-    sources: list[Source] = []
+    sources: list[GradientSource] = []
     fits = torch.zeros(0, len(positions), dtype=torch.bool)
     for more in _sources(search, chosen[0].holder, positions, values):
         sources += more
@@ -103,7 +103,7 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
     if FEW * int(left.sum()) > len(positions):
         return None
     if bool(left.any()):
-        sources.append(Source("not explained", exactly(values)))
+        sources.append(GradientSource("not explained", exactly(values)))
         fits = torch.cat([fits, left.unsqueeze(0)])
     ends = _ends(fits)
     runs: list[Run] = []
@@ -118,7 +118,7 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
     return runs
 
 
-def _fits(source: Source, values: torch.Tensor) -> torch.Tensor:
+def _fits(source: GradientSource, values: torch.Tensor) -> torch.Tensor:
     if source.words == "NaN":
         return values.isnan()
     if source.words == "infinite":
@@ -137,25 +137,25 @@ def _ends(fits: torch.Tensor) -> torch.Tensor:
 
 def _sources(
     search: GradientSearch, holder: Holder, positions: torch.Tensor, values: torch.Tensor
-) -> Iterator[list[Source]]:
+) -> Iterator[list[GradientSource]]:
     """Iterate over sets of origins, likely ones first. Enclosures are of these positions."""
     right = search.evidence.right.whole
     zero = exactly(torch.zeros(len(positions)))
     plain = [
-        Source("right", Enclosure(right.exact[positions], right.bound[positions])),
+        GradientSource("right", Enclosure(right.exact[positions], right.bound[positions])),
         *_moved("", right, positions, values),
-        Source("0", zero),
+        GradientSource("0", zero),
     ]
     if bool(values.isnan().any()):
-        plain.append(Source("NaN", zero))
+        plain.append(GradientSource("NaN", zero))
     if bool(values.isinf().any()):
-        plain.append(Source("infinite", zero))
+        plain.append(GradientSource("infinite", zero))
     yield plain
     made = [
         (words, table, combination(search.evidence, table, search.others))
         for words, table in _tables(search, holder)
     ]
-    yield [Source(words, of.only(positions)) for words, _, of in made]
+    yield [GradientSource(words, of.only(positions)) for words, _, of in made]
     if len(positions) <= MOST_SEARCHED:
         for words, table, of in made:
             if not table.others:
@@ -184,7 +184,7 @@ def _tables(search: GradientSearch, holder: Holder) -> Iterator[tuple[str, Table
 
 def _moved(
     words: str, right: Enclosure, positions: torch.Tensor, values: torch.Tensor
-) -> Iterator[Source]:
+) -> Iterator[GradientSource]:
     """Iterate over a gradient at other places, those with most elements first.
 
     words: of the gradient, "" for the right one.
@@ -207,7 +207,7 @@ def _moved(
         inside = (origin >= 0) & (origin < len(right.exact))
         safe = origin.clamp(0, len(right.exact) - 1)
         bound = torch.where(inside, right.bound[safe], torch.full_like(right.bound[safe], -1.0))
-        yield Source(words, Enclosure(right.exact[safe], bound), offset)
+        yield GradientSource(words, Enclosure(right.exact[safe], bound), offset)
 
 
 def _operations(

@@ -161,9 +161,10 @@ def _by_axis(
 
         counted = _counted(factors, members, world, numbers)
         if len(visible) == 1 and len(members[visible[0]]) == 1:
-            missing = numbered([rank for rank in range(world) if rank != visible[0]], "rank")
+            (rank,) = visible
+            missing = numbered([one for one in range(world) if one != rank], "rank")
             yield (
-                f"rank {visible[0]} holds its own gradient alone, {counted}: it is not reduced over "
+                f"rank {rank} holds its own gradient alone, {counted}: it is not reduced over "
                 f"all ranks, that of {missing} counts 0 times",
                 inside,
             )
