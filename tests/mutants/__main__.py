@@ -71,7 +71,7 @@ CHOSEN = {
 """The modules, and the share of their mutants that is tried. Which ones: by a hash of what they
 change, so that a change elsewhere does not choose others."""
 
-DIAGNOSIS = ("UpdateJudge._words", "UpdateJudge._segment")
+DIAGNOSIS = ("UpdateJudge._of_count",)
 """Not mutated: they say what explains a violation, as judge/diagnose does, which faults that ranks
 run with see."""
 
