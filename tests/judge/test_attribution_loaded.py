@@ -263,5 +263,4 @@ def test_a_case_that_holds_looks_nothing_up(
         monkeypatch.setattr(f"zerocheck.judge.attribution.{name}", forbidden)
     outcome = Trial(pool, "zero1", case).outcome()
     assert outcome.status == "holds"
-    with pytest.raises(AssertionError, match="looked up"):
-        violated(pool, *FAULTS[0][:3])
+    assert "looked up" in violated(pool, *FAULTS[0][:3]).attribution

@@ -33,7 +33,10 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.known is not None:
         lines += known_lines(finding.known)
     if finding.violation is not None:
-        lines += _violation_lines(finding.violation, title=finding.title)
+        # A small case does not tell its causes apart, so it has no say about them.
+        small = bool(finding.size and finding.causes)
+        named = finding.violation.explanation if small else finding.title
+        lines += _violation_lines(finding.violation, title=named)
     if finding.estimated:
         lines += row("bound", ESTIMATED)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())

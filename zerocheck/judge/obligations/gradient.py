@@ -197,7 +197,9 @@ def _judged(
         )
 
     share, violation = step.tolerance.judged("gradient", within)
-    if violation is not None and violation.observed is not None and not step.judged.brief:
+    # Of a model that is judged in pieces there is no memory for it.
+    small = not (step.judged.brief or in_pieces(None, step.layout.size))
+    if violation is not None and violation.observed is not None and small:
         made_of = guarded(lambda: _attribution(step, evidence))
         violation = replace(violation, attribution=made_of)
     yield Checked(share, violation)
