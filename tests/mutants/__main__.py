@@ -45,7 +45,6 @@ CHOSEN = {
     "zerocheck.judge.layout": 0.15,
     "zerocheck.judge.assemble": 0.15,
     "zerocheck.judge.update": 0.15,
-    "zerocheck.judge.recipe": 0.15,
     "zerocheck.judge.expected": 0.15,
     "zerocheck.judge.obligations.gradient": 0.15,
     "zerocheck.judge.clipping": 0.15,
