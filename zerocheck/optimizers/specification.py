@@ -72,7 +72,7 @@ class Equation(NamedTuple):
     """
 
     replaced: str
-    """What is replaced, in words; "" for the right line."""
+    """Input or form that is replaced, in words; "" for the right line."""
     terms: Mapping[str, torch.Tensor]
     """Terms by their names in words, float64."""
     right: Mapping[str, float]

@@ -7,12 +7,10 @@ from itertools import product
 
 import torch
 
-from ...floating_point import Enclosure, Format
-from .. import bounds
 from ..compare import compare
 from ..uses import UsedParts
 from .cells import HeldCell
-from .gradient import GradientSearch
+from .gradient import GradientSearch, enclosed_terms
 from .sentences import operation
 from .table import Table, rows, solve
 
@@ -63,12 +61,7 @@ def _tables(search: GradientSearch, cell: HeldCell, parts: UsedParts) -> list[Ta
     chosen = rows(len(here))
     solution = solve(terms[:, chosen], cell.values[chosen], bound[chosen])
     if solution is not None:
-        values = [
-            value if value != value else search.numbers.nearest(value, uncertain)
-            for value, uncertain in zip(
-                solution.values.tolist(), solution.uncertain.tolist(), strict=True
-            )
-        ]
+        values = solution.nearest(search.numbers)
         weights = torch.tensor(values, dtype=torch.float64).view(uses, world, count)
         plain = all(search.numbers.plain(one) for one in values if one == one)
         if plain and _fits(search, cell, terms, weights):
@@ -98,11 +91,5 @@ def _fits(
     search: GradientSearch, cell: HeldCell, terms: torch.Tensor, weights: torch.Tensor
 ) -> bool:
     flat = terms * weights.nan_to_num(nan=1.0).reshape(-1, 1)
-    roundings = 2 * len(flat) + 4
-
-    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-        return bounds.gradient(exact, absolute, roundings, format)
-
-    formats = search.evidence.formats.at(cell.positions)
-    made = formats.enclose(enclosure, flat.sum(0), flat.abs().sum(0))
+    made = enclosed_terms(search.evidence, flat, cell.positions)
     return compare(cell.values, made)[1] is None

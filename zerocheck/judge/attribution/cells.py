@@ -16,7 +16,7 @@ class Holder(NamedTuple):
 
     ranks: tuple[int, ...]
     part: torch.Tensor
-    """What they hold, flat."""
+    """Values of their shards, flat."""
     elements: torch.Tensor | None
     """Position of each element in the flat vector; None: all of them, in order."""
 

@@ -64,12 +64,7 @@ def _mixed(
         solution = solve(terms[:, chosen], observed[chosen], bound[chosen])
         if solution is None or bool(solution.values.isnan().any()):
             return None
-        weights = {
-            search.numbers.nearest(value, error)
-            for value, error in zip(
-                solution.values.tolist(), solution.uncertain.tolist(), strict=True
-            )
-        }
+        weights = set(solution.nearest(search.numbers))
         if len(weights) != 1:
             return None
         (weight,) = weights

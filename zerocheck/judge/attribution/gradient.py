@@ -140,12 +140,7 @@ class GradientSearch:
         if solution.residual > 4 * largest + uncertain or uncertain > VAGUE:
             return None
         shape = self.evidence.passes.gradients.shape[:2]
-        values = [
-            value if value != value else self.numbers.nearest(value, largest * error)
-            for value, error in zip(
-                solution.values.tolist(), solution.uncertain.tolist(), strict=True
-            )
-        ]
+        values = solution.nearest(self.numbers, largest)
         visible = [value for value in values if value == value]
         exact = all(self.numbers.plain(value) for value in visible)
         elements = sum(self._size(number) for number in group)
@@ -220,13 +215,7 @@ def combination(evidence: Evidence, table: Table, others: Others) -> Enclosing:
         ]
         if extra:
             flat = torch.cat([flat, torch.stack(extra)])
-        roundings = 2 * len(flat) + 4
-
-        def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-            return bounds.gradient(exact, absolute, roundings, format)
-
-        formats = evidence.formats.at(positions)
-        exact, bound = formats.enclose(enclosure, flat.sum(0), flat.abs().sum(0))
+        exact, bound = enclosed_terms(evidence, flat, positions)
         noise = evidence.noise
         if isinstance(noise, torch.Tensor):
             noise = some(noise, positions)
@@ -234,6 +223,19 @@ def combination(evidence: Evidence, table: Table, others: Others) -> Enclosing:
         return Enclosure(exact, bound + max(1.0, largest) * noise / evidence.divisor)
 
     return Enclosing(evidence.layout.size, at)
+
+
+def enclosed_terms(
+    evidence: Evidence, terms: torch.Tensor, positions: Positions | None
+) -> Enclosure:
+    """Enclose a sum of terms (terms, elements) in the formats of these positions."""
+    roundings = 2 * len(terms) + 4
+
+    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+        return bounds.gradient(exact, absolute, roundings, format)
+
+    formats = evidence.formats.at(positions)
+    return formats.enclose(enclosure, terms.sum(0), terms.abs().sum(0))
 
 
 def numbers_of(evidence: Evidence) -> Numbers:

@@ -30,7 +30,7 @@ MOST_SEARCHED = 1 << 17
 """Elements up to which wrong gradients are looked for at other places too."""
 
 FEW = 64
-"""Of so many elements one may be left unexplained, and the sentence says so."""
+"""Elements of which one may be left unexplained, which the sentence says."""
 
 MOST_LISTED = 12
 """Ranges of elements at their own place, above which the sentence names their kinds alone."""

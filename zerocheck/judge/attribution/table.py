@@ -67,6 +67,16 @@ class Solution(NamedTuple):
     residual: float
     """Largest distance of an element, in bounds."""
 
+    def nearest(self, numbers: Numbers, scale: float = 1.0) -> list[float]:
+        """Return the plain number near to each weight, or the weight itself; NaN stays.
+
+        scale: of the errors of elements, in bounds.
+        """
+        return [
+            value if value != value else numbers.nearest(value, scale * uncertain)
+            for value, uncertain in zip(self.values.tolist(), self.uncertain.tolist(), strict=True)
+        ]
+
 
 def solve(terms: torch.Tensor, observed: torch.Tensor, bound: torch.Tensor) -> Solution | None:
     """Solve for the weights of terms in a vector, by least squares in units of the bounds.
