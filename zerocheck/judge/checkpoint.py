@@ -12,7 +12,7 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
 from ..optimizers import STATES
-from ..protocol.verdicts import Violation, alternatives, merge_violations
+from ..protocol.verdicts import Violation, alternatives, merge_violations, with_attribution
 from .assemble import Observation
 from .attribution.carried import data_position, loaded_buffers, loss_scale, random_states
 from .attribution.guard import guarded
@@ -113,7 +113,7 @@ def compare_loaded(
             states = SavedStates(saved.step, saved.state, saved.others, saved.observation)
             masks = {one.role: one.different for one in wrong}
             text = guarded(lambda: loaded_state(loaded, states, masks, observation, case))
-            violation = attribute(violation, text)
+            violation = with_attribution(violation, text)
         found.append(violation)
     found.append(_buffers(saved, observation, case, attributed=attributed))
     found.append(_loss_scale(saved, observation, case))
@@ -157,14 +157,7 @@ def compare_saved(observation: Observation, step: int) -> Violation | None:
     if merged is None:
         return None
     roles = tuple(dict.fromkeys(one.role for one in found))
-    return attribute(merged, guarded(lambda: changed_by_saving(observation, step, roles)))
-
-
-def attribute(violation: Violation, attribution: str) -> Violation:
-    """Return the violation, and its parts, with an attribution of all that is wrong."""
-    replace = msgspec.structs.replace
-    parts = tuple(replace(one, attribution=attribution) for one in violation.parts)
-    return replace(violation, attribution=attribution, parts=parts)
+    return with_attribution(merged, guarded(lambda: changed_by_saving(observation, step, roles)))
 
 
 def _compared(

@@ -141,6 +141,13 @@ def with_parts(
     return replace(violation, parts=made)
 
 
+def with_attribution(violation: Violation, attribution: str) -> Violation:
+    """Return the violation, and its parts, with an attribution of all that is wrong."""
+    replace = msgspec.structs.replace
+    parts = tuple(replace(one, attribution=attribution) for one in violation.parts)
+    return replace(violation, attribution=attribution, parts=parts)
+
+
 def merge_violations(violations: Sequence[Violation]) -> Violation | None:
     """Merge several violations of one obligation: the first one, with all of them as parts."""
     if len(violations) < 2:

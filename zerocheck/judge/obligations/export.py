@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...optimizers import STATES
-from ...protocol.verdicts import Violation, merge_violations
+from ...protocol.verdicts import Violation, merge_violations, with_attribution
 from ..assemble import Observation
 from ..attribution.exports import Exported, exported_state
 from ..attribution.guard import guarded
@@ -49,8 +48,7 @@ def check_export(
     if merged is None or not wrong:
         return merged
     text = guarded(lambda: exported_state(wrong, state, observation, step))
-    parts = tuple(replace(one, attribution=text) for one in merged.parts)
-    return replace(merged, attribution=text, parts=parts)
+    return with_attribution(merged, text)
 
 
 def _check(
