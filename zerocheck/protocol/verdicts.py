@@ -19,6 +19,13 @@ MEMORY: tuple[Memory, ...] = get_args(Memory)
 """Bytes that a rank may hold and send; measured in a run of its own, after that of the steps."""
 OBLIGATIONS: tuple[Obligation, ...] = (*EQUIVALENCE, *RESUME, *MEMORY)
 
+OBLIGATION_SETS: Mapping[str, tuple[Obligation, ...]] = {
+    "equivalence": EQUIVALENCE,
+    "resume": RESUME,
+    "memory": MEMORY,
+}
+"""Names that stand for several obligations."""
+
 TITLES: dict[Obligation, str] = {
     "ownership": "the shards of every tensor tile it exactly once",
     "loss": "each rank's loss is that of one device, bit for bit",

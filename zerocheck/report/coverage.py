@@ -7,8 +7,8 @@ from typing import Any
 
 from ..case.features import FEATURES
 from ..foreign_text import one_line
-from ..protocol.verdicts import VACUOUS
-from ..run.records.coverage import FEW, CoveredPairs
+from ..protocol.verdicts import OBLIGATION_SETS, VACUOUS
+from ..run.records.coverage import FEW, CoveredPairs, some
 from ..run.records.tally import ImplementationTally, Tally
 
 PAIRS_SHOWN = 200
@@ -23,6 +23,33 @@ def coverage_lines(counted: Tally) -> list[str]:
         if line:
             lines += [one_line(line), *vacuous_lines(implementation)]
     return lines
+
+
+def not_exercised(counted: Tally) -> str:
+    """Return what a run says nothing of, for its last line; empty if there is nothing.
+
+    That are obligations that were not asked for or could fail in no case, and features of which
+    there was no case, or none in which they could break anything.
+    """
+    implementations = counted.implementations.values()
+    idle = [
+        obligation
+        for one in implementations
+        for obligation, cell in one.cells.items()
+        if not cell.informative and obligation not in one.without
+    ]
+    unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
+    features = [name for one in implementations for name in one.covered.not_drawn]
+    parts = [
+        f"{some(dict.fromkeys(names))}{why}"
+        for names, why in (
+            (idle, " (could not fail)"),
+            (unasked, " (not asked for)"),
+            (features, ""),
+        )
+        if names
+    ]
+    return f"not exercised: {'; '.join(parts)}" if parts else ""
 
 
 def vacuous_lines(implementation: ImplementationTally) -> list[str]:

@@ -12,7 +12,7 @@ from ..run.records.loads import Loads
 from ..run.records.records import Finding
 from ..run.records.tally import Tally, why
 from . import metrics
-from .coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
+from .coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vacuous_rows
 from .footprint import EXPLAINED, HEADERS
 from .footprint import TITLE as WEIGHED
 from .footprint import rows as weighed_rows
@@ -69,6 +69,8 @@ def _summary(counted: Tally) -> Iterable[str]:
     else:
         verdict = all_hold(counted)
         yield f"{verdict[0].upper()}{verdict[1:]}."
+    if missing := not_exercised(counted):
+        yield f"{escape(missing[0].upper() + missing[1:])}."
 
 
 def _matrix(counted: Tally) -> str:

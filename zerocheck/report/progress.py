@@ -28,7 +28,7 @@ from ..run.records.matrix_summary import Summary
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.records.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
-from .coverage import coverage_lines
+from .coverage import coverage_lines, not_exercised
 from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
@@ -247,6 +247,8 @@ def print_outcome(console: Console, counted: Tally) -> None:
         console.print(Text(line, style="yellow"))
     elif not reasons:
         console.print(Text(all_hold(counted), style="bold green"))
+    if missing := not_exercised(counted):
+        console.print(Text(missing))
 
 
 def ended(counted: Tally) -> str:

@@ -37,6 +37,7 @@ from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .findings.suspicion import Confirmer
 from .plan.options import RunOptions
 from .plan.plan import Plan, PlannedCase, TimingChoice
+from .records.exercised import idle
 from .records.journal import Bus, Handler
 from .records.records import (
     CaseFile,
@@ -269,7 +270,7 @@ class _RunUnderWay:
         self.drift_runs.note(finished)
         item = PlannedCase(finished.implementation, finished.case)
         if finished.judgement is not None or finished.status == "unsupported" or finished.known:
-            self.plan.note(item, refused=finished.judgement is None)
+            self.plan.note(item, refused=finished.judgement is None, idle=idle(finished))
         if finished.status == "hung" and not finished.known:
             self.hangs[finished.implementation] += 1
 

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from zerocheck.run.plan.draws import at_random
+from zerocheck.case.features import features as features_of
+from zerocheck.run.plan.draws import NEEDED, at_random, complete
 from zerocheck.run.plan.options import RunOptions
 
 
@@ -15,3 +16,19 @@ def test_more_cases_begin_with_the_same_ones(features: tuple[str, ...]) -> None:
     options = RunOptions(implementations=("ddp",), world_sizes=(1, 2, 3), features=features)
     draw_some = partial(at_random, options, fixed={}, meshes=[(2, 2)])
     assert draw_some(40)[:10] == draw_some(10)
+
+
+def test_a_few_cases_are_completed() -> None:
+    options = RunOptions(implementations=("fsdp2",), world_sizes=(2, 4))
+    found = at_random(options, 12, {}, [(2, 2)])[:8]
+    complete(found, options, {}, [(2, 2), (2, 1)])
+    assert len(found) == 8
+    for _, needed in NEEDED:
+        assert any(needed <= set(features_of(case)) for case in found)
+
+
+def test_meshes_are_not_completed_where_there_are_none() -> None:
+    options = RunOptions(implementations=("zero1",), world_sizes=(2, 4))
+    found = at_random(options, 12, {}, [])
+    complete(found, options, {}, [])
+    assert not any("two-axes" in features_of(case) for case in found)

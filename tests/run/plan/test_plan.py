@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
+import msgspec
 import pytest
 from benchmarks.measuring import planned
 from slices import sliced
@@ -392,3 +393,30 @@ def test_a_quick_run_has_no_more_cases_than_asked_for() -> None:
     for item in planned.cases:
         planned.note(item, refused=True)
     assert len(planned.cases) == 6 and not planned.more()
+
+
+@pytest.mark.parametrize("profile", ["quick", "ci"])
+def test_some_checkpoint_is_saved_on_more_than_ten_ranks(profile: str) -> None:
+    described = msgspec.structs.replace(RESTORES, resumes=True)
+    there = plan(described=described, profile=profile, world_sizes=(), obligations=RESUME)
+    assert any("resume-many" in features(case.case) for case in there.cases)
+
+
+def test_a_case_in_which_nothing_could_fail_is_replaced() -> None:
+    there = plan(profile="quick")
+    tied = [one for one in there.cases if "tied" in features(one.case)]
+    for one in there.cases:
+        there.note(one, refused=False, idle=("tied",) if one in tied else ())
+    count = len(there.cases)
+    assert there.more() and "tied" in features(there.cases[count].case)
+    there.note(there.cases[count], refused=False)
+    assert not there.more()
+
+
+def test_a_covering_array_replaces_it_too() -> None:
+    there = plan()
+    tied = [one for one in there.cases if "tied" in features(one.case)]
+    for one in (tied[0], *(one for one in there.cases if one not in tied)):
+        there.note(one, refused=False, idle=("tied",) if one in tied else ())
+    count = len(there.cases)
+    assert there.more() and "tied" in features(there.cases[count].case)

@@ -10,7 +10,8 @@ import pytest
 
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
-from zerocheck.run.plan.options import OBLIGATION_SETS, RunOptions
+from zerocheck.protocol.verdicts import OBLIGATION_SETS
+from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.plan.settings import SETTINGS, as_options, of_texts, placed, project_settings
 
 ALL = """

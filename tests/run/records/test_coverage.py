@@ -8,8 +8,8 @@ from hand_made import case, finished, started
 from zerocheck.case.covering import Pairs
 from zerocheck.case.features import OF_STEPS
 from zerocheck.case.schema import Case, Model
-from zerocheck.protocol.verdicts import Judgement
-from zerocheck.report.coverage import coverage_lines
+from zerocheck.protocol.verdicts import VACUOUS, Judgement
+from zerocheck.report.coverage import coverage_lines, not_exercised
 from zerocheck.report.markdown import render as markdown
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFinished, Coverage, Record, RefusedPairs
@@ -124,14 +124,38 @@ def test_the_record_round_trips_and_other_versions_are_read() -> None:
     assert run.implementations["zero2"].covered.exercised["world-2"] == 1
 
 
-def test_vacuous_exercises_are_counted_and_named() -> None:
-    def vacuous(*obligations: str) -> CaseFinished:
-        done = ran(PLAIN)
-        assert isinstance(done.judgement, Judgement)
-        answer = msgspec.structs.replace(done.judgement, vacuous=obligations)
-        return msgspec.structs.replace(done, judgement=answer)
+def vacuous(one: Case, *obligations: str) -> CaseFinished:
+    done = ran(one)
+    assert isinstance(done.judgement, Judgement)
+    answer = msgspec.structs.replace(done.judgement, vacuous=obligations)
+    return msgspec.structs.replace(done, judgement=answer)
 
-    run = counted(wanted(PLAIN), *[vacuous("clip")] * 3, vacuous())
+
+def test_a_pair_in_which_nothing_could_fail_is_not_covered_and_fails_no_run() -> None:
+    run = counted(wanted(PLAIN, UNUSED), vacuous(UNUSED, "gradient"), ran(PLAIN))
+    covered = run.implementations["zero2"].covered
+    assert covered.could_not_fail == PAIRS.of(UNUSED) & ~PAIRS.of(PLAIN) & ~covered._judged
+    assert covered.could_not_fail and not covered.left_out and exit_code(run) == 0
+    assert "could not fail" in coverage_lines(run)[0]
+    assert covered.not_exercised["unused"] == "could not fail: " + VACUOUS["gradient"]
+    assert "unused" in not_exercised(run)
+    again = counted(wanted(PLAIN, UNUSED), vacuous(UNUSED, "gradient"), ran(UNUSED))
+    assert not again.implementations["zero2"].covered.could_not_fail
+    assert "unused" not in not_exercised(again)
+
+
+def test_the_last_line_says_what_was_not_exercised() -> None:
+    run = counted(
+        Coverage(implementation="zero2", features=OF_STEPS), vacuous(PLAIN, "clip", "loss")
+    )
+    assert not_exercised(run).startswith(
+        "not exercised: loss, clip (could not fail); resume, memory (not asked for); "
+    )
+    assert "Not exercised: loss, clip" in markdown(run)
+
+
+def test_vacuous_exercises_are_counted_and_named() -> None:
+    run = counted(wanted(PLAIN), *[vacuous(PLAIN, "clip")] * 3, vacuous(PLAIN))
     implementation = run.implementations["zero2"]
     clip = implementation.cells["clip"]
     assert (clip.checked, clip.vacuous, clip.informative) == (4, 3, 1)

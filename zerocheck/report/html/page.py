@@ -14,7 +14,7 @@ from ...protocol.verdicts import Status
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
-from ..coverage import feature_rows, pairs_cell, refused_rows, vacuous_rows
+from ..coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vacuous_rows
 from ..known_issues import all_hold, left_out_lines, stale_lines
 from ..loads import cell_lines, tried_lines
 from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
@@ -83,6 +83,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
             for name, i in every.items()
             if i.covered.counted
         ],
+        "not_exercised": not_exercised(counted),
         "features": feature_rows(counted),
         "missing": {
             name: i.covered.not_exercised for name, i in every.items() if i.covered.not_exercised

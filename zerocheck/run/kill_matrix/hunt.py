@@ -14,6 +14,7 @@ from ...protocol.verdicts import MEMORY
 from ..execute.free_runs import free_run_case
 from ..findings.findings import Bug, Findings
 from ..plan.plan import Plan, PlannedCase
+from ..records.exercised import idle
 from ..records.matrix_records import FaultTried, Rivals
 from ..records.records import Outcome
 from ..records.tally import FAILING
@@ -125,7 +126,8 @@ class Hunt:
             assert outcome is not None and control is not None
             refused = outcome.status == "unsupported"
             if refused or outcome.judgement is not None:
-                plan.note(item, refused=refused)
+                finished = outcome.record(number - 1, item.implementation, item.case)
+                plan.note(item, refused=refused, idle=idle(finished))
             if not self.row.caught:
                 self._count(outcome)
             if outcome.status in FAILING:

@@ -6,6 +6,7 @@
 - `options.py`: options of a run, checked before anything starts
 - `plan.py`: plan of a run: its cases and their order
 - `profiles.py`: profiles: cases of a run, their number, and world sizes
+- `replacements.py`: further cases for features that cases had, and could break nothing by
 - `settings.py`: settings of a run that a project keeps: command line, pytest and TOML
 - `streams.py`: streams of drawn cases that continue until enough of them can be run
 """

@@ -1,4 +1,4 @@
-"""Covering array of one implementation: the cases it needs, and replacements for refused ones.
+"""Covering array of one implementation: the cases it needs, and replacements for those in vain.
 
 Cases that an implementation rejects up front are known before anything runs. A case may still be
 refused while it is built; then other cases are to provide its pairs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 
 from ...case.covering import Pairs, cost, cover
@@ -16,7 +16,7 @@ from ...case.schema import Case
 from ..records.records import Coverage, RefusedPairs
 
 TRIES = 3
-"""Cases refused while they were built, until what they have in common counts as the reason."""
+"""Cases run in vain, until what they have in common counts as the reason."""
 
 
 class Array:
@@ -53,14 +53,14 @@ class Array:
         self.cases = [candidates[place] for place in chosen]
         """The cases to run, those that bring most first."""
         self._judged = 0
-        self._built_in_vain: list[int] = []
+        self._in_vain: list[int] = []
         self._done: set[Case] = set()
 
     def restarted(self) -> Array:
         """Return a copy without notes, for an implementation with equal reasons and features."""
         other = copy(self)
         other._judged = 0
-        other._built_in_vain = []
+        other._in_vain = []
         other._done = set()
         return other
 
@@ -79,21 +79,25 @@ class Array:
             model=model,
         )
 
-    def note(self, case: Case, *, refused: bool) -> None:
-        """Note a case that was judged, or refused while it was built."""
+    def note(self, case: Case, *, refused: bool, idle: Collection[str] = ()) -> None:
+        """Note a case that was judged, or refused while it was built.
+
+        idle: features that it had and did not exercise; for their pairs it was run in vain.
+        """
         self._done.add(case)
-        if refused:
-            self._built_in_vain.append(self._pairs.of(case))
-        else:
-            self._judged |= self._pairs.of(case)
+        pairs = self._pairs.of(case)
+        exercised = 0 if refused else pairs & self._pairs.without(idle)
+        self._judged |= exercised
+        if pairs & ~exercised:
+            self._in_vain.append(pairs & ~exercised)
 
     def more(self) -> list[Case]:
-        """Return cases for pairs that occurred in refused cases only, if others may have them.
+        """Return cases for pairs that occurred in vain only, if others may exercise them.
 
         It ends: a pair that is refused again and again becomes a culprit.
         """
         lost = 0
-        for some in self._built_in_vain:
+        for some in self._in_vain:
             lost |= some
         lost &= self.supported & ~self._judged
         if not lost:
@@ -113,18 +117,18 @@ class Array:
         return [candidates[place] for place in cover(held, costs, lost)]
 
     def _culprits(self) -> int:
-        """Return the pairs that explain refusals.
+        """Return the pairs that explain why cases were run in vain.
 
-        They are of a feature, or themselves, refused in TRIES cases and judged in none.
+        They are of a feature, or themselves, in vain in TRIES cases and exercised in none.
         """
         found = 0
         for name in self._pairs.names:
             pairs = self._pairs.with_feature(name)
-            tries = sum(bool(some & pairs) for some in self._built_in_vain)
+            tries = sum(bool(some & pairs) for some in self._in_vain)
             if tries >= TRIES and not self._judged & pairs:
                 found |= pairs
-        tried = [0] * TRIES  # the pairs that were refused at least once, twice, ...
-        for some in self._built_in_vain:
+        tried = [0] * TRIES  # the pairs that were in vain at least once, twice, ...
+        for some in self._in_vain:
             if not some & found:
                 for number, before in enumerate(tried):
                     tried[number], some = before | some, before & some

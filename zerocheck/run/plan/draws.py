@@ -16,8 +16,17 @@ from ...protocol.verdicts import Obligation
 from .options import RunOptions
 from .streams import Asking
 
-NEEDED: dict[Obligation, str] = {"clip": "clip", "buffers": "block-batch-norm"}
-"""The feature that a case must have to exercise an obligation, where not every case does."""
+NEEDED: tuple[tuple[Obligation, frozenset[str]], ...] = (
+    ("clip", frozenset(("clip-tight",))),
+    ("buffers", frozenset(("block-batch-norm",))),
+    ("clip", frozenset(("clip-tight", "two-axes"))),
+    ("gradient", frozenset(("one-shard", "microbatches"))),
+)
+"""Features that a case must have to exercise an obligation, where not every case does.
+
+Of the last two: norms are added up over the shard axis alone, and what goes over the replicate axis
+must go over it where that is all there is.
+"""
 
 OFTEN_REFUSED = frozenset(
     (
@@ -151,25 +160,34 @@ def _with(fixed: Mapping[str, object], fields: Mapping[str, object]) -> dict[str
     return both
 
 
-def complete(found: list[Case], options: RunOptions, fixed: Mapping[str, object]) -> None:
-    """Add a case for every obligation that none of a few cases would exercise for sure.
+def complete(
+    found: list[Case],
+    options: RunOptions,
+    fixed: Mapping[str, object],
+    meshes: Sequence[MeshSizes],
+) -> None:
+    """Add a case for every row of NEEDED that none of a few cases would exercise for sure.
 
     A case with something that libraries refuse is not sure. They take the place of the last cases,
     for want of which nothing goes unchecked.
     """
     place = len(found)
-    for obligation, feature in NEEDED.items():
+    for obligation, needed in NEEDED:
         if obligation not in options.obligations or place == 0:
             continue
-        if any(feature in names and not names & OFTEN_REFUSED for names in _features(found)):
+        if any(needed <= names and not names & OFTEN_REFUSED for names in _features(found)):
+            continue
+        on_axes = not needed.isdisjoint(OF_AXIS["replicate"])
+        if on_axes and (not meshes or "mesh" in fixed):
             continue
         seed = options.seed * 10_007 + 1_000_003
-        drawn = draw(OVERDRAW, seed=seed, world_sizes=options.world_sizes, fixed=fixed)
-        wanted = {feature, *options.features}
+        sizes = () if on_axes else options.world_sizes
+        used = meshes if on_axes else ()
+        drawn = draw(OVERDRAW, seed=seed, world_sizes=sizes, fixed=fixed, meshes=used)
         fitting = [
             (case, names)
             for case, names in zip(drawn, _features(drawn), strict=True)
-            if wanted <= names
+            if needed.union(options.features) <= names
         ]
         if fitting:
             place -= 1

@@ -15,7 +15,7 @@ from ...devices import CPU, check_device
 from ...errors import UsageError, did_you_mean, unknown
 from ...hosts import Hosts
 from ...launcher import has_launcher
-from ...protocol.verdicts import EQUIVALENCE, MEMORY, OBLIGATIONS, RESUME, Obligation
+from ...protocol.verdicts import EQUIVALENCE, OBLIGATION_SETS, OBLIGATIONS, Obligation
 from ..known_issues.entries import KnownIssue, load
 from .profiles import PROFILES
 
@@ -25,13 +25,6 @@ BACKENDS = ("gloo", "nccl")
 SEED_LIMIT = 1 << 62
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
-
-OBLIGATION_SETS: dict[str, tuple[Obligation, ...]] = {
-    "equivalence": EQUIVALENCE,
-    "resume": RESUME,
-    "memory": MEMORY,
-}
-"""Names that stand for several obligations."""
 
 
 @dataclass(frozen=True, kw_only=True)

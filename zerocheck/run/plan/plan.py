@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -24,6 +25,7 @@ from .draws import apart, at_random, complete, mapping
 from .fixed_fields import fixed_fields, meshes_of
 from .options import RunOptions
 from .profiles import PROFILES
+from .replacements import Replacements
 from .streams import Asking, Stream
 
 HARM_OF: dict[Obligation, Harm] = {"durability": "killed", "damage": "damaged"}
@@ -39,6 +41,10 @@ class PlannedCase:
 
     implementation: str
     case: Case
+
+
+MANY_RANKS = 11
+"""Ranks of the case that is saved on more than ten."""
 
 
 class SharedDraws:
@@ -104,6 +110,7 @@ class Plan:
         self._drawn = SharedDraws() if drawn is None else drawn
         self._arrays: dict[str, Array] = {}
         self._streams: defaultdict[str, list[Stream]] = defaultdict(list)
+        self._replacements: dict[str, Replacements] = {}
         self.coverage: list[Coverage] = []
         """What is to be exercised on each implementation."""
         queues = [
@@ -112,23 +119,32 @@ class Plan:
         ]
         self.cases = [planned for turn in zip_longest(*queues) for planned in turn if planned]
 
-    def note(self, done: PlannedCase, *, refused: bool) -> None:
-        """Note a case that was judged, or refused while it was built."""
+    def note(self, done: PlannedCase, *, refused: bool, idle: Collection[str] = ()) -> None:
+        """Note a case that was judged, or refused while it was built.
+
+        idle: features that it had and did not exercise, see records/exercised.py.
+        """
         for stream in self._streams[done.implementation] if refused else ():
             stream.note(done.case)
-        if done.implementation in self._arrays and not done.case.resume:
-            self._arrays[done.implementation].note(done.case, refused=refused)
+        if done.case.resume:
+            return
+        if done.implementation in self._replacements and not refused:
+            self._replacements[done.implementation].note(done.case, idle=idle)
+        if done.implementation in self._arrays:
+            self._arrays[done.implementation].note(done.case, refused=refused, idle=idle)
 
     def more(self) -> bool:
-        """Append cases for pairs that only refused ones had, and where few cases could be built.
+        """Append cases for pairs that were run in vain, and where few cases could be built.
 
         They go to the end of `cases`. Returns True if there were any.
         """
         added = False
         for name in self._options.implementations:
-            sources: list[Array | Stream] = [*self._streams[name]]
+            sources: list[Array | Stream | Replacements] = [*self._streams[name]]
             if name in self._arrays:
                 sources.insert(0, self._arrays[name])
+            if name in self._replacements:
+                sources.append(self._replacements[name])
             there = {item.case for item in self.cases if item.implementation == name}
             cases = [case for source in sources for case in source.more() if case not in there]
             if self._options.max_cases is not None:
@@ -177,6 +193,8 @@ class Plan:
             harms=[HARM_OF[one] for one in sorted(asked)] if asked <= HARM_OF.keys() else (),
         )
         cases = self._stream(name, draw_some, count, ask) if described.resumes else draw_some(1)
+        if described.resumes and count > 1 and not options.world_sizes_given:
+            cases = _saved_by_many(cases, draw_some)
         # Small ones first: they say most for their time.
         return sorted(
             cases, key=lambda case: sum(segment.world_size for segment in segments_of(case))
@@ -207,7 +225,7 @@ class Plan:
             found = list(dict.fromkeys((*found, *drawn)))
         found = found[:count]
         if not profile.covering or limit is not None:  # an array has every feature
-            complete(found, options, fixed)
+            complete(found, options, fixed, meshes)
         if not found:
             wanted = ", ".join(options.features)
             raise UsageError(f"no case for {name} has the features asked for: {wanted}")
@@ -215,6 +233,9 @@ class Plan:
             coverage = self._arrays[name].coverage(name, max_cases=limit, model=_model(described))
             self.coverage.append(coverage)
         else:
+            others = dataclasses.replace(options, seed=options.seed + 1)
+            draw_some = partial(at_random, others, fixed=fixed, meshes=meshes)
+            self._replacements[name] = Replacements(draw_some, partial(ask, name))
             self.coverage.append(
                 Coverage(
                     implementation=name,
@@ -224,6 +245,18 @@ class Plan:
                 )
             )
         return found
+
+
+def _saved_by_many(cases: list[Case], draw_some: Callable[..., list[Case]]) -> list[Case]:
+    """Return the cases, with one that is saved on more than ten ranks in place of the last.
+
+    Names of files and ranks that are sorted as text have another order there.
+    """
+    many = FEATURES["resume-many"].present
+    if any(map(many, cases)):
+        return cases
+    drawn = draw_some(len(cases), world_sizes=(2, 3, MANY_RANKS))
+    return [*cases[:-1], next(filter(many, drawn), cases[-1])]
 
 
 def _model(described: Description) -> str:

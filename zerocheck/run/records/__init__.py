@@ -1,6 +1,7 @@
 """Records of a run, and what is counted over them; reports read nothing else of a run.
 
 - `coverage.py`: coverage of a run: pairs of features exercised, and why the rest were not
+- `exercised.py`: features that a judged case exercised: what they can break could have failed
 - `footprint.py`: memory and communication of measured cases, next to the ZeRO paper
 - `journal.py`: journal of a run: one record per line (NDJSON), written the moment it is known
 - `loads.py`: results of the loads of resumed cases, by world size

@@ -10,12 +10,16 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ...case.covering import Pairs
-from ...case.features import FEATURES, OF_STEPS, features
+from ...case.features import FEATURES, OF_STEPS
+from ...protocol.verdicts import VACUOUS, Obligation
+from .exercised import exercised, idle
 from .records import CaseFinished, Coverage
 
 FEW = 3
 """Cases; what fewer of them exercised is named."""
 
+COULD_NOT_FAIL = "could not fail"
+"""First words of the reason why a feature that cases had is not exercised."""
 
 _OF_MODELS = frozenset(
     {name for name, row in FEATURES.items() if row.dimension == "model"}
@@ -33,9 +37,12 @@ class CoveredPairs:
     def __init__(self, wanted: Coverage | None = None) -> None:
         self.wanted = wanted
         self.exercised: Counter[str] = Counter()
-        """Judged cases per feature; features that the implementation ignores are left out."""
+        """Cases by feature that exercised it, but for features that the implementation ignores."""
+        self._idle: dict[str, Obligation | None] = {}
+        """Feature that only such cases had in which the obligation could not fail."""
         self._resumed = False
         self._judged = 0
+        self._could_not_fail = 0
         self._broken = 0
         self._refused: dict[str, int] = {}
 
@@ -51,15 +58,18 @@ class CoveredPairs:
     def add(self, record: CaseFinished) -> None:
         """Count one case. A crash or hang exercised nothing: it was not judged."""
         judged = record.judgement is not None
+        in_vain = idle(record)
         self._resumed |= bool(record.case.resume)
-        if judged:
-            ignored = self.ignored
-            self.exercised.update(name for name in features(record.case) if name not in ignored)
+        ignored = self.ignored
+        self.exercised.update(name for name in exercised(record) if name not in ignored)
+        self._idle.update(in_vain)
         if not self._supported:
             return
         pairs = self._pairs.of(record.case) & self._supported
         if judged:
-            self._judged |= pairs
+            counting = self._pairs.without(in_vain)
+            self._judged |= pairs & counting
+            self._could_not_fail |= pairs & ~counting
         elif record.status == "unsupported" or record.known:
             reason = f"known issue: {record.title}" if record.known else record.reason
             reason = reason or "no reason given"
@@ -100,7 +110,7 @@ class CoveredPairs:
     @property
     def supported_count(self) -> int:
         """Number of pairs that the implementation supports."""
-        return (self._judged | self.left_out).bit_count()
+        return (self._judged | self.left_out | self.could_not_fail).bit_count()
 
     @property
     def covered_count(self) -> int:
@@ -115,10 +125,15 @@ class CoveredPairs:
     @property
     def left_out(self) -> int:
         """Supported pairs that no judged case had, as bits."""
-        gone = 0
+        gone = self._could_not_fail
         for pairs in self._refused.values():
             gone |= pairs
         return self._supported & ~self._judged & ~gone
+
+    @property
+    def could_not_fail(self) -> int:
+        """Supported pairs that only such cases had in which nothing could fail, as bits."""
+        return self._could_not_fail & ~self._judged
 
     @property
     def left_out_pairs(self) -> list[tuple[str, str]]:
@@ -131,6 +146,12 @@ class CoveredPairs:
         return {name: self._why(name) for name in self.names if not self.exercised[name]}
 
     @property
+    def not_drawn(self) -> list[str]:
+        """Features that no judged case exercised, but that other cases of this run could have."""
+        reasons = ("not drawn", "left out", COULD_NOT_FAIL)
+        return [name for name, why in self.not_exercised.items() if why.startswith(reasons)]
+
+    @property
     def seldom_exercised(self) -> dict[str, int]:
         """Number of cases by feature, of features that fewer than FEW cases exercised."""
         return {name: count for name, count in self.exercised.items() if 0 < count < FEW}
@@ -140,6 +161,9 @@ class CoveredPairs:
             return "ignored by it"
         if self.wanted is not None and self.wanted.model and name in _OF_MODELS:
             return f"the model is {self.wanted.model}"
+        if name in self._idle:
+            obligation = self._idle[name]
+            return f"{COULD_NOT_FAIL}: {VACUOUS[obligation] if obligation else 'nothing could'}"
         if not self.counted or name not in self._pairs.names:
             return "not drawn"
         pairs = self._pairs.with_feature(name)
@@ -178,6 +202,7 @@ class CoveredPairs:
             return ""
         parts = [
             f"pairs {self.covered_count:,} of {self.supported_count:,} supported covered",
+            *([f"{idle:,} could not fail"] if (idle := self.could_not_fail.bit_count()) else []),
             f"{self.refused_count:,} refused",
             f"{len(self.ignored)} features ignored",
         ]
