@@ -19,14 +19,12 @@ from .values import CHECKPOINTS
 
 T = TypeVar("T")
 
-DAMAGES: tuple[DamageKind, ...] = ("flip", "flip", "truncate", "remove", "mix")
+DAMAGES: tuple[DamageKind, ...] = ("flip", "mix", "truncate", "mix", "remove", "flip")
+"""Kinds of damage in turns. What is noticed least is tried most."""
 
 Harm = Literal["killed", "damaged"]
-HARMS: tuple[Harm, ...] = ("damaged", "killed")
-"""What is done to a checkpoint that is then only loaded."""
-
-HARMED = 7
-"""One case of so many has a harm of each kind."""
+_TURNS: tuple[Harm | None, ...] = (None, None, None, "damaged", None, None, "killed", "damaged")
+"""What is done to a checkpoint that is then only loaded, in turns."""
 
 OVERDRAW = 100
 """Cases drawn for one with the features asked for, at most."""
@@ -71,13 +69,16 @@ def draw_resumed(
     wanted = set(having)
     counts: Counter[str] = Counter()
     found: dict[Case, None] = {}
+    damaged = 0
     for number, (saving, loading) in enumerate(pairs):
         if len(found) == count:
             break
         harm = _harm(number, harms)
+        damage = DAMAGES[damaged % len(DAMAGES)]
+        damaged += harm == "damaged"
         offered = {}
         for base in bases[saving][:OFFERED]:
-            segments = _drawn_segments(loading, world_sizes, into, harm, source)
+            segments = _drawn_segments(loading, world_sizes, into, harm, damage, source)
             case = _resumed(base, segments, fixed, source)
             if replicates and number % 3 == 2:
                 case = _replicated(case, axes)
@@ -156,8 +157,7 @@ _FEATURES: dict[Harm, frozenset[str]] = {
 def _harm(number: int, harms: Sequence[Harm]) -> Harm | None:
     if harms:
         return harms[number % len(harms)]
-    left = HARMED - 1 - number % HARMED
-    return HARMS[left] if left < len(HARMS) else None
+    return _TURNS[number % len(_TURNS)]
 
 
 def _drawn_segments(
@@ -165,6 +165,7 @@ def _drawn_segments(
     world_sizes: Sequence[int],
     into: Sequence[str],
     harm: Harm | None,
+    damage: DamageKind,
     source: random.Random,
 ) -> tuple[TrainingSegment, ...]:
     sizes = [loading]
@@ -183,7 +184,7 @@ def _drawn_segments(
     if harm == "killed":
         segments[-1] = msgspec.structs.replace(segments[-1], killed=round(source.random(), 3))
     elif harm == "damaged":
-        segments[-1] = msgspec.structs.replace(segments[-1], damage=_pick(DAMAGES, source))
+        segments[-1] = msgspec.structs.replace(segments[-1], damage=damage)
     return tuple(segments)
 
 

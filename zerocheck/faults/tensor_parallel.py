@@ -62,7 +62,7 @@ class ReplicatedSummedOverTp(Fsdp2):
 
 @fault(
     "fsdp2", "publish", bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD, source="PT #129206", world=4,
-    features=("tensor-parallel",), without=("tensor-parallel-alone",),
+    features=("tensor-parallel-strided",),
 )  # fmt: skip
 class StridedTakenForPlain(Fsdp2):
     """A parameter that is sharded over tp first is read as if sharded over the shard axis first."""

@@ -9,6 +9,7 @@ from ...hosts import counts
 from ..mesh import AxisName
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable
+from ..tensor_parallel import plan_of, sharded_dim
 from .row import table
 
 
@@ -27,6 +28,22 @@ def _uneven_total(case: Case) -> bool:
 def _on_hosts(case: Case) -> tuple[int, ...]:
     """Return the number of ranks on each host."""
     return counts(case.hosts, case.world_size)
+
+
+def _sharded_twice(case: Case) -> bool:
+    """Return True if a first dim is split over tp, and its parts over ranks of the shard axis.
+
+    DTensor has the shards in another order then than one axis of as many ranks would.
+    """
+    if not case.axes.has("tp") or case.axes.size("shard") == 1:
+        return False
+    plan = plan_of(case.model, case.axes.size("tp"))
+    ranks = case.axes.size("tp") * case.axes.size("shard")
+    shapes = parameter_shapes(case.model)
+    return any(
+        shape and shape[0] % ranks == 0 and sharded_dim(plan, name) == 0
+        for name, shape in shapes.items()
+    )
 
 
 WORLD = table(
@@ -58,6 +75,11 @@ WORLD = table(
         lambda c: c.axes.has("tp") and c.axes.size("shard") == 1,
     ),
     (
+        "tensor-parallel-strided",
+        "rows of a parameter sharded over the tp axis and over the shard axis, evenly",
+        _sharded_twice,
+    ),
+    (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
         lambda c: any(length < c.axes.parts("parameters") for length in _lengths(c)),
@@ -79,6 +101,6 @@ WORLD = table(
 
 OF_AXIS: Mapping[AxisName, tuple[str, ...]] = {
     "replicate": ("two-axes", "one-replica", "one-shard", "sync-shards"),
-    "tp": ("tensor-parallel", "tensor-parallel-alone"),
+    "tp": ("tensor-parallel", "tensor-parallel-alone", "tensor-parallel-strided"),
 }
 """Features that only a mesh with the axis has, the plainest first."""

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def damage(directory: Path, kind: DamageKind, seed: int, *, older: Path) -> str:
         return _mix(directory, files, older, source)
     if not files:
         return ""
-    path = files[int(source.random() * len(files))]
+    path = _hit(files, source)
     name = path.relative_to(directory)
     size = path.stat().st_size
     if kind == "remove":
@@ -215,9 +216,19 @@ def _mix(directory: Path, files: list[Path], older: Path, source: random.Random)
     ]
     if not fitting or (len(fitting) == 1 and {path.name for path in files} == set(others)):
         return ""
-    path = fitting[int(source.random() * len(fitting))]
+    path = _hit(fitting, source)
     shutil.copyfile(others[path.name], path)
     return f"{path.relative_to(directory)} replaced by that of the checkpoint before"
+
+
+def _hit(files: Sequence[Path], source: random.Random) -> Path:
+    """Return the file that a byte drawn from all of them is of: mostly one that holds tensors."""
+    left = source.random() * sum(path.stat().st_size for path in files)
+    for path in files:
+        left -= path.stat().st_size
+        if left < 0:
+            return path
+    return files[-1]
 
 
 def _files(directory: Path) -> list[Path]:

@@ -78,6 +78,9 @@ APART = (
         SeparateDraws(frozenset(OF_AXIS[axis][:1]), {f"sharding.{field}": 2})
         for axis, field in INNER.items()
     ),
+    SeparateDraws(
+        frozenset(("tensor-parallel-strided",)), {"sharding.tensor_parallel": 2}, least=4
+    ),
     # A race shows where all three meet, and then in a third of the runs (faults/races).
     SeparateDraws(
         frozenset(("delays", "microbatches", "bucket-small")),

@@ -15,7 +15,7 @@ from ...case.covering import Pairs, candidates
 from ...case.features import FEATURES, IN_PAIRS, OF_OPTIMIZERS, OF_RESUME, OF_STEPS
 from ...case.resume import Harm, draw_resumed
 from ...case.schema import Case, MeshSizes, Optimizer
-from ...case.segments import segments_of
+from ...case.segments import only_loads, segments_of
 from ...errors import UsageError
 from ...protocol.replies import Description
 from ...protocol.verdicts import EQUIVALENCE, MEMORY, RESUME, Obligation
@@ -248,7 +248,7 @@ class Plan:
 
 
 def _saved_by_many(cases: list[Case], draw_some: Callable[..., list[Case]]) -> list[Case]:
-    """Return the cases, with one that is saved on more than ten ranks in place of the last.
+    """Return the cases, with one that is saved on more than ten ranks in place of another.
 
     Names of files and ranks that are sorted as text have another order there.
     """
@@ -256,7 +256,11 @@ def _saved_by_many(cases: list[Case], draw_some: Callable[..., list[Case]]) -> l
     if any(map(many, cases)):
         return cases
     drawn = draw_some(len(cases), world_sizes=(2, 3, MANY_RANKS))
-    return [*cases[:-1], next(filter(many, drawn), cases[-1])]
+    unharmed = [case for case in cases if not only_loads(case, len(case.resume))]
+    added = next(filter(many, drawn), None)
+    if added is None or not unharmed:
+        return cases
+    return [added if case is unharmed[-1] else case for case in cases]
 
 
 def _model(described: Description) -> str:
