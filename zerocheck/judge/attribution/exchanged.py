@@ -71,7 +71,7 @@ def _mixed(
         if bool(((observed - weight * terms.sum(0)).abs() > 2 * bound).any()):
             return None
         found |= weights
-    if len(found) != 1 or not search.numbers.plain(*found):
+    if len(found) != 1 or found == {0.0} or not search.numbers.plain(*found):
         return None
     spelled = search.numbers.spelled(found.pop())
     return f"gradient: each shard is the sum of all ranks' shards, place by place, {spelled}"

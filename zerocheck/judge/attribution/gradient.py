@@ -22,7 +22,7 @@ from ..diagnose.evidence import Evidence
 from ..pieces import Enclosing, Positions, some
 from .cells import HeldCell, cells
 from .sentences import has_matrix, operation
-from .table import MOST_ROWS, VISIBLE, Numbers, Solution, Table, rows, solve, structured
+from .table import MOST_ROWS, VISIBLE, Numbers, Solution, Table, blocks, rows, solve, structured
 
 Others = Mapping[str, torch.Tensor]
 """Flat vectors that a wrong gradient may be made of as well, by their names in words."""
@@ -168,7 +168,9 @@ class GradientSearch:
         finite = terms.isfinite().all(0) & values.isfinite()
         if not bool(finite.all()):
             return None
+        # Where the right gradient is exact, as on one rank, a combination still rounds.
         bound = self.evidence.right.at(positions).bound
+        bound = torch.maximum(bound, enclosed_terms(self.evidence, terms, positions).bound)
         return solve(terms, values, bound)
 
     def _guess(self, number: int) -> None:
@@ -182,6 +184,7 @@ class GradientSearch:
         if mesh.world_size == world:
             groups = [mesh.group(cell.holder.ranks[0], axis.name) for axis in mesh.axes]
             groups = [one for one in groups if 1 < len(one) < world]
+        groups += blocks(world, cell.holder.ranks[0])
         for weights in structured(world, count, cell.holder.ranks, groups):
             table = Table(weights)
             if self._fits(table, [number]):

@@ -17,6 +17,7 @@ from ..compare import exactly
 from ..layout import ParameterLayout
 from .cells import HeldCell, Holder
 from .gradient import GradientSearch, combination
+from .sentences import NOTHING
 from .table import Table
 from .tensors import numbered, tensors
 
@@ -152,14 +153,13 @@ def _sources(
         plain.append(GradientSource("infinite", zero))
     yield plain
     made = [
-        (words, table, combination(search.evidence, table, search.others))
+        (words, combination(search.evidence, table, search.others))
         for words, table in _tables(search, holder)
     ]
-    yield [GradientSource(words, of.only(positions)) for words, _, of in made]
+    yield [GradientSource(words, of.only(positions)) for words, of in made]
     if len(positions) <= MOST_SEARCHED:
-        for words, table, of in made:
-            if not table.others:
-                yield list(_moved(words, of.whole, positions, values))
+        for words, of in made:
+            yield list(_moved(words, of.whole, positions, values))
 
 
 def _tables(search: GradientSearch, holder: Holder) -> Iterator[tuple[str, Table]]:
@@ -231,6 +231,10 @@ def _operations(
     if origin is not None:
         ranks = numbered(chosen[0].holder.ranks, "rank")
         return {f"{ranks} holds the shard that rank {origin} must hold{whose}{but}": names}
+    if [*kinds] == ["0"] and sum(run.last - run.start + 1 for run in wrong) == sum(
+        len(cell.positions) for cell in chosen
+    ):
+        return {NOTHING: names}
     if len(wrong) > MOST_LISTED and not offsets:
         return {f"elements are {', others '.join(kinds)}": names}
     parts = [_run(run, layout) for run in wrong]

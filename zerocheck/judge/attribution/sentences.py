@@ -13,6 +13,8 @@ from .tensors import numbered
 Tables = Mapping[tuple[int, ...], Table]
 """Table of each holder, by its ranks."""
 
+NOTHING = "it is 0: no local gradient is in it"
+
 
 def operation(tables: Tables, numbers: Numbers, mesh: Mesh) -> str:
     """Return what the tables say, in one clause, with the weights where no clause says all."""
@@ -101,7 +103,7 @@ def _uniform(tables: Tables, numbers: Numbers, ones: torch.Tensor) -> Iterator[t
         if len(visible) and not table.right:
             factor = float(visible[0])
             if factor == 0:
-                yield "it is 0: no local gradient is in it", _alike(ones * 0)
+                yield NOTHING, _alike(ones * 0)
             yield f"every local gradient counts {numbers.spelled(factor)}", _alike(ones * factor)
             return
 

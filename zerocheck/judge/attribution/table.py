@@ -171,6 +171,20 @@ class Numbers:
         return f"{plain} times" + (f" ({' = '.join(names)} = {plain})" if names else "")
 
 
+def blocks(world: int, rank: int) -> list[list[int]]:
+    """Return groups of successive ranks, in which all ranks may be put apart, that have the rank.
+
+    All groups have the same number of ranks, but for the last one, or there are two groups.
+    """
+    found = {
+        (first, min(first + size, world))
+        for size in range(2, world)
+        for first in (rank // size * size, size if rank >= size else 0)
+    }
+    found |= {(size, world) for size in range(1, world - 1) if rank >= size}
+    return [list(range(*one)) for one in sorted(found) if 1 < one[1] - one[0] < world]
+
+
 def structured(
     world: int, count: int, ranks: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> Iterator[torch.Tensor]:
