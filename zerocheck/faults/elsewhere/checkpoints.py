@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
@@ -16,6 +18,7 @@ from ...adapters.textbook.flat import ShardedBuffer
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
 from ...adapters.textbook.zero3 import Zero3
+from ...adapters.zero_redundancy.adapter import ZeroRedundancy
 from ...contract.groups import learning_rates
 from ...contract.implementation import Loader, Step, StepReport
 from ..fault import fault
@@ -174,3 +177,35 @@ class DataPositionWithoutMicrobatches(Zero1):
         count = self.case.training.microbatches
         positions = {name: number // count for name, number in facts.loader.items()}
         return msgspec.structs.replace(facts, loader=positions)
+
+
+@fault(
+    "zero-redundancy", "roundtrip", bugs.TENSORS_EXCHANGED,
+    source="FS #380, PR#483; PT PR#54736", features=("resume", "groups"),
+)  # fmt: skip
+class StatesInModelOrder(ZeroRedundancy):
+    """States are saved in the order of parameter groups, and loaded in the order of the model."""
+
+    def load(self, directory: str, loader: Loader) -> None:
+        optimizer: Any = self._optimizer
+        take = optimizer.load_state_dict
+        optimizer.load_state_dict = lambda states: take(
+            {**states, "state": self._renumbered(states["state"])}
+        )
+        try:
+            super().load(directory, loader)
+        finally:
+            del optimizer.load_state_dict
+
+    def _renumbered(self, states: dict[int, Any]) -> dict[int, Any]:
+        """Return the states with other numbers; another shape would be refused, so it is kept."""
+        grouped = [p for group in self._optimizer.param_groups for p in group["params"]]
+        numbers = {parameter: number for number, parameter in enumerate(grouped)}
+        saved: dict[torch.Size, list[int]] = defaultdict(list)
+        for number, parameter in enumerate(grouped):
+            saved[parameter.shape].append(number)
+        found = {}
+        for parameter in self._inner.parameters():
+            if parameter in numbers:
+                found[numbers[parameter]] = states.get(saved[parameter.shape].pop(0))
+        return {number: state for number, state in found.items() if state is not None}

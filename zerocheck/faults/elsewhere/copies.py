@@ -96,7 +96,7 @@ class _GatheredInBf16(FlatParameter):
 
 
 @fault(
-    "zero3", "publish", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
+    "zero3", "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
     features=("mixed-dtypes", "wrap-whole"),
 )  # fmt: skip
 class GatheredInOneDtype(Zero3):

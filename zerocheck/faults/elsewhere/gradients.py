@@ -13,7 +13,7 @@ from ... import causes as bugs
 from ...adapters.ddp.adapter import Ddp
 from ...adapters.textbook.adapter import Sharder
 from ...adapters.textbook.zero1 import Zero1
-from ...adapters.textbook.zero2 import Zero2
+from ...adapters.textbook.zero2 import GradientBucket, Zero2
 from ...compat import reduce_scatter_single
 from ...contract import Step, StepReport
 from ..fault import fault
@@ -152,3 +152,31 @@ class NormLayersUnreduced(Zero2):
         super()._launch()
         for piece, local in zip(norms, own, strict=True):
             gradient.shard[piece.inside].add_(local)
+
+
+@fault(
+    "zero2", None, bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218",
+    features=("sometimes-used", "bucket-small"), without=("frozen",),
+)  # fmt: skip
+class ReducedAsTheyFill(Zero2):
+    """Buckets are reduced in the order in which they fill up, which differs between ranks."""
+
+    left: list[GradientBucket]
+
+    def _begin_microbatch(self) -> None:
+        super()._begin_microbatch()
+        self.left = list(self.gradients)
+
+    def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
+        gradient.collect(number)
+        if not gradient.missing:
+            self._reduce_bucket(gradient)
+
+    def _reduce_bucket(self, gradient: GradientBucket) -> None:
+        self.left.remove(gradient)
+        self.reduction.launch(gradient.take(), gradient.bucket.mine, gradient.shard)
+
+    def _end_microbatch(self) -> None:
+        for gradient in list(self.left):
+            self._reduce_bucket(gradient)
+        self.reduction.finish()

@@ -12,7 +12,7 @@ from ...case.schema import Case
 from ..fault import EVERY_STEP, fault
 
 
-@fault("zero2", "peak", source="CA PR#1955", spares=EVERY_STEP)
+@fault("zero2", "persistent", source="CA PR#1955", spares=EVERY_STEP)
 class GraphRetained(Zero2):
     """The backward keeps the graph, so activations live until the next loss replaces this one."""
 
