@@ -36,5 +36,6 @@
 - `unused.py`: faults with parameters that have no gradient, or no place in the buffers
 - `update.py`: faults in AdamW itself and in its inputs
 - `window.py`: faults within a step: memory is right at the end of each phase, and too large before
+- `elsewhere/`: bugs of other frameworks, planted to measure a diagnosis that did not know them
 - `injections/`: faults injected at the collectives of any implementation
 """

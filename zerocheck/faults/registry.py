@@ -19,7 +19,7 @@ from .fault import Fault
 
 
 def _read(module: str) -> Iterator[tuple[str, Fault]]:
-    """Iterate over the faults of a module of this package, each with its class."""
+    """Iterate over the faults of a module of this package, such as `a.b`, with their classes."""
     path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     names = {**vars(description), "bugs": bugs}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -38,9 +38,16 @@ def _lowered(line: str) -> str:
     return f"{first.lower() if lower else first}{space}{rest}"
 
 
+def _modules() -> Iterator[str]:
+    """Iterate over the modules of faults: those of this package, then those of `elsewhere`."""
+    for folder in (Path(__file__).parent, Path(__file__).parent / "elsewhere"):
+        place = folder.relative_to(Path(__file__).parent).parts
+        yield from sorted(".".join((*place, path.stem)) for path in folder.glob("*.py"))
+
+
 _CLASSES = [
     replace(fault, where=f"{__package__}.{module}:{kind}")
-    for module in sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    for module in _modules()
     for kind, fault in _read(module)
 ]
 """Faults of classes, by module."""

@@ -1,0 +1,142 @@
+"""Faults in the copies that ranks compute with, in buffers, and in exposed shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ... import causes as bugs
+from ...adapters.ddp.adapter import Ddp
+from ...adapters.textbook.unit import FlatParameter, Unit
+from ...adapters.textbook.zero1 import Zero1
+from ...adapters.textbook.zero2 import Zero2
+from ...adapters.textbook.zero3 import Zero3
+from ...case.schema import Case
+from ...compat import all_gather_single
+from ...contract import Shard, Step, StepReport
+from ...contract.implementation import Moment
+from ..fault import fault
+from ..parts import with_callback
+
+
+@fault("zero1", "publish", source="MG c2c36f77cf", features=("bucket-small",))
+class SharedBufferCleared(Zero1):
+    """The first bucket to arrive clears the buffer that holds what was gathered for the others."""
+
+    def _publish(self) -> None:
+        super()._publish()
+        for bucket in self.buckets[1:]:
+            own = bucket.local.clone()
+            bucket.full.zero_()
+            bucket.local.copy_(own)
+
+
+@fault("zero2", "publish", source="MG b53d5e1ead", features=("bucket-small",))
+class BucketsGatheredAtOneOffset(Zero2):
+    """All buckets are gathered at the start of one storage, where each overwrites the last."""
+
+    def _publish(self) -> None:
+        size = max((bucket.full.numel() for bucket in self.buckets), default=0)
+        storage: dict[torch.dtype, torch.Tensor] = {}
+        for bucket in self.buckets:
+            bucket.refresh()
+            dtype = bucket.full.dtype
+            storage.setdefault(dtype, bucket.full.new_zeros(size))
+            work = all_gather_single(
+                storage[dtype][: bucket.full.numel()], bucket.local.clone(), self.group
+            )
+            if work is not None:
+                work.wait()
+        for bucket in self.buckets:
+            own = bucket.local.clone()
+            bucket.full.copy_(storage[bucket.full.dtype][: bucket.full.numel()])
+            bucket.local.copy_(own)
+
+
+@fault(
+    "zero3", "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="CA PR#5803; MG PR#6388",
+    features=("wrap-block",), without=("no-blocks",),
+)  # fmt: skip
+class PrefetchedBeforeUpdate(Zero3):
+    """The first unit of the next forward is gathered before the update of its shards."""
+
+    early: Unit | None = None
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
+
+    def _reached(self, notify: Callable[[Moment], None], moment: Moment) -> None:
+        if moment == "reduced":
+            self.early = self.order.calls[0] if self.order.calls else self.root
+            self.early.gather()
+            self.early.wait()
+        notify(moment)
+
+    def _begin_microbatch(self) -> None:
+        early, self.early = self.early, None
+        for unit in (*self.units, self.root):
+            if unit is not early:
+                unit.release()
+        self.order.start()
+
+
+class _GatheredInBf16(FlatParameter):
+    def wait(self) -> None:
+        arrives = self._work is not None
+        super().wait()
+        if arrives:
+            self.full.copy_(self.full.bfloat16())
+
+
+@fault(
+    "zero3", "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
+    features=("mixed-dtypes", "wrap-whole"),
+)  # fmt: skip
+class GatheredInOneDtype(Zero3):
+    """A unit of two dtypes is gathered in the narrow one, which rounds its fp32 parameters."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for unit in (*self.units, self.root):
+            if len({flat.full.dtype for flat in unit.flats}) > 1:
+                for flat in unit.flats:
+                    flat.__class__ = _GatheredInBf16
+
+
+@fault(
+    "ddp", "buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
+    without=("sync-each", "static-graph"), world=3, microbatches=3,
+)  # fmt: skip
+class BuffersSentWithEachMicrobatch(Ddp):
+    """Rank 0's buffers are broadcast at every forward, while gradients are still accumulated."""
+
+    def train_step(self, step: Step) -> StepReport:
+        return super().train_step(with_callback(step, self._send))
+
+    def _send(self) -> None:
+        model: Any = self.built.model
+        if model.require_forward_param_sync is False:
+            model._sync_buffers()
+
+
+@fault(
+    "zero3", "ownership", bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",),
+    without=("frozen",),
+)  # fmt: skip
+class ConvolutionsFlattened(Zero3):
+    """Parameters of more than two dims are exposed with all dims after the first as one."""
+
+    def shards(self) -> Iterator[Shard]:
+        for shard in super().shards():
+            if len(shard.shape) > 2:
+                first, *others = shard.shape
+                yield replace(shard, shape=(first, math.prod(others)))
+            else:
+                yield shard

@@ -1,0 +1,182 @@
+"""Faults in the accumulation and reduction of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from ... import causes as bugs
+from ...adapters.ddp.adapter import Ddp
+from ...adapters.textbook.adapter import Sharder
+from ...adapters.textbook.zero1 import Zero1
+from ...adapters.textbook.zero2 import GradientBucket, Zero2
+from ...compat import reduce_scatter_single
+from ...contract import Step, StepReport
+from ..fault import fault
+from ..parts import with_callback
+
+
+@fault("zero1", "gradient", source="DS PR#7985", microbatches=2)
+class BoundaryMicrobatchLocal(Zero1):
+    """The last microbatch is added after the reduction: each rank adds its own gradient of it."""
+
+    earlier: Sequence[torch.Tensor] = ()
+    begun = 0
+
+    def train_step(self, step: Step) -> StepReport:
+        self.begun = 0
+        return super().train_step(with_callback(step, self._begin))
+
+    def _begin(self) -> None:
+        self.begun += 1
+        if self.begun == self.case.training.microbatches:
+            self.earlier = [gradients.clone() for gradients in self.gradients]
+            for gradients in self.gradients:
+                gradients.zero_()
+
+    def _reduce(self) -> None:
+        boundary = [bucket.gradient.clone() for bucket in self.buckets]
+        for gradients, earlier in zip(self.gradients, self.earlier, strict=True):
+            gradients.copy_(earlier)
+        super()._reduce()
+        for bucket, own in zip(self.buckets, boundary, strict=True):
+            bucket.gradient.add_(own)
+        for wide in self.wide:
+            wide.widen()
+
+
+@fault("zero1", "gradient", source="MG PR#4609", features=("several-steps",))
+class ParametersLeftInGradients(Zero1):
+    """Parameters are gathered into the gradient buffer, which is not cleared before it sums."""
+
+    published = False
+
+    def _publish(self) -> None:
+        super()._publish()
+        self.published = True
+
+    def _clear_gradients(self) -> None:
+        super()._clear_gradients()
+        if self.published:
+            for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+                gradients.copy_(bucket.full)
+
+
+@fault(
+    "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",),
+    world=3,
+)  # fmt: skip
+class ExpertsDividedTwice(Zero1):
+    """Gradients of experts are divided by the number of ranks before and after the reduction."""
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        for one in self.optimizer.owned:
+            if ".experts.mlps." in one.piece.name:
+                one.gradient.div_(self.world_size)
+
+
+@fault(
+    "ddp", "gradient", source="HF transformers #1563; HF accelerate #641",
+    features=("clip-tight", "microbatches"), without=("loss-scale", "sync-each"), microbatches=3,
+)  # fmt: skip
+class ClippedWithEachMicrobatch(Ddp):
+    """The accumulated local gradient is clipped after each microbatch, not once per step."""
+
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        with super().accumulating(last=last):
+            yield
+        training = self.case.training
+        if not last and training.clip is not None:
+            clip_grad_norm_(
+                self.built.model.parameters(), training.clip, norm_type=float(training.norm)
+            )
+
+
+@fault("zero1", "gradient", source="TT PR#4637", features=("padding-idx",))
+class PaddingIndexOfEachShard(Zero1):
+    """The padding index counts within each rank's rows: other shards lose a row of gradients."""
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            for name, view in zip(bucket.names, bucket.views(gradients), strict=True):
+                index = self.case.model.padding_idx
+                if name == "stem.weight" and index is not None:
+                    rows = -(-len(view) // self.world_size)
+                    view[index % rows :: rows] = 0.0
+        super()._reduce()
+
+
+@fault(
+    "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",),
+    without=("frozen",), world=3,
+)  # fmt: skip
+class SparseEmbeddingDivided(Zero1):
+    """The gradient of the embedding is averaged over ranks, though sums are declared."""
+
+    semantics = replace(Zero1.semantics, average="sum")
+    axes = frozenset({"shard"})
+
+    def _reduce(self) -> None:
+        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
+            work = reduce_scatter_single(bucket.gradient, gradients, self.group)
+            if work is not None:
+                work.wait()
+            for piece in bucket.pieces:
+                if piece.name == "stem.weight":
+                    bucket.gradient[piece.inside].div_(self.world_size)
+        Sharder._reduce(self)
+
+
+@fault(
+    "zero2", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926",
+    features=("block-layer-norm",), world=3,
+)  # fmt: skip
+class NormLayersUnreduced(Zero2):
+    """Gradients of layer norms are left out of the reduction: each rank keeps its own."""
+
+    def _launch(self) -> None:
+        gradient = self.gradients[self._next]
+        whole = gradient._buffer()
+        norms = [piece for piece in gradient.bucket.pieces if ".norm." in piece.name]
+        mine = whole[gradient.bucket.mine]
+        own = [mine[piece.inside].clone() for piece in norms]
+        for view, name in zip(gradient.bucket.views(whole), gradient.bucket.names, strict=True):
+            if ".norm." in name:
+                view.zero_()  # so that what the reduction adds is 0
+        super()._launch()
+        for piece, local in zip(norms, own, strict=True):
+            gradient.shard[piece.inside].add_(local)
+
+
+@fault(
+    "zero2", None, bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218",
+    features=("sometimes-used", "bucket-small"), without=("frozen",),
+)  # fmt: skip
+class ReducedAsTheyFill(Zero2):
+    """Buckets are reduced in the order in which they fill up, which differs between ranks."""
+
+    left: list[GradientBucket]
+
+    def _begin_microbatch(self) -> None:
+        super()._begin_microbatch()
+        self.left = list(self.gradients)
+
+    def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
+        gradient.collect(number)
+        if not gradient.missing:
+            self._reduce_bucket(gradient)
+
+    def _reduce_bucket(self, gradient: GradientBucket) -> None:
+        self.left.remove(gradient)
+        self.reduction.launch(gradient.take(), gradient.bucket.mine, gradient.shard)
+
+    def _end_microbatch(self) -> None:
+        for gradient in list(self.left):
+            self._reduce_bucket(gradient)
+        self.reduction.finish()

@@ -1,0 +1,51 @@
+"""Faults of memory: every number is right, and a rank holds more than it should."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...adapters.textbook.zero1 import Zero1
+from ...adapters.textbook.zero2 import Zero2
+from ...case.schema import Case
+from ..fault import EVERY_STEP, fault
+
+
+@fault("zero2", "persistent", source="CA PR#1955", spares=EVERY_STEP)
+class GraphRetained(Zero2):
+    """The backward keeps the graph, so activations live until the next loss replaces this one."""
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+
+
+@fault(
+    "zero1", "persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"),
+    spares=EVERY_STEP,
+)  # fmt: skip
+class NarrowGradientsKept(Zero1):
+    """Gradients in bf16 are cleared and not freed after they were added to their fp32 sums."""
+
+    def _add(self, total: torch.Tensor, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad.zero_()
+
+
+@fault(
+    "zero1", "persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",),
+    spares=EVERY_STEP,
+)  # fmt: skip
+class FrozenInBuffers(Zero1):
+    """Flat buffers of gradients and masters have room for frozen parameters, too."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        self.room = [
+            torch.zeros_like(parameter, dtype=torch.float32) for _, parameter in self.replicated()
+        ]
+
+    def close(self) -> None:
+        super().close()
+        self.room.clear()

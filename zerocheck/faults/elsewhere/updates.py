@@ -1,0 +1,119 @@
+"""Faults in the update: its learning rate, its step count, what it reaches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ... import causes as bugs
+from ...adapters.ddp.adapter import Ddp
+from ...adapters.fsdp2.adapter import Fsdp2
+from ...adapters.textbook.zero1 import Zero1
+from ...adapters.textbook.zero3 import Zero3
+from ...case.schema import Case
+from ...contract import Step, StepReport
+from ...contract.groups import learning_rates
+from ..fault import fault
+
+
+@fault("zero1", "publish", bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
+class SyntheticStepCounted(Zero1):
+    """A step with rate 0 creates the optimizer's state, and the step count keeps it."""
+
+    fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        groups = self.optimizer.optimizer.param_groups
+        options = [(group["lr"], group["weight_decay"]) for group in groups]
+        for wide in self.wide:
+            wide.widen()
+        for group in groups:
+            group["lr"] = group["weight_decay"] = 0.0
+        self.optimizer.optimizer.step()
+        for group, (rate, decay) in zip(groups, options, strict=True):
+            group["lr"], group["weight_decay"] = rate, decay
+        for wide in self.wide:
+            wide.release()
+
+    def restore(self, full: object) -> None:
+        """Do nothing: the initial state was loaded before."""
+
+
+@fault(
+    "fsdp2", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="HF transformers PR#24088",
+    features=("schedule-cosine", "several-steps"), world=3,
+)  # fmt: skip
+class RatePerRank(Fsdp2):
+    """The schedule advances once per rank, so W times in each step."""
+
+    def train_step(self, step: Step) -> StepReport:
+        rates = tuple(learning_rates(self.case, step.index * self.case.world_size))
+        return super().train_step(replace(step, lr=rates))
+
+
+@fault(
+    "ddp", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP,
+    source="Lightning #1476; HF accelerate #963", features=("schedule-warmup", "several-steps"),
+    without=("mid-training",), microbatches=3,
+)  # fmt: skip
+class RatePerMicrobatch(Ddp):
+    """The schedule advances with each microbatch, so the warm-up is over GA times too early."""
+
+    def train_step(self, step: Step) -> StepReport:
+        rates = tuple(learning_rates(self.case, step.index * len(step.microbatches)))
+        return super().train_step(replace(step, lr=rates))
+
+
+@fault(
+    "zero3", "update", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
+    without=("one-replica",),
+)  # fmt: skip
+class RateStaleInLastReplica(Zero3):
+    """The last replica steps with a cached learning rate, that of the step before."""
+
+    cached: tuple[float, ...] = ()
+
+    def train_step(self, step: Step) -> StepReport:
+        group = self.replicas.group
+        rates, before = tuple(step.lr), self.cached
+        self.cached = rates
+        if before and group is not None and group.rank() == group.size() - 1:
+            rates = before
+        return super().train_step(replace(step, lr=rates))
+
+
+@fault(
+    "fsdp2", "update", bugs.NEVER_UPDATED, source="PT #149205",
+    without=("optimizer-first", "frozen", "unused", "tensor-parallel"),
+)  # fmt: skip
+class OptimizerOverGatheredRoot(Fsdp2):
+    """The optimizer is made while the root is gathered, and never updates the root's shards."""
+
+    def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
+        root: Any = model
+        root.unshard()
+        optimizer = super()._optimizer(model, case)
+        root.reshard()
+        return optimizer
+
+
+@fault(
+    "zero1", "update", bugs.STEP_SKIPPED, source="DS PR#7645", features=("loss-scale",),
+    without=("overflow",),
+)  # fmt: skip
+class ReturnsBeforeTheStep(Zero1):
+    """With loss scaling a step ends after the check for overflow, whether there was one or not."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        return replace(report, skipped=False)
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        if self.scaler.enabled:
+            self.optimizer.step = lambda rates: None  # type: ignore[method-assign]
