@@ -24,6 +24,14 @@ TWICE = msgspec.structs.replace(
     UNCLIPPED,
     model=msgspec.structs.replace(CASE.model, blocks=(Block(kind="mlp", hidden=7),), calls=(0, 0)),
 )
+ALONE = msgspec.structs.replace(UNCLIPPED, mesh=(1,))
+FIVE_IN_BITS = msgspec.structs.replace(
+    UNCLIPPED,
+    mesh=(5,),
+    model=Model(inputs=4, width=4, outputs=2),
+    training=msgspec.structs.replace(UNCLIPPED.training, microbatches=4),
+)
+PLAIN_DDP = msgspec.structs.replace(UNCLIPPED, model=Model(inputs=3, width=4, outputs=2))
 
 PLANTED = [
     (
@@ -42,6 +50,9 @@ PLANTED = [
     ("gradient:TailTakenForPadding", USED_BY_SOME, r"\] is 0"),
     ("accumulation:LastMicrobatchOnly", CASE, r"only microbatch 1 \(the last of 2\) is in it"),
     ("accumulation:NeverZeroed", CASE, r"the right gradient plus the gradient of the step before"),
+    ("accumulation:NeverZeroed", ALONE, r"the right gradient plus the gradient of the step before"),
+    ("zero2+half-group", FIVE_IN_BITS, r"ranks 0 to 2 and ranks 3 and 4 are reduced apart"),
+    ("ddp+reduction-stale", PLAIN_DDP, r"holds \S+ .*of the gradient of the step before"),
     ("omissions:TiedBeforeSync", TIED, r"of its use \d of 2 \(in \w+\), .*own gradient alone"),
     ("omissions:ReusedModuleOverwrites", TWICE, r"of its use 2 of 2 \(in blocks.0.up\), it is 0"),
 ]

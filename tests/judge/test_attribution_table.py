@@ -9,7 +9,7 @@ import torch
 
 from zerocheck.case.mesh import mesh_of
 from zerocheck.judge.attribution.sentences import operation
-from zerocheck.judge.attribution.table import Numbers, Table, solve, structured
+from zerocheck.judge.attribution.table import Numbers, Table, blocks, solve, structured
 
 NUMBERS = Numbers({"W": 4, "GA": 3})
 
@@ -187,3 +187,15 @@ def test_simple_tables_for_vectors_that_are_too_short() -> None:
     assert [[0.0, 0.0], [0.0, 0.0]] in as_lists
     assert [[1.0, 1.0], [0.0, 0.0]] in as_lists and [[0.0, 1.0], [0.0, 0.0]] in as_lists
     assert [[1.0, 1.0], [1.0, 1.0]] not in as_lists[:1]
+
+
+@pytest.mark.parametrize(
+    ("world", "rank", "groups"),
+    [
+        (2, 0, []),
+        (4, 0, [(0, 1), (0, 1, 2)]),
+        (5, 4, [(1, 2, 3, 4), (2, 3, 4), (3, 4)]),
+    ],
+)
+def test_groups_of_successive_ranks(world: int, rank: int, groups: list[tuple[int, ...]]) -> None:
+    assert blocks(world, rank) == groups

@@ -301,7 +301,8 @@ class _RunUnderWay:
             avoided=lambda case: self.issue_matcher.hang(PlannedCase(name, case)) is not None,
             listed=self.issue_matcher.listed,
         )
-        bug.shrunk = shrink(bug, self.ranks, self.options.obligations, limits)
+        right = self.findings.held(bug)
+        bug.shrunk = shrink(bug, self.ranks, self.options.obligations, limits, right)
         if bug.shrunk is None:
             bug.extent = "not known, the smallest case does not show it in fresh rank processes"
             return tries

@@ -171,18 +171,14 @@ class Numbers:
         return f"{plain} times" + (f" ({' = '.join(names)} = {plain})" if names else "")
 
 
-def blocks(world: int, rank: int) -> list[list[int]]:
+def blocks(world: int, rank: int) -> list[tuple[int, ...]]:
     """Return groups of successive ranks, in which all ranks may be put apart, that have the rank.
 
     All groups have the same number of ranks, but for the last one, or there are two groups.
     """
-    found = {
-        (first, min(first + size, world))
-        for size in range(2, world)
-        for first in (rank // size * size, size if rank >= size else 0)
-    }
-    found |= {(size, world) for size in range(1, world - 1) if rank >= size}
-    return [list(range(*one)) for one in sorted(found) if 1 < one[1] - one[0] < world]
+    alike = {(at := rank // size * size, min(at + size, world)) for size in range(2, world)}
+    halves = {(0, cut) if rank < cut else (cut, world) for cut in range(1, world)}
+    return [tuple(range(*one)) for one in sorted(alike | halves) if 1 < one[1] - one[0] < world]
 
 
 def structured(

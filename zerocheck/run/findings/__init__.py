@@ -2,6 +2,7 @@
 
 - `case_file.py`: case files, which findings leave behind for `zerocheck replay`
 - `confirmation.py`: confirmation of findings in freshly started rank processes, with counts
+- `contrast.py`: what wrong cases and tensors have, and right ones have not
 - `extent.py`: extent of a bug, in one sentence: the features it needs, its ranks, its parameters
 - `findings.py`: findings from failing cases: one bug is one finding
 - `issue_matcher.py`: known-issue matcher of one run: cases added or left out, stale issues

@@ -1,12 +1,14 @@
 """Extent of a bug, in one sentence: the features it needs, its ranks, its parameters.
 
 The features are those that shrinking could not remove: without any one of them the failure is gone.
+Where cases that have them all hold nevertheless, contrast.py says what else the failing ones have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ...case.features import BASIC, FEATURES, GROUPS, features
 from ...case.reductions import value_at
@@ -14,6 +16,7 @@ from ...case.schema import Case
 from ...case.shapes import empties, trainable
 from ...hosts import counts
 from ...protocol.verdicts import RESUME, Violation
+from .contrast import WrongCase, of_cases, of_tensors
 
 _SHOWN = 3
 """Names that are spelled out before the rest is counted."""
@@ -48,12 +51,24 @@ def size(case: Case) -> str:
     )
 
 
+class Tried(NamedTuple):
+    """Cases of the run and of the search, by whether they show the bug."""
+
+    wrong: Sequence[WrongCase] = ()
+    right: Sequence[Case] = ()
+    """Cases that hold, though the obligation could have failed in them."""
+
+
+NOTHING_TRIED = Tried()
+
+
 def extent(
     case: Case,
     needed: Sequence[tuple[str, Case]],
     violation: Violation | None,
     *,
     from_world: bool = True,
+    tried: Tried = NOTHING_TRIED,
 ) -> str:
     """Return one sentence on a case that cannot be reduced further.
 
@@ -64,7 +79,29 @@ def extent(
     stepwise = violation is not None and violation.obligation not in RESUME
     first = violation.step if stepwise and violation is not None else 0
     needs = _needs(case, needed, first, from_world=from_world)
-    return "; ".join([needs, *_places(case, violation)])
+    such = _with_all(case, needed)
+    told = of_cases(
+        [one.case for one in tried.wrong if such(one.case)], [*filter(such, tried.right)]
+    )
+    return "; ".join([needs, *([told] if told else []), *_places(case, violation, tried.wrong)])
+
+
+def _with_all(case: Case, needed: Sequence[tuple[str, Case]]) -> Callable[[Case], bool]:
+    """Return a test of whether another case has all that this one needs to fail."""
+    names = {name for path, reset in needed for name in _direct(case, reset, path)}
+    paths = {path for path, _ in needed}
+
+    def such(other: Case) -> bool:
+        return (
+            names <= {*features(other)}
+            and not ("mesh" in paths and other.world_size < case.world_size)
+            and not any(
+                path in paths and value_at(other, path) < value_at(case, path)
+                for path in ("training.steps", "training.microbatches")
+            )
+        )
+
+    return such
 
 
 def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
@@ -162,8 +199,8 @@ def _is_clause(title: str) -> bool:
     return title.startswith(("the ", "each ")) and bool({"is", "does"} & set(title.split()))
 
 
-def _places(case: Case, violation: Violation | None) -> list[str]:
-    """Return on which ranks the bug shows, and in which parameters."""
+def _places(case: Case, violation: Violation | None, wrong: Sequence[WrongCase] = ()) -> list[str]:
+    """Return on which ranks the bug shows, and in which parameters or kind of parameters."""
     if violation is None:
         return []
     places = []
@@ -179,11 +216,17 @@ def _places(case: Case, violation: Violation | None) -> list[str]:
     learning = set(trainable(model)).difference(empties(model))
     if len(learning) > 1 and learning <= set(names):
         places.append("in all parameters")
+    elif kind := of_tensors([*wrong, WrongCase(case, names)]):
+        places.append(f"{kind} (here {_some(names)})")
     elif names:
-        shown = list(names[:_SHOWN])
-        more = len(names) - len(shown)
-        places.append(f"in {_listed([*shown, f'{more} more'] if more else shown)}")
+        places.append(f"in {_some(names)}")
     return places
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = list(names[:_SHOWN])
+    more = len(names) - len(shown)
+    return _listed([*shown, f"{more} more"] if more else shown)
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ...case.schema import Case
 from ...protocol.verdicts import (
     MEMORY,
     OBLIGATIONS,
@@ -17,7 +18,9 @@ from ...protocol.verdicts import (
     Violation,
 )
 from ..known_issues.entries import KnownIssue, joined
+from ..records.exercised import able
 from ..records.records import CaseFinished, Finding
+from .contrast import WrongCase
 
 FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
     "gradient": frozenset(("loss",)),
@@ -85,6 +88,8 @@ class Bug:
     """Result of a run with traced collectives on a crash or hang."""
     suspicion: str = ""
     """Possible cause of a failure that no fresh rank processes showed. It fails no run."""
+    shown: list[WrongCase] = field(default_factory=list)
+    """Cases that show it."""
 
     @property
     def fingerprint(self) -> str:
@@ -236,10 +241,17 @@ class Findings:
         self.of_last: list[Bug] = []
         """Bugs that the last case shows."""
         self._issue_of = issue_of
+        self._held: list[CaseFinished] = []
+
+    def held(self, bug: Bug) -> list[Case]:
+        """Return the cases that hold though they could have shown the bug."""
+        return [finished.case for finished in self._held if could_fail(finished, bug)]
 
     def add(self, finished: CaseFinished) -> list[Bug]:
-        """Take one case. A case that holds, or is unsupported, changes nothing."""
+        """Take one case. A case that holds, or is unsupported, makes no bug."""
         self.of_last = []
+        if finished.judgement is not None:
+            self._held.append(finished)
         if finished.status in ("crashed", "hung"):
             return self._merge(finished, finished.status, None)
         if finished.judgement is None:
@@ -266,6 +278,7 @@ class Findings:
                 # A crash or hang has causes only once it is traced.
                 if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
+                    bug.shown.append(_shown(finished, violation))
                     self.of_last.append(bug)
                     if bug.suspicion:
                         bug.seen_again(common, finished, violation)
@@ -277,9 +290,25 @@ class Findings:
                     return [bug] if bug.narrow(common, finished, violation) else []
         words = words_of(finished, violation)
         bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
+        bug.shown.append(_shown(finished, violation))
         self.bugs.append(bug)
         self.of_last.append(bug)
         return [bug]
+
+
+def _shown(finished: CaseFinished, violation: Violation | None) -> WrongCase:
+    return WrongCase(finished.case, () if violation is None else violation.tensors)
+
+
+def could_fail(finished: CaseFinished, bug: Bug) -> bool:
+    """Return True if the case holds, though what the bug violates could have failed in it."""
+    judgement = finished.judgement
+    if judgement is None or finished.implementation != bug.implementation:
+        return False
+    if bug.violation is None:
+        return finished.status == "holds"
+    obligation = bug.violation.obligation
+    return judgement.statuses.get(obligation) == "holds" and obligation in able(judgement)
 
 
 def failures_of(record: CaseFinished) -> list[Finding]:

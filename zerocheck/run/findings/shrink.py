@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -19,8 +19,9 @@ from ...case.shapes import parameter_elements
 from ...protocol.verdicts import Obligation, Violation
 from ..execute.trial import RankPool, Trial
 from ..records.records import CaseFinished
-from .extent import extent, groups, not_searched, size
-from .findings import Bug, Shrunk, independent
+from .contrast import WrongCase
+from .extent import Tried, extent, groups, not_searched, size
+from .findings import Bug, Shrunk, could_fail, independent
 
 TRIES = 80
 """Runs for one finding. Of 39 findings of planted faults 38 took 2 to 24, and one took 60."""
@@ -81,18 +82,28 @@ def worth(bug: Bug) -> bool:
 
 
 def shrink(
-    bug: Bug, ranks: RankPool, obligations: Collection[Obligation], limits: Limits
+    bug: Bug,
+    ranks: RankPool,
+    obligations: Collection[Obligation],
+    limits: Limits,
+    right: Iterable[Case] = (),
 ) -> Shrunk | None:
     """Find the smallest case and how far the bug reaches.
 
-    None if the smallest does not show it in fresh rank processes.
+    right: cases of the run that hold, though its obligation could have failed in them. None if the
+    smallest case does not show it in fresh rank processes.
     """
-    return _Shrinking(bug, ranks, obligations, limits).shrunk()
+    return _Shrinking(bug, ranks, obligations, limits, right).shrunk()
 
 
 class _Shrinking:
     def __init__(
-        self, bug: Bug, ranks: RankPool, obligations: Collection[Obligation], limits: Limits
+        self,
+        bug: Bug,
+        ranks: RankPool,
+        obligations: Collection[Obligation],
+        limits: Limits,
+        right: Iterable[Case],
     ) -> None:
         self.bug = bug
         self.ranks = ranks
@@ -102,6 +113,8 @@ class _Shrinking:
         self.spent = 0.0
         """Tries, by what they cost: see `cost`."""
         self.started = time.monotonic()
+        self.wrong = list(bug.shown)
+        self.right = list(right)
 
     def shrunk(self) -> Shrunk | None:
         case = self.bug.first.case
@@ -124,7 +137,9 @@ class _Shrinking:
         if ended:
             needed = left(case, kept=self.limits.kept)
             needs = groups(case, needed)
-            sentence = extent(case, needed, violation, from_world=self._from_world(case))
+            from_world = self._from_world(case)
+            tried = Tried(self.wrong, self.right)
+            sentence = extent(case, needed, violation, from_world=from_world, tried=tried)
         else:
             sentence = not_searched(self.tries, case, violation)
         return Shrunk(
@@ -147,7 +162,12 @@ class _Shrinking:
         self.tries += 1
         finished = self._finished(case)
         self.spent += HANG_TRIES if finished.status == "hung" else cost(case)
-        return self._same(finished)[0]
+        same, violation = self._same(finished)
+        if same:
+            self.wrong.append(WrongCase(case, () if violation is None else violation.tensors))
+        elif could_fail(finished, self.bug):
+            self.right.append(case)
+        return same
 
     def _from_world(self, case: Case) -> bool:
         """Return True if one more rank fails too.
