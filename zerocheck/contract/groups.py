@@ -151,6 +151,10 @@ def torch_optimizer(case: Case) -> Any:
     return optimizer_of(case.optimizer).torch_class
 
 
+SCHEDULE_PERIOD = 8
+"""Steps after which the cosine schedule starts again. The warm-up is shorter."""
+
+
 def learning_rates(case: Case, index: int) -> list[float]:
     """Return each group's learning rate at step `index` (0-based) of the case, in Python floats."""
     done = case.start.step + index
@@ -160,5 +164,5 @@ def learning_rates(case: Case, index: int) -> list[float]:
         case "warmup":
             factor = min(1.0, (done + 1) / 4)
         case "cosine":
-            factor = 0.55 + 0.45 * math.cos(math.pi * (done % 8) / 8)
+            factor = 0.55 + 0.45 * math.cos(math.pi * (done % SCHEDULE_PERIOD) / SCHEDULE_PERIOD)
     return [group.lr * factor for group in case.optimizer.groups]

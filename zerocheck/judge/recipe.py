@@ -9,7 +9,7 @@ import torch
 
 from ..case.schema import Case, Optimizer
 from ..case.segments import end_of
-from ..contract.groups import learning_rates
+from ..contract.groups import SCHEDULE_PERIOD, learning_rates
 from ..floating_point import Format
 from ..optimizers import optimizer_of
 from ..optimizers.specification import OptimizerSpecification, Reading, UpdateElements
@@ -41,7 +41,10 @@ class Update(NamedTuple):
 
 
 class UpdateRecipe(NamedTuple):
-    """Optimizer with its options; rates: of all steps, by group, for the diagnosis."""
+    """Optimizer with its options; rates: of all steps, by group, for the diagnosis.
+
+    They are those of later steps too: a schedule may have gone on too far.
+    """
 
     optimizer: OptimizerSpecification
     options: Optimizer
@@ -52,7 +55,7 @@ class UpdateRecipe(NamedTuple):
     def of(cls, case: Case) -> UpdateRecipe:
         """Return the options of a case."""
         options = case.optimizer
-        steps = [learning_rates(case, index) for index in range(end_of(case))]
+        steps = [learning_rates(case, index) for index in range(max(end_of(case), SCHEDULE_PERIOD))]
         rates = [[step[number] for step in steps] for number in range(len(options.groups))]
         return cls(optimizer_of(options), options, rates, case.training.microbatches)
 

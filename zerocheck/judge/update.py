@@ -12,6 +12,7 @@ from .. import causes as bugs
 from ..floating_point import Enclosure
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
+from .attribution.tensors import tensors
 from .compare import (
     Misfit,
     compare,
@@ -83,7 +84,7 @@ class UpdateJudge:
             before, after = update.before.steps[position], update.after.steps[position]
             wanted = None if before is None else before + update.has[position]
             if after is not None and after == before and self._same(update, place):
-                return self._never(place, step)
+                return self._never(update, step)
             if after is None or after != wanted:
                 found = "different on different ranks" if after is None else f"{after:g}"
                 return Violation(
@@ -126,17 +127,38 @@ class UpdateJudge:
         has = update.has[self.layout.places.index(place)]
         return has and all(torch.equal(old[part], new[part]) for old, new in pairs)
 
-    def _never(self, place: ParameterPlace, step: int) -> Violation:
+    def _never(self, update: Update, step: int) -> Violation:
+        """Return the violation of parameters that keep every bit, and their step count."""
+        learning = [
+            (position, place)
+            for position, place in enumerate(self.layout.places)
+            if place.trainable and place.start < place.stop and update.has[position]
+        ]
+        same = [
+            place.name
+            for position, place in learning
+            if update.after.steps[position] == update.before.steps[position]
+            and self._same(update, place)
+        ]
+        words = tensors(same, self.layout)
+        causes: tuple[str, ...] = (bugs.NEVER_UPDATED,)
+        text = f"{words} {'were' if len(same) > 1 else 'was'} not updated: no optimizer has "
+        text += "them" if len(same) > 1 else "it"
+        attribution = f"parameter, states and step count of {words} have the values from before "
+        attribution += "the step: it is not updated"
+        if len(same) == len(learning):
+            causes = (bugs.STEP_SKIPPED, bugs.NEVER_UPDATED)
+            text = "no parameter was updated: the step was skipped though the gradient is finite, "
+            text += "and is not reported as skipped; or no optimizer has the parameters"
         return Violation(
             obligation="update",
             step=step,
             role="parameter",
-            tensors=(place.name,),
+            tensors=tuple(same),
             ranks=(),
-            explanation=f"{place.name} was not updated: no optimizer has it",
-            causes=(bugs.NEVER_UPDATED,),
-            attribution=f"parameter, states and step count of {place.name} have the values from "
-            "before the step: it is not updated",
+            explanation=text,
+            causes=causes,
+            attribution=attribution,
         )
 
     def _untouched(self, update: Update, step: int) -> Violation | None:

@@ -57,7 +57,8 @@ def causes(evidence: Evidence) -> Causes:
         )
     found = [c for c in candidates(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
-        found = [c for c in _rescaled_losses(evidence) if explains(c, evidence, wrong)][:1]
+        rescaled = _rescaled_losses(evidence)
+        found = next((alike for alike in rescaled if explains(alike[0], evidence, wrong)), [])
     if not found:
         found = [c for c in _in_losses(evidence) if explains(c, evidence, wrong)][:1]
     if not found:
@@ -238,8 +239,8 @@ def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradients of a scaled loss, instead of scaled gradients.
+def _rescaled_losses(evidence: Evidence) -> Iterator[list[Candidate]]:
+    """Gradients of a scaled loss, instead of scaled gradients: lists of candidates that coincide.
 
     These round differently all the way through the backward, so the backward is run again; its seed
     depends on the order of the factors.
@@ -249,27 +250,30 @@ def _rescaled_losses(evidence: Evidence) -> Iterator[Candidate]:
     world, count = evidence.passes.gradients.shape[:2]
     mean = world if evidence.semantics.average == "mean" else 1
     divide = count if evidence.semantics.divide == "gradient" else 1
+    causes_of: dict[int, list[tuple[str, str, str]]] = {}
     for letter, number, over, under in (
         ("W", world, bugs.GRADIENT_TIMES_W, bugs.GRADIENT_OVER_W),
-        ("GA", count, bugs.GRADIENT_TIMES_GA, bugs.GRADIENT_OVER_GA),
+        ("microbatches", count, bugs.GRADIENT_TIMES_GA, bugs.GRADIENT_OVER_GA),
     ):
-        if number == 1:
-            continue
-        scales: list[tuple[str, Scale]] = [
-            (over, lambda loss, n=number: loss * n),  # type: ignore[misc]
-            (under, lambda loss, n=number: loss / n),  # type: ignore[misc]
-            (under, lambda loss, n=number: loss * (1 / n)),  # type: ignore[misc]
+        if number > 1:
+            causes_of.setdefault(number, []).append((letter, over, under))
+    for number, rows in causes_of.items():
+        scales: list[tuple[bool, Scale]] = [
+            (True, lambda loss, n=number: loss * n),  # type: ignore[misc]
+            (False, lambda loss, n=number: loss / n),  # type: ignore[misc]
+            (False, lambda loss, n=number: loss * (1 / n)),  # type: ignore[misc]
         ]
-        for name, scale in scales:
+        for more, scale in scales:
             terms = evidence.again(scale).gradients
-            words = "multiplied" if name == over else "divided"
-            if name == over and letter == "W" and evidence.semantics.in_losses:
-                words = "not divided"  # as the semantics say that it is
-            yield Candidate(
-                name,
-                f"the loss was {words} by {number} (= {'W' if letter == 'W' else 'microbatches'})",
-                [enclosed_sum(evidence, everything, mean * divide, given=terms)],
-            )
+            made = [enclosed_sum(evidence, everything, mean * divide, given=terms)]
+            alike = []
+            for letter, over, under in rows:
+                words = "multiplied" if more else "divided"
+                if more and letter == "W" and evidence.semantics.in_losses:
+                    words = "not divided"  # as the semantics say that it is
+                sentence = f"the loss was {words} by {number} (= {letter})"
+                alike.append(Candidate(over if more else under, sentence, made))
+            yield alike
 
 
 def _in_losses(evidence: Evidence) -> Iterator[Candidate]:

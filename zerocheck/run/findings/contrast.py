@@ -80,8 +80,9 @@ def of_tensors(cases: Iterable[WrongCase]) -> str:
     if not wrong or not right:
         return ""
     masks = _masks(wrong, right, lambda one: set(kinds(one[0], one[1])))
-    found = _separating(masks, _all(wrong))
-    return f"in all {found}" if found else ""
+    found = [kind for kind, (here, there) in masks.items() if here == _all(wrong) and not there]
+    several = len({name for _, name in wrong}) > 1
+    return f"in all {found[0]}" if several and len(found) == 1 else ""
 
 
 def properties(case: Case) -> Iterator[str]:

@@ -327,9 +327,10 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
     """Return the violations that do not merely follow from another one, the first step first."""
     ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
     kept: list[Violation] = []
-    for violation in ordered:
+    for number, violation in enumerate(ordered):
         sources = _sources(violation)
-        if not any(other.obligation in sources and not other.mild for other in kept):
+        # A loss follows from copies that differ, also where these follow from a gradient.
+        if not any(one.obligation in sources and not one.mild for one in ordered[:number]):
             kept.append(violation)
     return kept
 
