@@ -22,6 +22,7 @@
 - `offloading.py`: faults of CPU offload: copies that come too late, or too early
 - `omissions.py`: faults that silently leave something out of the reduction or the update
 - `ownership.py`: faults in the ownership of elements
+- `overflow.py`: faults in looking for an overflow, which show where one gradient alone overflows
 - `padding.py`: faults that read padding
 - `parts.py`: parts shared by several faults
 - `precision.py`: faults that only mixed precision shows: masters, their copies, and declared dtypes
