@@ -115,6 +115,16 @@ def test_uneven_shares_hold_where_a_rank_exposes_them() -> None:
     assert causes(case, [*ranks[:2], more]) == {"gathered parameters kept"}
 
 
+def test_what_is_declared_to_stay_gathered_may_be_whole() -> None:
+    share = halves(stem_bias=10, head_bias=8)  # whole on both ranks
+    ranks = [rank(3, {**parts(3, halves()), "parameter": share}) for _ in range(2)]
+    whole = [Held("gathered", 4 * 90, "stem.weight", exposed=False)]
+    more = [replace(one, held=(*one.held, *whole)) for one in ranks]
+    assert causes(CASE, more) == {"gathered parameters kept"}
+    stays = ("stem.weight", "stem.bias", "head.bias")
+    assert placement.check(CASE, [replace(one, stays_gathered=stays) for one in more]) is None
+
+
 def test_flat_buffers_may_be_padded_once_for_each_tensor() -> None:
     """Of T tensors each in a buffer of its own, on N ranks: T (N - 1) / N elements in all."""
     case = replace(CASE, mesh=(5,))

@@ -141,7 +141,11 @@ def _beyond_shares(case: Case, measured: Sequence[Measured]) -> Iterator[Violati
 def _bound(case: Case, measured: Sequence[Measured], kind: _Kind) -> int:
     """Most bytes that a rank may hold of a kind, by the derivation above."""
     shards = case.axes.size("shard")
-    exposed = [[one for one in _once(rank) if one.role in kind.roles] for rank in measured]
+    stays = {("parameter", name) for name in measured[0].stays_gathered}
+    exposed = [
+        [one for one in _once(r) if one.role in kind.roles and (one.role, one.name) not in stays]
+        for r in measured
+    ]
     copies = len(states_of(case.optimizer)) if kind.name == "optimizer" else 1
     widths: dict[str, int] = {}  # by role, since a master is wider than its parameter
     for one in (one for rank in exposed for one in rank if one.elements):
@@ -152,14 +156,15 @@ def _bound(case: Case, measured: Sequence[Measured], kind: _Kind) -> int:
     elements, buffers = _whole(case, measured, kind)
     even = (elements + buffers * (shards - 1)) // shards * width
     together = sum(one.elements for rank in exposed for one in rank)
+    gathered = _gathered(case, measured) * widths.get("parameter", 0)
     if together > case.world_size // shards * copies * elements:
-        return even
+        return even + gathered
     paddings: list[list[Exposed]] = [[] for _ in measured]
     if kind.name == "parameter":
         paddings = [[one for one in _once(rank) if one.role == "padding"] for rank in measured]
     both = zip(exposed, paddings, strict=True)
-    most = max(even, max(sum(one.bytes for one in (*rank, *more)) for rank, more in both))
-    return most + _gathered(case, measured) * widths.get("parameter", 0)
+    most = max(sum(one.bytes for one in (*rank, *more)) for rank, more in both)
+    return max(even, most) + gathered
 
 
 def _gathered(case: Case, measured: Sequence[Measured]) -> int:
