@@ -115,6 +115,25 @@ def test_uneven_shares_hold_where_a_rank_exposes_them() -> None:
     assert causes(case, [*ranks[:2], more]) == {"gathered parameters kept"}
 
 
+def test_a_chunk_may_be_padding_alone() -> None:
+    """Of a unit of 40 elements in chunks of 70 the last two ranks have nothing but padding."""
+    case = replace(CASE, mesh=(3,), model=Model(inputs=1, width=1, outputs=40, head_bias=False))
+    names = {"stem.weight": 1, "stem.bias": 1}
+    ranks = []
+    for shown in (40, 0, 0):
+        shares = {"head.weight": shown} if shown else {}
+        mine = {**names, **shares} if shown else {}
+        parts = {"parameter": mine, "padding": {"head": 70 - shown}}
+        one = rank(3, {**parts, "gradient": shares})
+        exposed = tuple(
+            replace(shard, storage=280, number=9) if shard.name.startswith("head") else shard
+            for shard in one.exposed
+        )
+        held = (Held("gradient", 280, "head", exposed=bool(shown)),)
+        ranks.append(replace(one, exposed=exposed, held=held))
+    assert placement.check(case, ranks) is None
+
+
 def test_what_is_declared_to_stay_gathered_may_be_whole() -> None:
     share = halves(stem_bias=10, head_bias=8)  # whole on both ranks
     ranks = [rank(3, {**parts(3, halves()), "parameter": share}) for _ in range(2)]

@@ -187,8 +187,13 @@ def _whole(case: Case, measured: Sequence[Measured], kind: _Kind) -> tuple[int, 
     whole = sum(sizes[name] for name in names)
     padding = [sum(o.elements for o in _once(rank) if o.role == "padding") for rank in measured]
     learns = [[o for o in _once(r) if o.role == "parameter" and o.name in names] for r in measured]
+    # A rank may hold a chunk that is padding alone.
+    behind = [
+        [o for o in _once(r) if o.role == "padding" or (o.role == "parameter" and o.name in names)]
+        for r in measured
+    ]
     storages = [
-        sum({o.number: o.storage * o.elements // o.bytes for o in rank}.values()) for rank in learns
+        sum({o.number: o.storage * o.elements // o.bytes for o in rank}.values()) for rank in behind
     ]
     if (measured[0].stage or 0) < 3:
         return max(storages), len(names)
