@@ -76,8 +76,8 @@ def test_candidates_are_valid_and_come_once() -> None:
         "parameter-0d", "parameter-empty", "transposed", "uneven", "uneven-total", "loss-huge",
         "some-decay", "lr-large", "amsgrad", "schedule-warmup", "kernel-fused", "zeros",
         "step-256", "moments-tiny", "several-steps", "microbatches", "clip-inf", "clip-tight",
-        "keep-gradients", "unfreeze", "loss-scale", "overflow", "masked", "delays",
-        "wrap-whole", "keep-gathered", "bucket-small", "prefetch-several",
+        "keep-gradients", "unfreeze", "loss-scale", "overflow", "overflow-alone", "masked",
+        "delays", "wrap-whole", "keep-gathered", "bucket-small", "prefetch-several",
     ],
 )  # fmt: skip
 def test_a_fault_that_needs_one_feature_keeps_that_and_little_else(feature: str) -> None:

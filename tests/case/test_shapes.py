@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from zerocheck.case.schema import Block, Model
+from zerocheck.case.schema import Block, Model, UserModel, UserParameter
 from zerocheck.case.shapes import (
     empties,
     graph_differs,
+    overflowing,
     scalars,
     sometimes_used,
     transposed,
@@ -47,6 +48,42 @@ def test_unusual_shapes() -> None:
         "blocks.3.gru.weight_ih_l0",
         "blocks.3.gru.weight_hh_l0",
     )
+
+
+def test_a_gradient_overflows_alone_where_every_microbatch_has_it() -> None:
+    model = Model(
+        blocks=(Block(kind="layer_norm", empty=True), Block(kind="mlp"), EXPERTS),
+        calls=(0, 2),
+        side=True,
+        unused=True,
+        frozen=("stem.*",),
+    )
+    assert overflowing(model) == (
+        "blocks.0.norm.weight",
+        "blocks.0.norm.bias",
+        "blocks.2.experts.weight",
+        "blocks.2.experts.bias",
+        "head.weight",
+        "head.bias",
+    )
+
+
+def test_of_the_users_own_model_the_forward_calls_the_module() -> None:
+    names = ("scale", "up.weight", "inner.weight", "idle.weight", "old.weight")
+    user = UserModel(
+        factory="m:f",
+        parameters=tuple(
+            UserParameter(
+                name=name,
+                shape=(2,),
+                used="never" if name == "idle.weight" else "always",
+                trains=name != "old.weight",
+            )
+            for name in names
+        ),
+        order=("up", "idle", "old"),
+    )
+    assert overflowing(Model(user=user)) == ("up.weight",)
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,10 @@ def test_a_mesh_that_tensor_parallelism_does_not_fit_is_refused(case: Case, wher
 
 
 def test_it_is_drawn_by_the_seed_and_changes_nothing_else() -> None:
-    drawn = draw(400, seed=5, world_sizes=(4,))
-    plain = draw(400, seed=5, world_sizes=(4,), fixed={"sharding": {"tensor_parallel": 1}})
+    training = {"overflow_in": None}  # drawn where layers are whole
+    fixed = {"training": training, "sharding": {"tensor_parallel": 1}}
+    drawn = draw(400, seed=5, world_sizes=(4,), fixed={"training": training})
+    plain = draw(400, seed=5, world_sizes=(4,), fixed=fixed)
     counts = Counter(case.sharding.tensor_parallel for case in drawn)
     assert set(counts) == {1, 2, 4} and counts[1] > 300
     for case, other in zip(drawn, plain, strict=True):

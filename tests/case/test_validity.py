@@ -15,6 +15,7 @@ from zerocheck.errors import UsageError
 
 NORM = [{"kind": "batch_norm"}]
 TOKENS = {"stem": "embedding", "inputs": 8}
+OVERFLOW = {"loss_scale": 2.0, "overflow": 0}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,36 @@ TOKENS = {"stem": "embedding", "inputs": 8}
         (
             {"training": {"loss_scale": 2.0, "overflow": 2}},
             "training.overflow is 2; allowed: 0 to training.steps - 1, which is 1",
+        ),
+        (
+            {"training": {"loss_scale": 2.0, "overflow_in": "head.weight"}},
+            "training.overflow_in needs training.overflow, which is None",
+        ),
+        (
+            {"training": {**OVERFLOW, "overflow_in": "head"}},
+            "training.overflow_in is 'head'; allowed: a parameter that every microbatch trains "
+            "(stem.weight, stem.bias, head.weight, head.bias)",
+        ),
+        (
+            {"model": {"frozen": ["head.*"]}, "training": {**OVERFLOW, "overflow_in": "head.bias"}},
+            "training.overflow_in is 'head.bias'; allowed: a parameter that every microbatch "
+            "trains (stem.weight, stem.bias)",
+        ),
+        (
+            {"model": {"side": True}, "training": {**OVERFLOW, "overflow_in": "side.bias"}},
+            "training.overflow_in is 'side.bias'; allowed: a parameter that every microbatch",
+        ),
+        (
+            {"training": {**OVERFLOW, "overflow_in": "head.bias", "compile": "eager"}},
+            "training.overflow_in needs a model that is not compiled, of layers that are not "
+            "sharded; allowed: training.compile 'none' and sharding.tensor_parallel 1",
+        ),
+        (
+            {
+                "training": {**OVERFLOW, "overflow_in": "head.bias"},
+                "sharding": {"tensor_parallel": 2},
+            },
+            "training.overflow_in needs a model that is not compiled, of layers that are not",
         ),
         ({"training": {"loss_scale": 3.0}}, "training.loss_scale is 3; allowed: powers of two"),
         ({"training": {"loss_scale": 0.5}}, "training.loss_scale is 0.5; allowed: powers of two"),

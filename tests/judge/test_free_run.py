@@ -46,6 +46,10 @@ CASES = {
     ),
     "frozen": replace(PLAIN, model=replace(PLAIN.model, frozen=("stem.*",))),
     "overflow": replace(PLAIN, training=replace(PLAIN.training, loss_scale=1024.0, overflow=2)),
+    "overflow-alone": replace(
+        PLAIN,
+        training=replace(PLAIN.training, loss_scale=1024.0, overflow=2, overflow_in="head.weight"),
+    ),
     "mid-training": replace(PLAIN, start=Start(step=255, moments="typical")),
     "masked": replace(PLAIN, model=TOKENS, data=Data(masked=True, batch=3)),
 }
@@ -84,7 +88,8 @@ def plain_loop(case: Case, *, tokens: bool) -> tuple[list[float], dict[str, torc
                 states[rank] = torch.get_rng_state()
                 infinite = overflows(case, **where)
                 skipped = skipped or infinite
-                plain.append(math.inf if infinite else float(loss.detach()))
+                alone = case.training.overflow_in is not None
+                plain.append(math.inf if infinite and not alone else float(loss.detach()))
                 factor = weight(case, **where) if tokens else 1.0
                 total = total + loss * factor / (world * count)
         curve.append(sum(plain) / len(plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from zerocheck.case.schema import Block, Case, Data, Model, Start, Training
+from zerocheck.case.shapes import parameter_shapes
 
 CASE = Case(
     mesh=(3,),
@@ -43,6 +45,26 @@ def test_everything_at_once_holds(observe: Callable, implementation: str, kernel
     assert judgement.violations == ()
     later = observed.places("gradient", "reduced", 2, "blocks.0.up.weight")
     assert later and not observed.places("gradient", "reduced", 0, "blocks.0.up.weight")
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize("parameter", ["stem.weight", "blocks.0.down.bias", "head.weight"])
+def test_an_overflow_in_one_gradient_alone_is_seen_by_all(
+    observe: Callable, implementation: str, parameter: str
+) -> None:
+    training = msgspec.structs.replace(CASE.training, overflow_in=parameter)
+    observed = observe(implementation, msgspec.structs.replace(CASE, training=training))
+    for rank in observed.seen:
+        assert [step.skipped for step in rank.steps] == [False, True, False, False, False]
+        assert all(math.isfinite(loss) for step in rank.steps for loss in step.losses)
+    judgement = observed.judge()
+    assert judgement.violations == ()
+    infinite = [
+        name
+        for name in parameter_shapes(CASE.model)
+        if any(not p.isfinite().all() for _, p in observed.places("gradient", "reduced", 1, name))
+    ]
+    assert infinite == [parameter]
 
 
 def _told(observed: Any, rank: int, step: int, **changed: Any) -> None:

@@ -66,6 +66,23 @@ def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) 
     assert held
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_without_a_layout_every_implementation_holds_its_share(pool: Pool, name: str) -> None:
+    """What its stage and its shards tell is no false alarm, and no exact prediction."""
+    kind = BUILT_IN[name].partition(":")[2]
+    place = f"{Path(__file__).with_name('without_layouts.py')}:{kind}"
+    held = 0
+    for case in CASES.values():
+        outcome = Trial(pool, place, case, obligations=("persistent",)).outcome()
+        if outcome.status == "unsupported":
+            continue
+        assert outcome.judgement is not None, outcome.reason
+        assert outcome.judgement.statuses == {"persistent": "holds"}, outcome.judgement
+        assert not outcome.judgement.vacuous
+        held += 1
+    assert held
+
+
 @pytest.mark.parametrize("loss_scale", [None, 2.0])
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
 def test_what_learns_later_in_mixed_precision(
@@ -180,8 +197,12 @@ def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> Non
     outcome = Trial(pool, name, case, obligations=MEMORY).outcome()
     judgement = outcome.judgement
     assert judgement is not None, outcome.reason
-    assert judgement.statuses == dict.fromkeys(MEMORY, "holds")
-    assert "persistent" in judgement.vacuous
+    # It declares no stage either, so how much it may hold is not known.
+    assert judgement.statuses == {**dict.fromkeys(MEMORY, "holds"), "persistent": "not exercised"}
+    declared = Trial(pool, name.replace(":build", ":declared"), case, obligations=MEMORY).outcome()
+    assert declared.judgement is not None, declared.reason
+    assert declared.judgement.statuses == dict.fromkeys(MEMORY, "holds")
+    assert "persistent" not in declared.judgement.vacuous
     psi, tensors = 4 * (32 * 32 + 32), 8
     assert judgement.measured_bytes == MeasuredBytes(
         copy=(4 * psi, 4 * psi, 8 * psi),

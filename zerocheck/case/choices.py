@@ -21,6 +21,7 @@ from .optimizer_options import with_options
 from .options import drawn as drawn_options
 from .options import placed
 from .picker import Picker, section
+from .precision import OF_SEEDS as OF_PRECISION
 from .precision import drawn as drawn_precision
 from .schema import (
     Block,
@@ -42,12 +43,14 @@ from .shapes import (
     draws_random,
     empties,
     matching,
+    overflowing,
     parameter_shapes,
     sometimes_used,
     trainable,
     uncalled,
 )
 from .tensor_parallel import drawn as drawn_tensor_parallel
+from .traits import estimated
 from .values import (
     BACKWARD_PREFETCHES,
     CLIPS,
@@ -95,7 +98,8 @@ class Choices(Picker):
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
         case = with_options(case, self._fixed)
-        return msgspec.structs.replace(case, precision=self.precision(case))
+        training = msgspec.structs.replace(case.training, overflow_in=self.overflow_in(case))
+        return msgspec.structs.replace(case, training=training, precision=self.precision(case))
 
     def data(self) -> Data:
         if self._user is not None:
@@ -331,6 +335,20 @@ class Choices(Picker):
                 "training.overflow",
                 lambda: self._choose(training.steps) if can_overflow and self.chance(50) else None,
             ),
+        )
+
+    def overflow_in(self, case: Case) -> str | None:
+        """Return the parameter whose gradient alone overflows, in half of the cases with one.
+
+        By the seed, so that all other choices stay what they are. Its quotient, since the precision
+        follows from its remainder.
+        """
+        seed = case.seed // OF_PRECISION
+        names = overflowing(case.model)
+        alone = case.training.overflow is not None and seed % 2 == 1 and not estimated(case)
+        return self.field(
+            "training.overflow_in",
+            lambda: names[seed // 2 % len(names)] if alone and names else None,
         )
 
     def sharding(self, seed: int, mesh: MeshSizes) -> Sharding:

@@ -6,8 +6,9 @@ import msgspec
 
 from ..hosts import counts, spelled
 from .mesh import INNER, fits
-from .schema import Block, BlockKind, Case, Model, Optimizer
-from .shapes import matching, parameter_shapes, trainable
+from .schema import Block, BlockKind, Case, Model, Optimizer, Training
+from .shapes import matching, overflowing, parameter_shapes, trainable
+from .traits import estimated
 
 _OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
     "hidden": ("mlp", "experts"),
@@ -46,6 +47,7 @@ def fit(case: Case) -> Case:
     elif training.overflow is not None:
         training = _replace(training, overflow=min(training.overflow, last))
     case = fit_axes(case)
+    training = _fitting_overflow(training, model, planted=not estimated(case))
     sharding = case.sharding
     if sharding.sync == "shards" and not case.axes.has("replicate"):
         sharding = _replace(sharding, sync="last")
@@ -62,6 +64,16 @@ def fit(case: Case) -> Case:
         sharding=sharding,
         optimizer=_fitting_options(_fitting_groups(case.optimizer, model)),
     )
+
+
+def _fitting_overflow(training: Training, model: Model, *, planted: bool) -> Training:
+    """Return the training with an overflow in a gradient that the model has, or in none alone."""
+    if training.overflow_in is None:
+        return training
+    names = overflowing(model)
+    if training.overflow is None or not planted or not names:
+        return _replace(training, overflow_in=None)
+    return training if training.overflow_in in names else _replace(training, overflow_in=names[0])
 
 
 def fit_axes(case: Case) -> Case:

@@ -20,6 +20,7 @@ from .codec import to_plain
 from .fitting import fit
 from .options import defaults
 from .schema import Block, BlockKind, Case, Group, MeshSizes, Model, Optimizer, TrainingSegment
+from .shapes import overflowing
 from .validity import check
 
 Cut = Callable[[Case], Iterator[Case]]
@@ -301,6 +302,9 @@ def _field(case: Case, path: str) -> Iterator[Case]:
         values = [] if value is None else [None] if value == plain else [None, plain]
     elif path == "training.unfreeze":
         values = [] if value is None else [None, *range(1, min(value, 1 + TRIED_COUNTS))]
+    elif path == "training.overflow_in":
+        simplest = overflowing(case.model)[:1]
+        values = [] if value is None else [None, *simplest] if value not in simplest else [None]
     elif name == "mesh":
         values = [(size,) for size in (1, 2, 3) if (size,) < value]
         # As many ranks as saved is the simplest.

@@ -255,6 +255,9 @@ class Training(_Data, frozen=True, kw_only=True):
     overflow: Annotated[int, Meta(ge=0, le=1000)] | None = None
     """Step at which one microbatch of one rank has an infinite loss: the step is to be skipped.
     Needs `loss_scale`."""
+    overflow_in: Pattern | None = None
+    """Parameter of whose gradient one element alone overflows in that microbatch, to inf or NaN;
+    the loss stays finite. None: the loss is infinite, and so all gradients. Needs `overflow`."""
     compile: CompileKind = "none"
     """The model is compiled by torch.compile with this backend. Its kernels are others than those
     of one device, so what it computes is held against bounds that are estimated."""

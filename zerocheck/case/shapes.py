@@ -137,6 +137,21 @@ def learning(case: Case) -> tuple[str, ...]:
     return (*trainable(case.model), *unfrozen(case))
 
 
+def overflowing(model: Model) -> tuple[str, ...]:
+    """Return the names of the parameters whose gradient alone can overflow.
+
+    They are trainable from the start, have elements, and every microbatch of every rank uses them.
+    Of the user's own model, their module is one that the forward calls.
+    """
+    idle = (*uncalled(model), *sometimes_used(model))
+    none = empties(model)
+    names = [n for n in trainable(model) if not n.startswith(idle) and n not in none]
+    if model.user is not None:
+        called = set(model.user.order)
+        names = [name for name in names if name.rpartition(".")[0] in called]
+    return tuple(names)
+
+
 def leaves_a_rank_empty(rows: int, world_size: int) -> bool:
     """Return True if some rank gets none of `rows` rows that are split like torch.chunk.
 

@@ -14,6 +14,7 @@ from .shapes import (
     call_order,
     empties,
     matching,
+    overflowing,
     parameter_elements,
     parameter_shapes,
     sometimes_used,
@@ -21,6 +22,7 @@ from .shapes import (
     uncalled,
     unfrozen,
 )
+from .traits import estimated
 
 MAX_ELEMENTS = 1 << 28
 """Most elements of parameters, and of one microbatch's activations (1 GiB each in fp32)."""
@@ -52,6 +54,7 @@ def check(case: Case) -> None:
     _check_optimizer(case)
     _check_training(case)
     _check_axes(case)
+    _check_overflow_in(case)
     _check_sync(case)
     _check_resume(case)
 
@@ -232,6 +235,25 @@ def _check_training(case: Case) -> None:
         raise UsageError("training.overflow needs training.loss_scale, which is None")
     if scale is not None and (scale < 1.0 or math.frexp(scale)[0] != 0.5):
         raise UsageError(f"training.loss_scale is {scale:g}; allowed: powers of two from 1 on")
+
+
+def _check_overflow_in(case: Case) -> None:
+    training = case.training
+    if training.overflow_in is None:
+        return
+    if training.overflow is None:
+        raise UsageError("training.overflow_in needs training.overflow, which is None")
+    if estimated(case):
+        raise UsageError(
+            "training.overflow_in needs a model that is not compiled, of layers that are not "
+            "sharded; allowed: training.compile 'none' and sharding.tensor_parallel 1"
+        )
+    names = list(overflowing(case.model))
+    if training.overflow_in not in names:
+        raise UsageError(
+            f"training.overflow_in is {training.overflow_in!r}; allowed: a parameter that every "
+            f"microbatch trains ({_few(names)})"
+        )
 
 
 def _check_sync(case: Case) -> None:

@@ -28,6 +28,12 @@ HELD_TWICE = cause(
     shows="Twice the predicted bytes are held.",
     usual="A copy is kept next to the flat buffer.",
 )
+PARAMETERS_HELD_TWICE = cause(
+    "parameters held twice",
+    of=("persistent",),
+    shows="Memory with the sizes of all parameters is held, and no shard is a view of it.",
+    usual="A copy is kept, or gathered parameters are not freed.",
+)
 HELD_BY_NOBODY = cause(
     "held by nobody",
     of=("persistent",),

@@ -330,16 +330,29 @@ class BuiltImplementation(Implementation):
                 set_learning_rate(group, rates[number])
 
 
+_DECLARED = (
+    "semantics",
+    "fixed",
+    "options",
+    "capabilities",
+    "axes",
+    "stage",
+    "stays_gathered",
+    "without",
+)
+"""Attributes of a function that its class takes over."""
+
+
 def from_function(
     build: Callable[[nn.Module, Case, DeviceMesh], Built], name: str = ""
 ) -> type[BuiltImplementation]:
     """Make the class, of this name, for a bare `build` function or a partial of one.
 
-    Attributes `semantics`, `fixed`, `options`, `capabilities`, `axes`, `stage` and `supports` of
-    the function become those of the class.
+    Attributes `semantics`, `fixed`, `options`, `capabilities`, `axes`, `stage`, `stays_gathered`
+    and `supports` of the function become those of the class.
     """
     members: dict[str, Any] = {"build": lambda self, *given: build(*given)}
-    for attribute in ("semantics", "fixed", "options", "capabilities", "axes", "stage", "without"):
+    for attribute in _DECLARED:
         if hasattr(build, attribute):
             members[attribute] = getattr(build, attribute)
     if hasattr(build, "supports"):

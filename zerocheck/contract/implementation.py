@@ -200,7 +200,12 @@ class Implementation:
     stage: Stage | None = None
     """Kinds of state that are sharded over the ranks between steps, as a stage of the ZeRO paper: 0
     nothing, 1 optimizer states, 2 gradients too, 3 parameters too; None: it does not say. Ownership
-    demands it, and reports compare the bytes that are held with it."""
+    demands it, and reports compare the bytes that are held with it. Without a layout, a rank may
+    hold no more between steps than its share by it."""
+
+    stays_gathered: Collection[str] = ()
+    """Names of parameters that stay whole between steps, though its stage shards parameters; of the
+    instance."""
 
     @classmethod
     def supports(cls, case: Case) -> str | None:

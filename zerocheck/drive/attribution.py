@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ..compat_memory import Allocation
 from ..contract.layout import Category, Line, Phase
-from ..protocol.measurements import UNEXPLAINED
+from ..protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Held
 from .holders import Claim, Claims
 
 MARK = "zerocheck: "
@@ -180,6 +180,14 @@ class Attribution:
                 held[self.explained(block)] += block.bytes
             for (category, holder), count in held.items():
                 yield Line(place.phase, place.step, category, count, holder)
+
+    def held(self, place: PhaseEnd) -> Iterator[Held]:
+        """Iterate over the allocations of the implementation at the end of a phase."""
+        for block in self._at[place]:
+            category, holder = self.explained(block)
+            if holder != HARNESS and not holder.startswith(LOCAL):
+                claim = block.best
+                yield Held(category, block.bytes, holder, claim is not None and claim.rank == 0)
 
     def explained(self, block: TrackedAllocation) -> tuple[Category, str]:
         """Return category and holder of a block that was alive at the end of a phase."""

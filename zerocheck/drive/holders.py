@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compat_memory import gathered_by_fsdp1, reducer_bytes
 from ..contract.implementation import Implementation
-from ..contract.layout import OF_ROLE, Category
-from ..protocol.measurements import HARNESS, LOCAL
+from ..contract.layout import OF_ROLE, Category, Phase
+from ..protocol.measurements import HARNESS, LOCAL, Exposed
 
 
 class Claim(NamedTuple):
@@ -73,6 +73,24 @@ def shard_claims(subject: Implementation) -> Claims:
         if shard.tensor is not None:
             _claim(claims, shard.tensor, Claim(0, OF_ROLE[shard.role], shard.name))
     return claims
+
+
+def exposed_shards(subject: Implementation, phase: Phase) -> Iterator[Exposed]:
+    """Iterate over the shards that the implementation exposes and that have elements."""
+    numbers: dict[int, int] = {}
+    for shard in subject.shards():
+        where = 0 if shard.tensor is None else address(shard.tensor)
+        if shard.tensor is not None and where and shard.tensor.numel():
+            tensor = shard.tensor
+            yield Exposed(
+                phase,
+                shard.role,
+                shard.name,
+                tensor.numel(),
+                tensor.numel() * tensor.element_size(),
+                tensor.untyped_storage().nbytes(),
+                numbers.setdefault(where, len(numbers)),
+            )
 
 
 def object_claims(

@@ -17,7 +17,7 @@ from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import ALLOCATED, Call, Category, Layout, Peak, Phase, Term, works
 from ..devices import CPU
 from ..models.network import build_model
-from ..protocol.measurements import HARNESS, LOCAL, Measured
+from ..protocol.measurements import HARNESS, LOCAL, Exposed, Measured
 from .attribution import (
     GONE,
     LOOKED,
@@ -33,7 +33,14 @@ from .collective_release import CollectiveRelease
 from .collective_storages import CollectiveStorages
 from .collective_trace import CallTrace
 from .gpu_memory import DeviceLog
-from .holders import Claims, fresh_objects, object_claims, reducers, shard_claims
+from .holders import (
+    Claims,
+    exposed_shards,
+    fresh_objects,
+    object_claims,
+    reducers,
+    shard_claims,
+)
 
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""
@@ -60,6 +67,9 @@ class MemoryMeasurement:
         self.part: Phase = "built"
         self.layout: Layout | None = implementation.layout(build_model(case), case, rank)
         self.stage = implementation.stage
+        self._stays_gathered: tuple[str, ...] = ()
+        self._settled = settled(case)
+        self._exposed: list[Exposed] = []
         self._losses = 0
         self._taking = False
         self._subject: Implementation | None = None
@@ -87,6 +97,8 @@ class MemoryMeasurement:
     def built(self, subject: Implementation) -> None:
         """Note that the implementation is built, and restored if the case starts with a state."""
         self._subject = subject
+        self.stage = subject.stage
+        self._stays_gathered = tuple(subject.stays_gathered)
         self._over(next_part="forward", shows=True)
 
     def begun(self, index: int, step: Step) -> None:
@@ -138,6 +150,9 @@ class MemoryMeasurement:
             calls=tuple(self._calls_of(step) for step in range(self.first, self.end)),
             steps=self.end - self.first,
             stage=self.stage,
+            stays_gathered=self._stays_gathered,
+            exposed=tuple(self._exposed),
+            held=tuple(attribution.held(PhaseEnd(self._settled, "step"))),
         )
 
     def _within(self) -> tuple[int, Phase] | None:
@@ -155,6 +170,8 @@ class MemoryMeasurement:
         claims = object_claims(self._subject, self._samples, _caller(), self._end)
         if shows and self._subject is not None:
             claims |= shard_claims(self._subject)
+            if self.step == self._settled:
+                self._exposed += exposed_shards(self._subject, self.part)
         living = reducers()
         self._reducers |= living
         self._releases.settle(lambda one: has_a_holder(one, claims, living))

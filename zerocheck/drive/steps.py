@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import fields
@@ -30,8 +29,9 @@ from ..contract.implementation import (
 from ..devices import CPU, processor
 from ..errors import UsageError, unknown
 from ..execution.graph import GraphNotes
-from ..models.batches import batch, loss_of, overflows, weight
+from ..models.batches import batch, loss_of, weight
 from ..models.network import build_model
+from ..models.overflow import Overflow
 from ..models.start import initial_state
 from ..protocol.observations import (
     CheckpointObservation,
@@ -93,6 +93,7 @@ class Driver:
         self._graphs: GraphNotes | None = None
         self._notes = True
         self._loss_of = loss_of(case)
+        self._overflow = Overflow(case)
 
     def bare(self) -> StepsTaken:
         """Take the steps like a user's loop: nothing observed, nothing poisoned."""
@@ -115,6 +116,7 @@ class Driver:
             if not estimated(self.case):  # its hooks would break the graphs of a compiled model
                 stack.enter_context(model_probe.watching())
                 self._graphs = GraphNotes()
+            stack.enter_context(self._overflow.planted())  # the probe comes first
             self.progress.at("observing the initial state")
             first, end = self.case.training.first, end_of(self.case)
             recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
@@ -352,20 +354,19 @@ class Driver:
     ) -> Microbatch:
         where = {"step": index, "rank": self.rank, "microbatch": number}
         drawn = batch(self.case, **where).on(self.device)
-        infinite = overflows(self.case, **where)
 
         def loss_of(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             self.progress.at(f"step {index}, microbatch {number}, after the forward")
             if self._notes:
                 self._rng_after.note()
-            loss = self._loss_of(outputs, target)
-            loss = loss * math.inf if infinite else loss
+            loss = self._overflow.of_loss(self._loss_of(outputs, target), **where)
             if self._graphs is not None:
                 self._graphs.note(loss)
             return loss
 
         def entered() -> None:
             begins()
+            self._overflow.enter(**where)
             if self._notes:
                 self._random.note()
             self.delays.pause()

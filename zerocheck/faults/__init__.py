@@ -22,6 +22,7 @@
 - `offloading.py`: faults of CPU offload: copies that come too late, or too early
 - `omissions.py`: faults that silently leave something out of the reduction or the update
 - `ownership.py`: faults in the ownership of elements
+- `overflow.py`: faults in looking for an overflow, which show where one gradient alone overflows
 - `padding.py`: faults that read padding
 - `parts.py`: parts shared by several faults
 - `precision.py`: faults that only mixed precision shows: masters, their copies, and declared dtypes
@@ -33,6 +34,7 @@
 - `sgd.py`: faults in SGD itself, in its momentum, and in its inputs
 - `shapes.py`: faults with parameters of unusual shape or memory: 0-d, empty, transposed
 - `tensor_parallel.py`: faults of tensor parallelism: an axis of the mesh taken for the other
+- `unpredicted.py`: faults of memory in implementations without a layout
 - `unused.py`: faults with parameters that have no gradient, or no place in the buffers
 - `update.py`: faults in AdamW itself and in its inputs
 - `window.py`: faults within a step: memory is right at the end of each phase, and too large before

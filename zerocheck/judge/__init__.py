@@ -45,6 +45,7 @@ resumed one. Both judge the same obligations, each with a context that computes 
   outputs
 - `pieces.py`: processing of large vectors one piece at a time, so that temporaries are of a
   piece's size
+- `placement.py`: bytes that a rank may hold by its declared stage and its shards, without a layout
 - `precision.py`: roundings of mixed precision: formats of local gradients, their sum and their
   reduction
 - `rank_device.py`: device that the ranks ran on, and checks that its results repeat bit for bit

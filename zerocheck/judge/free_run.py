@@ -21,8 +21,9 @@ from ..case.shapes import unfrozen
 from ..contract.groups import group_of, learning_rates
 from ..contract.semantics import Semantics
 from ..devices import CPU, random_state, seed_device, set_random_state
-from ..models.batches import batch, carried_seed, loss_of, overflows, weight
+from ..models.batches import batch, carried_seed, loss_of, weight
 from ..models.network import build_model
+from ..models.overflow import infinite_loss
 from ..models.start import initial_state
 from ..models.user import call_with
 from ..optimizers import optimizer_of
@@ -167,7 +168,7 @@ class _Free:
             value = self._loss_of(call_with(model, drawn.inputs, drawn.keywords), drawn.target)
             if carried:
                 self._random[rank] = random_state(self._device)
-            if overflows(self.case, **where):
+            if infinite_loss(self.case, **where):
                 value = value * math.inf
             values.append(float(value.detach()))
             return value if factor == 1.0 else value * factor

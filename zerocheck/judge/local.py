@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ from ..devices import CPU, forked, seed_device, set_random_state
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
-from ..models.batches import Batch, batch, loss_of, overflows, weight
+from ..models.batches import Batch, batch, loss_of, weight
+from ..models.overflow import Overflow
 from ..models.user import call_with
 from ..protocol.observations import StepObservation
 from . import vectors
@@ -88,6 +88,7 @@ class LocalRunner:
                 parameter.data = parameter.data.to(computing.cast)
         self.layout = layout
         self._loss_of = loss_of(case)
+        self._overflow = Overflow(case)
         self._scale: Scale | None = None
         self._model = model
         self._parameters = dict(model.named_parameters())
@@ -197,12 +198,12 @@ class LocalRunner:
     ) -> float:
         where = {"step": step, "rank": rank, "microbatch": number}
         drawn = batch(self.case, **where).on(self._device)
-        infinite = overflows(self.case, **where)
+        self._overflow.enter(**where)
 
         def loss(model: nn.Module) -> torch.Tensor:
             self._randomise(drawn.seed, rank, number)
             value = self._loss_of(self._outputs(model, drawn), drawn.target)
-            value = value * math.inf if infinite else value
+            value = self._overflow.of_loss(value, **where)
             if self._graphs is not None:
                 self._graphs.note(value)
             return value if self._scale is None else self._scale(value)
@@ -210,14 +211,15 @@ class LocalRunner:
         if self._forward_only:
             with torch.no_grad():
                 return float(loss(self._model))
-        result = local_pass(
-            self._model,
-            loss,
-            loss_weight=weight(self.case, **where) if weighted else 1.0,
-            loss_divisor=loss_divisor,
-            loss_scale=loss_scale,
-            parameters=self._parameters,
-        )
+        with self._overflow.planted():
+            result = local_pass(
+                self._model,
+                loss,
+                loss_weight=weight(self.case, **where) if weighted else 1.0,
+                loss_divisor=loss_divisor,
+                loss_scale=loss_scale,
+                parameters=self._parameters,
+            )
         if self._uses is not None:
             self._noted[rank, number] = self._uses.taken()
         found = [

@@ -5,6 +5,7 @@
 - `inspection.py`: inspection of the user's model: its description, and whether it can be judged
 - `layers.py`: torch's layers without their initialization, and their values instead
 - `network.py`: model of a case: an nn.Module with the same bits on every rank and in the judge
+- `overflow.py`: overflow of a microbatch: an infinite loss, or one element of one gradient alone
 - `parts.py`: parts of a user's model: the factory's module, and its repeated blocks
 - `seeds.py`: one case seed, many streams of random numbers that never coincide
 - `start.py`: state of a model before a case: a start in mid-training, other weights before a load

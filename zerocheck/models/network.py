@@ -9,6 +9,7 @@ from ..case.schema import Case, Model
 from ..case.shapes import SIDE_INPUTS, SPARE, STEM_KERNEL, call_order, matching
 from .blocks import BlockModule
 from .layers import Conv1d, Embedding, Linear, fill
+from .overflow import mark
 from .seeds import WEIGHTS, generator_of
 from .user import build_user_model
 
@@ -66,8 +67,8 @@ def build_model(case: Case) -> nn.Module:
     `check(case)` first: a case from elsewhere may ask for more memory than there is.
     """
     if case.model.user is not None:
-        return build_user_model(case)
-    model = Network(case.model)
+        return mark(case, build_user_model(case))
+    model: nn.Module = Network(case.model)
     generator = generator_of(case.seed, WEIGHTS)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -80,4 +81,4 @@ def build_model(case: Case) -> nn.Module:
             parameters[name].zero_()
     for name in matching(parameters, case.model.frozen):
         parameters[name].requires_grad_(False)
-    return model
+    return mark(case, model)

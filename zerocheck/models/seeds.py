@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-WEIGHTS, STATE, DATA, DROPOUT, SIDE, MASK, CARRIED, SCRAMBLED = range(8)
+WEIGHTS, STATE, DATA, DROPOUT, SIDE, MASK, CARRIED, SCRAMBLED, OVERFLOW = range(9)
 """The streams: initial weights, state of a start in mid-training, samples, dropout masks, second
-inputs, targets that are left out, random numbers that a rank carries on, weights before a load."""
+inputs, targets that are left out, random numbers that a rank carries on, weights before a load, the
+element of a gradient that overflows."""
 
 
 def seed_of(seed: int, stream: int, *, step: int = 0, rank: int = 0, microbatch: int = 0) -> int:

@@ -39,7 +39,7 @@ TITLES: dict[Obligation, str] = {
     "continuation": "the steps after a load are those of one device",
     "durability": "where a writer is killed, the checkpoint before it or the new one loads whole",
     "damage": "a damaged checkpoint is refused",
-    "persistent": "each rank holds the bytes that its layout says, and every byte has a holder",
+    "persistent": "each rank holds what its layout, or else its stage, says, and it has a holder",
     "peak": "at no instant a rank holds more than its layout says",
     "release": "nothing grows from step to step, and nothing survives close()",
     "communication": "each rank calls the collectives that its layout says",
@@ -58,12 +58,17 @@ VACUOUS: dict[Obligation, str] = {
     "continuation": "no parameter moves after the load",
     "durability": "the writer had finished before it was killed",
     "damage": "what is loaded from the damaged checkpoint is right",
-    "persistent": "there is one rank, so nothing can be shared out, or no layout says how much",
+    "persistent": "there is one rank, or neither a layout nor a stage says how much it may hold",
     "peak": "there is one rank, or no layout says how much is held within a step",
     "release": "nothing is allocated",
     "communication": "there is one rank, so nothing is sent",
 }
 """When an obligation holds since nothing could fail: the plain failure to do it holds too."""
+
+DECLARES: dict[Obligation, str] = {
+    "persistent": "declare the stage of your code, or its layout; offloaded state is not judged"
+}
+"""What exercises an obligation that no case exercised, where the code must say something."""
 
 ESTIMATED = (
     "estimated, since kernels or the order of operations differ from those of one device: the "

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from ..case.features import BASIC, FEATURES, GROUPS, OF_RESUME
 from ..protocol.verdicts import RESUME, TITLES, Obligation
 from ..run.records.records import Finding
-from ..run.records.tally import FAILING, Tally, why_nothing
+from ..run.records.tally import FAILING, Tally, leaving_out, why_nothing
 from .known_issues import known_issue_text, stale_text
 from .text import cell_text, finding_text
 
@@ -68,7 +68,7 @@ def outcome_of(counted: Tally, name: str, obligation: Obligation, group: str) ->
         return TestOutcome(
             "failed",
             f"nothing was checked for {obligation}: none of {cases} cases exercised it "
-            "(obligations can leave it out)",
+            f"({leaving_out('obligations', obligation)})",
         )
     return TestOutcome(
         "skipped", f"{obligation} with features of {group}: not exercised in {cases} cases"

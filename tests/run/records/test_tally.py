@@ -9,7 +9,14 @@ from hand_made import case, failed, finding, finished, held, known, stale, start
 
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.run.records.records import Record, RunFinished
-from zerocheck.run.records.tally import exit_code, run_exit_code, tally, unchecked, why
+from zerocheck.run.records.tally import (
+    exit_code,
+    leaving_out,
+    run_exit_code,
+    tally,
+    unchecked,
+    why,
+)
 
 
 def test_all_hold() -> None:
@@ -186,4 +193,12 @@ def test_a_stale_issue_exits_1() -> None:
     assert exit_code(counted) == 1
     assert why(counted) == (
         "zero2: a known issue is stale: zero2 / gradient / x W (known.toml, entry 2)",
+    )
+
+
+def test_what_is_not_exercised_says_what_to_declare() -> None:
+    assert leaving_out("--obligations", "clip") == "--obligations can leave it out"
+    assert leaving_out("--obligations", "persistent") == (
+        "--obligations can leave it out; or declare the stage of your code, or its layout; "
+        "offloaded state is not judged"
     )

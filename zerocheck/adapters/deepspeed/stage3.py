@@ -58,6 +58,7 @@ class DeepSpeed3(PartitionedStage):
         # The first forward gathers what stays gathered, and so does saving before it. Done now, a
         # rank holds the same before and after a checkpoint.
         self.optimizer.checkpoint_event_epilogue()
+        self.stays_gathered = tuple(n for n, one in self.named.items() if one.ds_persist)
         if all(parameter.ds_persist for parameter in self.named.values()):
             self.stage = 2
 

@@ -123,6 +123,11 @@ TRAINING = table(
     ("unfreeze", "parameters unfrozen later", lambda c: c.training.unfreeze is not None),
     ("loss-scale", "dynamic loss scaling", lambda c: c.training.loss_scale is not None),
     ("overflow", "a step skipped for overflow", lambda c: c.training.overflow is not None),
+    (
+        "overflow-alone",
+        "an overflow in one element of one gradient, on one rank",
+        lambda c: c.training.overflow_in is not None,
+    ),
     ("compute-bf16", "forward and backward in bf16", lambda c: c.precision.compute == "bf16"),
     ("compute-fp16", "forward and backward in fp16", lambda c: c.precision.compute == "fp16"),
     ("reduce-narrow", "gradients reduced in bf16 or fp16", lambda c: c.precision.reduce != "fp32"),

@@ -3,7 +3,9 @@
 There is no tolerance. The layout is exact, padding included, for each rank, category and end of a
 phase; a phase that it does not tell of is not compared, and a step that it does not tell of is as
 the last one before. Not compared are activations, the samples of the harness, and what only local
-variables of a running function hold. Without a layout the ledger must close all the same.
+variables of a running function hold. Without a layout the ledger must close all the same, and what
+is held is bounded by the declared stage and the shards (placement.py); without a stage either, no
+share is known, and it is not exercised.
 
 On a GPU the ledger is closed against the caching allocator too, whose rounding is apart, and what
 is compared with the layout is what a sharder holds of parameters, gradients, optimizer states and
@@ -22,6 +24,7 @@ from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
 from ...optimizers import states_of
 from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from ...protocol.verdicts import Violation, merge_violations
+from .. import placement
 from ..obligation import Checked, Measurements, ObligationCheck
 
 COMPARED = tuple(one for one in CATEGORIES if one != "activation")
@@ -50,14 +53,14 @@ def bytes_by_category(lines: Sequence[Line]) -> Held:
 def check(case: Case, measured: Sequence[Measured]) -> Checked:
     """Find the first place where a rank holds other bytes, and all ranks that do so there."""
     held = [bytes_by_category(one.lines) for one in measured]
-    violation = (
-        _unexplained(held)
-        or _not_closed(measured)
-        or _first(case, held, [_Expected(one) for one in measured])
-    )
-    predicted = any(one.layout is not None and one.layout.lines for one in measured)
+    violation = _unexplained(held) or _not_closed(measured)
+    if any(one.layout is not None and one.layout.lines for one in measured):
+        violation = violation or _first(case, held, [_Expected(one) for one in measured])
+        return Checked(violation=violation, exercised=any(held), vacuous=case.world_size == 1)
     return Checked(
-        violation=violation, exercised=any(held), vacuous=case.world_size == 1 or not predicted
+        violation=violation or placement.check(case, measured),
+        exercised=any(held) and placement.declared(case, measured),
+        vacuous=not placement.bounds(case, measured),
     )
 
 

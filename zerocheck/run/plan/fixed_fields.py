@@ -45,7 +45,7 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
     if not options.features:  # a user who asks for them gets the reason
         without: dict[str, object] = {}
         if "loss_scale" not in described.capabilities:
-            without |= {"loss_scale": None, "overflow": None}
+            without |= {"loss_scale": None, "overflow": None, "overflow_in": None}
         if "unfreeze" not in described.capabilities:
             without["unfreeze"] = None
         if without:

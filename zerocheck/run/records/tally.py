@@ -12,7 +12,7 @@ import msgspec
 
 from ...case.features import features, groups
 from ...errors import ExitCode
-from ...protocol.verdicts import EQUIVALENCE, Obligation, Status
+from ...protocol.verdicts import DECLARES, EQUIVALENCE, Obligation, Status
 from .coverage import FEW, CoveredPairs
 from .footprint import Footprint
 from .footprint import add as add_footprint
@@ -327,9 +327,15 @@ def why_of(counted: Tally, name: str) -> list[str]:
             reasons.append(
                 f"{name}: nothing was checked for {obligation}: "
                 f"none of {sum(cell.counts.values())} cases exercised it "
-                "(--obligations can leave it out)"
+                f"({leaving_out('--obligations', obligation)})"
             )
     return reasons
+
+
+def leaving_out(option: str, obligation: Obligation) -> str:
+    """Return what to do about an obligation that no case exercised."""
+    declare = DECLARES.get(obligation)
+    return f"{option} can leave it out" + (f"; or {declare}" if declare else "")
 
 
 def unchecked(counted: Tally) -> Iterator[tuple[str, Obligation, str]]:
