@@ -161,6 +161,14 @@ def test_the_count_of_steps(counts: Sequence[float | None], message: str | None)
         assert violation.role == "step" and violation.causes == ("step count",)
 
 
+def test_a_whole_step_that_is_left_out() -> None:
+    before = _before()
+    _, violation = _judge(before, before)
+    assert violation is not None and violation.role == "parameter"
+    assert violation.causes == ("step skipped", "never updated")
+    assert "no parameter was updated" in violation.explanation
+
+
 def test_the_count_differs_before() -> None:
     before = _before((4.0, None, 4.0, 4.0, 4.0))
     _, violation = _judge(before, _after(_case(), before))
@@ -174,6 +182,7 @@ def test_no_optimizer_has_it() -> None:
     _, violation = _judge(before, after)
     assert violation is not None and violation.causes == ("never updated",)
     assert violation.role == "parameter" and violation.tensors == ("c",)
+    assert "c was not updated" in violation.explanation
     # One of its moments moved: it has an optimizer, which does not count.
     after.moments["exp_avg"][6] += 1.0
     _, violation = _judge(before, after)

@@ -36,6 +36,13 @@ def test_what_follows_is_no_finding(first: Obligation, then: Obligation) -> None
     assert answer(violation(then, 1), violation(first, 0)) == [first]
 
 
+def test_what_follows_from_a_consequence_is_no_finding() -> None:
+    chain = (violation("gradient", 0), violation("publish", 0), violation("loss", 1))
+    assert answer(*chain) == ["gradient"]
+    assert answer(*chain[1:]) == ["publish"]
+    assert answer(chain[0], chain[2]) == ["gradient", "loss"]
+
+
 def test_what_is_mild_leads_to_nothing() -> None:
     assert answer(violation("clip", 0, mild=True), violation("publish", 1)) == ["clip", "publish"]
 

@@ -22,6 +22,7 @@ Nothing is computed unless an obligation is violated.
 - `mixtures.py`: attribution of a gradient whose elements come from several places: ranges
 - `moved.py`: moved values: a transposed or exchanged tensor, shards in another order, shifts and
   strides
+- `norm.py`: attribution of a wrong norm: how often each part of the gradient counts in it
 - `places.py`: words for the places of elements: tensor classes, shards of ranks, and ranges
 - `roundings.py`: attribution of a gradient that is right, or right times a number, but for other
   roundings

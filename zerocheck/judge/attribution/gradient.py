@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from ...case.schema import Case
 from ...floating_point import ETA, Enclosure, Format
 from ...hosts import places
 from .. import bounds
@@ -244,15 +245,20 @@ def enclosed_terms(
 def numbers_of(evidence: Evidence) -> Numbers:
     """Return the numbers of a case that a weight may be made of, by symbol."""
     world, count = evidence.passes.gradients.shape[:2]
-    mesh = evidence.case.axes
+    return case_numbers(evidence.case, world, count, evidence.loss_scale)
+
+
+def case_numbers(case: Case, world: int, count: int, loss_scale: float) -> Numbers:
+    """Return the numbers of a case by symbol: ranks, microbatches, sizes of axes, loss scale."""
+    mesh = case.axes
     found: dict[str, int | float] = {"W": world, "GA": count}
     for symbol, axis in (("R", "replicate"), ("S", "shard"), ("T", "tp")):
         if mesh.has(axis):  # type: ignore[arg-type]
             found[symbol] = mesh.size(axis)  # type: ignore[arg-type]
-    if evidence.case.hosts:
-        found["ranks of a host"] = places(evidence.case.hosts, world)[0].local_world_size
-    if evidence.loss_scale != 1:
-        found["loss scale"] = evidence.loss_scale
+    if case.hosts:
+        found["ranks of a host"] = places(case.hosts, world)[0].local_world_size
+    if loss_scale != 1:
+        found["loss scale"] = loss_scale
     if found.get("S") == world:
         del found["S"]
     return Numbers(found)

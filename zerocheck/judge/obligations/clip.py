@@ -14,8 +14,12 @@ import torch
 from ...case.schema import Case
 from ...contract.semantics import Semantics
 from ...floating_point import Enclosure
-from ...protocol.verdicts import Violation
+from ...protocol.verdicts import Violation, with_attribution
 from ..assemble import RoleState
+from ..attribution.gradient import case_numbers
+from ..attribution.guard import guarded
+from ..attribution.norm import attribution as norm_attribution
+from ..attribution.norm import by_coefficients, squares
 from ..clipping import (
     clipped_enclosure,
     coefficient,
@@ -111,6 +115,16 @@ def check_norm(
         ratio=abs(norm - exact) / bound if bound and math.isfinite(norm) else None,
         causes=causes,
         mild=mild,
+        attribution=guarded(
+            lambda: norm_attribution(
+                norm,
+                squares(gradient, layout),
+                layout,
+                case_numbers(case, len(gradient.parts), case.training.microbatches, loss_scale),
+                relative,
+                order=case.training.norm,
+            )
+        ),
     )
 
 
@@ -195,7 +209,7 @@ def check_clipped(
                 misfit.outside,
                 _local_coefficient(gradient, rank, layout, case, semantics),
             )
-            return share, describe(
+            violation = describe(
                 misfit,
                 layout,
                 obligation="clip",
@@ -206,7 +220,22 @@ def check_clipped(
                 explanation=text,
                 causes=causes,
             )
+            made_of = guarded(lambda: _by_coefficients(clipped, gradient, layout, case, semantics))
+            return share, with_attribution(violation, made_of)
     return share, None
+
+
+def _by_coefficients(
+    clipped: RoleState,
+    gradient: RoleState,
+    layout: ParameterLayout,
+    case: Case,
+    semantics: Semantics,
+) -> str:
+    relative = norm_relative(gradient.whole, formats_of(gradient, layout), case)
+    return by_coefficients(
+        clipped, gradient, layout, lambda norm: coefficient(norm, case, semantics), relative
+    )
 
 
 def _local_coefficient(
