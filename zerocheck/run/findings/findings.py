@@ -16,6 +16,7 @@ from ...protocol.verdicts import (
     Obligation,
     Status,
     Violation,
+    with_attribution,
 )
 from ..known_issues.entries import KnownIssue, joined
 from ..records.exercised import able
@@ -57,6 +58,8 @@ class Shrunk:
     tries: int
     spent: float
     seconds: float
+    parted: Violation | None = None
+    """Of a variant with distinct numbers, of a wrong gradient: see parting.py."""
 
 
 @dataclass
@@ -139,7 +142,7 @@ class Bug:
     @property
     def _sentence(self) -> str:
         """Return what the violation is, in words of the smallest case if that says as much."""
-        shrunk = None if self.shrunk is None else self.shrunk.violation
+        shrunk = None if self.shrunk is None else _told(self.shrunk)
         shown = self.violation if shrunk is None else shrunk
         assert self.violation is not None and shown is not None
         if not self.causes:
@@ -208,7 +211,7 @@ class Bug:
             title=self.title,
             case_number=self.first.number,
             obligation=None if self.violation is None else self.violation.obligation,
-            violation=self.violation if shrunk is None else shrunk.violation,
+            violation=self.violation if shrunk is None else _told(shrunk),
             causes=self.causes,
             reason=self.replayed.reason,
             detail=self.replayed.detail,
@@ -294,6 +297,14 @@ class Findings:
         self.bugs.append(bug)
         self.of_last.append(bug)
         return [bug]
+
+
+def _told(shrunk: Shrunk) -> Violation | None:
+    """Return the violation of the smallest case, with what a distinct case says of it."""
+    parted = "" if shrunk.parted is None else shrunk.parted.attribution
+    if shrunk.violation is None or not parted:
+        return shrunk.violation
+    return with_attribution(shrunk.violation, parted)
 
 
 def _shown(finished: CaseFinished, violation: Violation | None) -> WrongCase:

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from ...case.reductions import left, simpler
 from ...case.schema import Case
 from ...case.shapes import parameter_elements
-from ...protocol.verdicts import Obligation, Violation
+from ...protocol.verdicts import Obligation, Violation, with_attribution
 from ..execute.trial import RankPool, Trial
 from ..records.records import CaseFinished
 from .contrast import WrongCase
 from .extent import Tried, extent, groups, not_searched, size
 from .findings import Bug, Shrunk, could_fail, independent
+from .parting import variants
 
 TRIES = 80
 """Runs for one finding. Of 39 findings of planted faults 38 took 2 to 24, and one took 60."""
@@ -151,7 +152,41 @@ class _Shrinking:
             tries=self.tries,
             spent=self.spent,
             seconds=time.monotonic() - self.started,
+            parted=self._parted(case) if ended else None,
         )
+
+    def _parted(self, case: Case) -> Violation | None:
+        """Return the violation of a variant that says more of a wrong gradient, if one shows it."""
+        if self.bug.violation is None or self.bug.violation.obligation != "gradient":
+            return None
+        for variant in variants(case, kept=self.limits.kept):
+            if not self._may_go_on() or self.limits.avoided(variant):
+                return None
+            self.tries += 1
+            self.spent += cost(variant)
+            violation = self._similar(self._finished(variant))
+            if violation is not None:
+                count = variant.training.microbatches
+                where = f"on {variant.world_size} ranks with {count} microbatches"
+                said = violation.attribution
+                return with_attribution(violation, f"{where}, {said}" if said else "")
+        return None
+
+    def _similar(self, finished: CaseFinished) -> Violation | None:
+        """Return the violation of the same obligation and role, whatever its causes are.
+
+        With one microbatch a bug may look like another one, which distinct numbers refute.
+        """
+        violations = () if finished.judgement is None else finished.judgement.violations
+        wanted = self.bug.violation
+        for violation in independent(violations):
+            if (
+                wanted is not None
+                and (violation.obligation, violation.role) == (wanted.obligation, wanted.role)
+                and not self.limits.listed(finished, violation)
+            ):
+                return violation
+        return None
 
     def _may_go_on(self) -> bool:
         return self.spent < self.limits.tries and time.monotonic() - self.started < SECONDS
