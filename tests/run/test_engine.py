@@ -154,7 +154,7 @@ def test_a_hang_names_the_collective_that_each_rank_was_in(run_subject: Run) -> 
 def test_two_bugs_are_two_findings(run_subject: Run) -> None:
     """Whatever shows in which case: each bug keeps its own obligation and cause."""
     code, records = run_subject(
-        "TwoBugs", world_sizes=(3,), max_cases=4, features=("some-decay",), shrink=False
+        "TwoBugs", world_sizes=(3,), max_cases=8, features=("some-decay",), shrink=False
     )
     assert code == 1
     last = {finding.number: finding for finding in records.of(Finding)}

@@ -206,11 +206,11 @@ def test_a_segment_on_more_ranks_is_judged_from_the_first_step_after_the_load(po
 
 
 def found_in(name: str, tmp_path: Path, pool: Pool) -> Finding:
-    """The only finding of a run that fails."""
+    """The only finding of a run that fails. The subjects verify no file, which is no bug here."""
     records = Collect()
     options = RunOptions(
         implementations=(f"{SUBJECTS}:{name}",),
-        obligations=RESUME,
+        obligations=tuple(one for one in RESUME if one != "damage"),
         world_sizes=(1, 2, 3),
         max_cases=10,
         report_dir=tmp_path,

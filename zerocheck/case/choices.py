@@ -50,7 +50,6 @@ from .shapes import (
     uncalled,
 )
 from .tensor_parallel import drawn as drawn_tensor_parallel
-from .traits import estimated
 from .values import (
     BACKWARD_PREFETCHES,
     CLIPS,
@@ -345,7 +344,9 @@ class Choices(Picker):
         """
         seed = case.seed // OF_PRECISION
         names = overflowing(case.model)
-        alone = case.training.overflow is not None and seed % 2 == 1 and not estimated(case)
+        alone = case.training.overflow is not None and seed % 2 == 1
+        # What does not fit the ranks is refused later.
+        alone = alone and case.sharding.tensor_parallel == 1 and case.training.compile == "none"
         return self.field(
             "training.overflow_in",
             lambda: names[seed // 2 % len(names)] if alone and names else None,

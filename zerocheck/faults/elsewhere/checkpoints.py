@@ -46,7 +46,10 @@ class _Regrouped(Zero1):
         raise NotImplementedError
 
 
-@fault("zero1", "roundtrip", source="DS PR#5105", features=("resume-more",))
+@fault(
+    "zero1", "roundtrip", source="DS PR#5105", features=("resume-more",),
+    attributed=r"elements? further back",
+)  # fmt: skip
 class MomentsMisaligned(_Regrouped):
     """Moments are split among other ranks by shards that are one element too short."""
 
@@ -55,8 +58,9 @@ class MomentsMisaligned(_Regrouped):
 
 
 @fault(
-    "zero1", "roundtrip", bugs.SHARDS_IN_ANOTHER_ORDER, source="DS PR#5342, PR#5395",
-    features=("resume-many",), without=("resume-same", "two-axes"), world=11,
+    "zero1", "roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
+    without=("resume-same", "two-axes"), world=11,
+    attributed=r"in another order of shards",
 )  # fmt: skip
 class RankFilesSortedAsText(_Regrouped):
     """Moments are merged in the order of the names of files, where rank 10 comes before rank 2."""
@@ -77,7 +81,10 @@ def _end(bucket: ShardedBuffer) -> int:
     return last.start if last.stop == bucket.partition.numel else bucket.partition.numel
 
 
-@fault("zero2", "roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3)
+@fault(
+    "zero2", "roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
+    attributed=r"further on in their flat buffers|in no regular order",
+)  # fmt: skip
 class BucketPaddingCounted(Zero2):
     """Saved moments are packed without the padding of buckets, and cut at offsets that count it.
 
@@ -168,6 +175,7 @@ class FirstRateAfterLoad(Zero2):
 @fault(
     "zero1", "roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"),
     microbatches=3,
+    attributed=r"the data position is \d+ samples",
 )  # fmt: skip
 class DataPositionWithoutMicrobatches(Zero1):
     """The loader resumes as if each step had read one microbatch of each rank."""

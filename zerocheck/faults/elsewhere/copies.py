@@ -26,7 +26,10 @@ from ..fault import fault
 from ..parts import with_callback
 
 
-@fault("zero1", "publish", source="MG c2c36f77cf", features=("bucket-small",))
+@fault(
+    "zero1", "publish", source="MG c2c36f77cf", features=("bucket-small",),
+    attributed=r"(are|is) 0",
+)  # fmt: skip
 class SharedBufferCleared(Zero1):
     """The first bucket to arrive clears the buffer that holds what was gathered for the others."""
 
@@ -38,7 +41,10 @@ class SharedBufferCleared(Zero1):
             bucket.local.copy_(own)
 
 
-@fault("zero2", "publish", source="MG b53d5e1ead", features=("bucket-small",))
+@fault(
+    "zero2", "publish", source="MG b53d5e1ead", features=("bucket-small",),
+    attributed=r"further back in the flat vector|other elements of the owner",
+)  # fmt: skip
 class BucketsGatheredAtOneOffset(Zero2):
     """All buckets are gathered at the start of one storage, where each overwrites the last."""
 

@@ -20,7 +20,10 @@ from ..fault import fault
 from ..parts import with_callback
 
 
-@fault("zero1", "gradient", source="DS PR#7985", microbatches=2)
+@fault(
+    "zero1", "gradient", source="DS PR#7985", microbatches=2,
+    attributed=r"only microbatchs? .* reduced over ranks|each rank holds its own gradient alone",
+)  # fmt: skip
 class BoundaryMicrobatchLocal(Zero1):
     """The last microbatch is added after the reduction: each rank adds its own gradient of it."""
 
@@ -49,7 +52,10 @@ class BoundaryMicrobatchLocal(Zero1):
             wide.widen()
 
 
-@fault("zero1", "gradient", source="MG PR#4609", features=("several-steps",))
+@fault(
+    "zero1", "gradient", source="MG PR#4609", features=("several-steps",),
+    attributed=r"plus the parameter",
+)  # fmt: skip
 class ParametersLeftInGradients(Zero1):
     """Parameters are gathered into the gradient buffer, which is not cleared before it sums."""
 
@@ -83,6 +89,7 @@ class ExpertsDividedTwice(Zero1):
 @fault(
     "ddp", "gradient", source="HF transformers #1563; HF accelerate #641",
     features=("clip-tight", "microbatches"), without=("loss-scale", "sync-each"), microbatches=3,
+    attributed=r"weights of local gradients are wrong",
 )  # fmt: skip
 class ClippedWithEachMicrobatch(Ddp):
     """The accumulated local gradient is clipped after each microbatch, not once per step."""
@@ -98,7 +105,10 @@ class ClippedWithEachMicrobatch(Ddp):
             )
 
 
-@fault("zero1", "gradient", source="TT PR#4637", features=("padding-idx",))
+@fault(
+    "zero1", "gradient", source="TT PR#4637", features=("padding-idx",),
+    attributed=r"stem\.weight\[\d+:\d+\] is 0",
+)  # fmt: skip
 class PaddingIndexOfEachShard(Zero1):
     """The padding index counts within each rank's rows: other shards lose a row of gradients."""
 

@@ -70,8 +70,9 @@ class RatePerMicrobatch(Ddp):
 
 
 @fault(
-    "zero3", "update", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
+    "zero3", "publish", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
     without=("one-replica",),
+    attributed=r"lr of another step",
 )  # fmt: skip
 class RateStaleInLastReplica(Zero3):
     """The last replica steps with a cached learning rate, that of the step before."""

@@ -80,7 +80,7 @@ def attribution(
     error = 2 * relative * reported**2
     for names, ranks in _sets(parts):
         part = sum(parts[key] for key in parts if key[0] in ranks and key[1] in names)
-        if part < SEEN * error or any(math.isclose(part, other, rel_tol=1e-9) for other in found):
+        if part <= SEEN * error or any(math.isclose(part, other, rel_tol=1e-9) for other in found):
             continue
         weight = 1 + (reported**2 - total) / part
         near = numbers.nearest(weight, error / part)
