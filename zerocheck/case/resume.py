@@ -24,7 +24,7 @@ DAMAGES: tuple[DamageKind, ...] = ("flip", "mix", "truncate", "mix", "remove", "
 
 Harm = Literal["killed", "damaged"]
 _TURNS: tuple[Harm | None, ...] = (None, None, None, "damaged", None, None, "killed", "damaged")
-"""What is done to a checkpoint that is then only loaded, in turns."""
+"""Harm to the last checkpoint of each case, in turns; None: it is loaded, and training goes on."""
 
 OVERDRAW = 100
 """Cases drawn for one with the features asked for, at most."""

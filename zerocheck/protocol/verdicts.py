@@ -68,7 +68,7 @@ VACUOUS: dict[Obligation, str] = {
 DECLARES: dict[Obligation, str] = {
     "persistent": "declare the stage of your code, or its layout; offloaded state is not judged"
 }
-"""What exercises an obligation that no case exercised, where the code must say something."""
+"""Advice for an obligation that is exercised only where code declares something."""
 
 ESTIMATED = (
     "estimated, since kernels or the order of operations differ from those of one device: the "

@@ -307,8 +307,8 @@ class _RunUnderWay:
             bug.extent = "not known, the smallest case does not show it in fresh rank processes"
             return tries
         if bug.shrunk.parted is not None:
-            told_apart = tuple(one for one in bug.causes if one in bug.shrunk.parted.causes)
-            bug.causes = told_apart or bug.causes
+            common = tuple(one for one in bug.causes if one in bug.shrunk.parted.causes)
+            bug.causes = common or bug.causes
         return bug.shrunk.spent
 
     def _write(self, bug: Bug) -> None:

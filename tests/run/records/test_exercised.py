@@ -9,7 +9,7 @@ from hand_made import case
 from zerocheck.case.features import FEATURES, features
 from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.protocol.verdicts import Obligation
-from zerocheck.run.records.exercised import _OF_DIMENSION, _OF_FEATURE, able, exercised, idle
+from zerocheck.run.records.exercised import _OF_DIMENSION, _OF_FEATURE, able, idle
 from zerocheck.run.records.records import CaseFinished
 
 TIGHT = Case(mesh=(2,), training=Training(clip=0.01))
@@ -20,6 +20,15 @@ def ran(one: Case, *vacuous: Obligation, status: str = "holds", **verdicts: str)
     done = case(status=status, **verdicts)  # type: ignore[arg-type]
     judgement = msgspec.structs.replace(done.judgement, vacuous=vacuous)  # type: ignore[type-var]
     return msgspec.structs.replace(done, case=one, judgement=judgement)
+
+
+def exercised(record: CaseFinished) -> tuple[str, ...]:
+    spared = idle(record)
+    return tuple(
+        name
+        for name in features(record.case)
+        if record.judgement is not None and name not in spared
+    )
 
 
 def test_all_features_of_a_case_in_which_all_could_fail() -> None:

@@ -15,6 +15,7 @@ from ...adapters.textbook.checkpoint.chunk import Chunk
 from ...adapters.textbook.checkpoint.directory import FoundCheckpoint
 from ...adapters.textbook.checkpoint.training import SavedTraining
 from ...adapters.textbook.flat import ShardedBuffer
+from ...adapters.textbook.sharded_optimizer import OwnedPiece
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
 from ...adapters.textbook.zero3 import Zero3
@@ -117,6 +118,13 @@ class BucketPaddingCounted(Zero2):
                 yield chunk
 
 
+def _states(sharder: Zero1 | Zero3) -> Iterator[tuple[OwnedPiece, torch.Tensor]]:
+    """Iterate over the optimizer states of what the rank owns, each with its piece."""
+    for one in sharder.optimizer.owned:
+        state = sharder.optimizer.optimizer.state.get(one.parameter, {})
+        yield from ((one, state[role]) for role in sharder.roles() if role in state)
+
+
 @fault("zero3", "roundtrip", bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
 class VectorMomentsLost(Zero3):
     """On another number of ranks the moments of matrices alone are loaded, those of vectors are 0.
@@ -128,11 +136,9 @@ class VectorMomentsLost(Zero3):
         super().take_tensors(found, training)
         if training.world_size == self.everyone.size():
             return
-        for one in self.optimizer.owned:
-            state = self.optimizer.optimizer.state.get(one.parameter, {})
-            for role in self.roles() if len(one.piece.shape) < 2 else ():
-                if role in state:
-                    state[role].zero_()
+        for one, state in _states(self):
+            if len(one.piece.shape) < 2:
+                state.zero_()
 
 
 @fault(
@@ -145,11 +151,8 @@ class MomentsNarrowOnLoad(Zero1):
         super().take_tensors(found, training)
         if training.world_size == self.everyone.size():
             return
-        for one in self.optimizer.owned:
-            state = self.optimizer.optimizer.state.get(one.parameter, {})
-            for role in self.roles():
-                if role in state:
-                    state[role].copy_(state[role].bfloat16())
+        for _, state in _states(self):
+            state.copy_(state.bfloat16())
 
 
 @fault(

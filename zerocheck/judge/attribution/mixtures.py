@@ -57,6 +57,11 @@ class Run(NamedTuple):
     last: int
     source: GradientSource
 
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return self.last - self.start + 1
+
 
 def mixtures(search: GradientSearch) -> tuple[list[str], list[int]]:
     """Return (sentences, numbers of the cells that they explain), of cells without a table."""
@@ -219,11 +224,11 @@ def _operations(
     offsets = {run.source.offset for run in wrong if run.source.offset}
     kinds = dict.fromkeys(run.source.words for run in wrong)
     names = [cell.place.name for cell in chosen]
-    moved = sum(run.last - run.start + 1 for run in wrong if run.source.offset)
-    mostly = 2 * moved > sum(run.last - run.start + 1 for run in wrong)
+    moved = sum(run.elements for run in wrong if run.source.offset)
+    mostly = 2 * moved > sum(run.elements for run in wrong)
     origins = dict.fromkeys(run.source.words for run in wrong if run.source.offset)
     whose = next((f", of {words}" for words in origins if words), "")
-    left = sum(r.last - r.start + 1 for r in wrong if r.source.words == "not explained")
+    left = sum(r.elements for r in wrong if r.source.words == "not explained")
     but = f"; {left} more elements are not explained" if left else ""
     if mostly and len(offsets) == 1:
         return {f"elements stand {_away(-offsets.pop())} in the flat vector{whose}{but}": names}
@@ -231,7 +236,7 @@ def _operations(
     if origin is not None:
         ranks = numbered(chosen[0].holder.ranks, "rank")
         return {f"{ranks} holds the shard that rank {origin} must hold{whose}{but}": names}
-    if [*kinds] == ["0"] and sum(run.last - run.start + 1 for run in wrong) == sum(
+    if [*kinds] == ["0"] and sum(run.elements for run in wrong) == sum(
         len(cell.positions) for cell in chosen
     ):
         return {NOTHING: names}

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
 
 import torch
 
 from ...floating_point import U
 from ..assemble import RoleState
+from ..diagnose.clip import sets_of_paths, within
 from ..layout import ParameterLayout
 from .table import Numbers
 from .tensors import numbered, tensors
 
 Squares = Mapping[tuple[int, str], float]
 """Sum of squares of what a rank owns of a parameter, by (rank, name)."""
-
-AT_ONCE = 8
-"""Modules of a list of which several are tried at once: up to 2^8 sets of them."""
 
 SEEN = 200.0
 """A part is told apart if it is larger than so many times what the square may be off by: a weight
@@ -112,16 +109,9 @@ def _sets(parts: Squares) -> Iterator[tuple[frozenset[str], frozenset[int]]]:
 
 
 def _names(names: Sequence[str]) -> Iterator[frozenset[str]]:
-    """Iterate over sets of parameters: all, one, modules, kinds, several modules of one list."""
+    """Iterate over sets of parameters: all, one, modules, several modules of one list, kinds."""
     yield frozenset(names)
-    yield from (frozenset((name,)) for name in names)
-    paths = [name.split(".") for name in names]
-    modules = dict.fromkeys(".".join(path[:n]) for path in paths for n in range(1, len(path)))
-    members = {
-        module: frozenset(name for name in names if name.startswith(f"{module}."))
-        for module in modules
-    }
-    yield from members.values()
+    yield from (within(paths, names) for paths in sets_of_paths(names))
     kinds: tuple[Callable[[str], bool], ...] = (
         lambda name: name.endswith("bias"),
         lambda name: ".norm." in name,
@@ -129,16 +119,6 @@ def _names(names: Sequence[str]) -> Iterator[frozenset[str]]:
         lambda name: ".experts.mlps." in name,
     )
     yield from (frozenset(filter(kind, names)) for kind in kinds)
-    lists: dict[str, list[frozenset[str]]] = {}
-    for module, some in members.items():
-        above, _, last = module.rpartition(".")
-        if last.isdigit():
-            lists.setdefault(above, []).append(some)
-    for some_members in lists.values():
-        if len(some_members) <= AT_ONCE:
-            for count in range(2, len(some_members)):
-                for chosen in combinations(some_members, count):
-                    yield frozenset().union(*chosen)
 
 
 def by_coefficients(

@@ -74,12 +74,9 @@ def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
     """
     if math.isnan(norm.reported):
         return ()
-    for names in _candidates(norm.by_tensor):
-        rest = [
-            value
-            for name, value in norm.by_tensor.items()
-            if not any(name == one or name.startswith(f"{one}.") for one in names)
-        ]
+    for names in sets_of_paths(norm.by_tensor):
+        gone = within(names, norm.by_tensor)
+        rest = [value for name, value in norm.by_tensor.items() if name not in gone]
         value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
         if rest and _near(norm, value):
             return names
@@ -90,8 +87,16 @@ AT_ONCE = 8
 """Modules of a list of which several are tried at once: up to 2^8 sets of them."""
 
 
-def _candidates(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Iterate over sets of parameters and modules that may be left out, single ones first."""
+def within(paths: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """Return the parameters that these paths name, or that are of a module that they name."""
+    paths = tuple(paths)
+    return frozenset(
+        name for name in names if any(name == one or name.startswith(f"{one}.") for one in paths)
+    )
+
+
+def sets_of_paths(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Iterate over parameters, modules, and several modules of one list, single ones first."""
     names = tuple(names)
     parts = [name.split(".") for name in names]
     modules = dict.fromkeys(".".join(p[:n]) for p in parts for n in range(1, len(p)))

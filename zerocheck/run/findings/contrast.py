@@ -30,7 +30,7 @@ MOST_ANSWERS = 3
 """Properties that may be named side by side. More of them say that there are too few cases."""
 
 LEAST_HOLDING = 2
-"""Cases that hold, below which nothing is told from them."""
+"""Cases that hold, below which they say nothing."""
 
 
 class WrongCase(NamedTuple):
@@ -52,7 +52,7 @@ def of_cases(wrong: Collection[Case], right: Collection[Case]) -> str:
     if len(right) < LEAST_HOLDING or not wrong:
         return ""
     count = f"in {len(wrong)} of the {len(wrong) + len(right)} cases tried"
-    has = _masks(wrong, right, lambda case: set(properties(case)))
+    has = _masks(wrong, right, properties)
     lacks = {
         f"without {name.removeprefix('with ')}": (_all(wrong) & ~one, _all(right) & ~other)
         for name, (one, other) in has.items()
@@ -79,7 +79,7 @@ def of_tensors(cases: Iterable[WrongCase]) -> str:
         right += [(case, name) for name in learning(case) if here and name not in tensors]
     if not wrong or not right:
         return ""
-    masks = _masks(wrong, right, lambda one: set(kinds(one[0], one[1])))
+    masks = _masks(wrong, right, lambda one: kinds(*one))
     found = [kind for kind, (here, there) in masks.items() if here == _all(wrong) and not there]
     several = len({name for _, name in wrong}) > 1
     return f"in all {found[0]}" if several and len(found) == 1 else ""
@@ -161,7 +161,7 @@ def _twice(case: Case) -> list[str]:
 
 
 def _masks(
-    wrong: Collection[T], right: Collection[T], of: Callable[[T], set[str]]
+    wrong: Collection[T], right: Collection[T], of: Callable[[T], Iterable[str]]
 ) -> dict[str, tuple[int, int]]:
     masks: dict[str, list[int]] = {}
     for side, items in enumerate((wrong, right)):

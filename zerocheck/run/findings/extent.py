@@ -80,10 +80,10 @@ def extent(
     first = violation.step if stepwise and violation is not None else 0
     needs = _needs(case, needed, first, from_world=from_world)
     such = _with_all(case, needed)
-    told = of_cases(
-        [one.case for one in tried.wrong if such(one.case)], [*filter(such, tried.right)]
-    )
-    return "; ".join([needs, *([told] if told else []), *_places(case, violation, tried.wrong)])
+    wrong = [one.case for one in tried.wrong if such(one.case)]
+    contrast = of_cases(wrong, [*filter(such, tried.right)])
+    parts = [needs, contrast, *_places(case, violation, tried.wrong)]
+    return "; ".join(part for part in parts if part)
 
 
 def _with_all(case: Case, needed: Sequence[tuple[str, Case]]) -> Callable[[Case], bool]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...case.schema import Case
 from ...protocol.verdicts import (
@@ -59,7 +60,34 @@ class Shrunk:
     spent: float
     seconds: float
     parted: Violation | None = None
-    """Of a variant with distinct numbers, of a wrong gradient: see parting.py."""
+    """Violation of a variant with distinct numbers, where a gradient is wrong; see parting.py."""
+
+
+class HeldCase(NamedTuple):
+    """Case and the obligations that hold in it, though they could have failed."""
+
+    implementation: str
+    case: Case
+    status: Status
+    obligations: frozenset[Obligation]
+
+    @classmethod
+    def of(cls, finished: CaseFinished) -> HeldCase:
+        """Return what holds in a finished case; no obligation does if it was not judged."""
+        judgement = finished.judgement
+        held = frozenset[Obligation]()
+        if judgement is not None:
+            statuses = judgement.statuses
+            held = frozenset(one for one in able(judgement) if statuses[one] == "holds")
+        return cls(finished.implementation, finished.case, finished.status, held)
+
+    def could_show(self, bug: Bug) -> bool:
+        """Return True if the case holds, though what the bug violates could have failed in it."""
+        if self.implementation != bug.implementation:
+            return False
+        if bug.violation is None:
+            return self.status == "holds"
+        return bug.violation.obligation in self.obligations
 
 
 @dataclass
@@ -142,7 +170,7 @@ class Bug:
     @property
     def _sentence(self) -> str:
         """Return what the violation is, in words of the smallest case if that says as much."""
-        shrunk = None if self.shrunk is None else _told(self.shrunk)
+        shrunk = None if self.shrunk is None else _with_parted(self.shrunk)
         shown = self.violation if shrunk is None else shrunk
         assert self.violation is not None and shown is not None
         if not self.causes:
@@ -211,7 +239,7 @@ class Bug:
             title=self.title,
             case_number=self.first.number,
             obligation=None if self.violation is None else self.violation.obligation,
-            violation=self.violation if shrunk is None else _told(shrunk),
+            violation=self.violation if shrunk is None else _with_parted(shrunk),
             causes=self.causes,
             reason=self.replayed.reason,
             detail=self.replayed.detail,
@@ -244,17 +272,17 @@ class Findings:
         self.of_last: list[Bug] = []
         """Bugs that the last case shows."""
         self._issue_of = issue_of
-        self._held: list[CaseFinished] = []
+        self._held: list[HeldCase] = []
 
     def held(self, bug: Bug) -> list[Case]:
         """Return the cases that hold though they could have shown the bug."""
-        return [finished.case for finished in self._held if could_fail(finished, bug)]
+        return [held.case for held in self._held if held.could_show(bug)]
 
     def add(self, finished: CaseFinished) -> list[Bug]:
         """Take one case. A case that holds, or is unsupported, makes no bug."""
         self.of_last = []
         if finished.judgement is not None:
-            self._held.append(finished)
+            self._held.append(HeldCase.of(finished))
         if finished.status in ("crashed", "hung"):
             return self._merge(finished, finished.status, None)
         if finished.judgement is None:
@@ -299,7 +327,7 @@ class Findings:
         return [bug]
 
 
-def _told(shrunk: Shrunk) -> Violation | None:
+def _with_parted(shrunk: Shrunk) -> Violation | None:
     """Return the violation of the smallest case, with what a distinct case says of it."""
     parted = "" if shrunk.parted is None else shrunk.parted.attribution
     if shrunk.violation is None or not parted:
@@ -309,17 +337,6 @@ def _told(shrunk: Shrunk) -> Violation | None:
 
 def _shown(finished: CaseFinished, violation: Violation | None) -> WrongCase:
     return WrongCase(finished.case, () if violation is None else violation.tensors)
-
-
-def could_fail(finished: CaseFinished, bug: Bug) -> bool:
-    """Return True if the case holds, though what the bug violates could have failed in it."""
-    judgement = finished.judgement
-    if judgement is None or finished.implementation != bug.implementation:
-        return False
-    if bug.violation is None:
-        return finished.status == "holds"
-    obligation = bug.violation.obligation
-    return judgement.statuses.get(obligation) == "holds" and obligation in able(judgement)
 
 
 def failures_of(record: CaseFinished) -> list[Finding]:

@@ -20,7 +20,7 @@ _NUMBERS = ((3, 4), (5, 3), (3, 2))
 """(ranks, microbatches), those tried first that have the most to tell."""
 
 _OF_TWO_AXES = ((2, 3), 4), ((3, 2), 4)
-"""The same with (R, S) in place of ranks."""
+"""((R, S), microbatches) of variants of a case with two axes."""
 
 
 def distinct(case: Case) -> bool:

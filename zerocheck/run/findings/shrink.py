@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from ..execute.trial import RankPool, Trial
 from ..records.records import CaseFinished
 from .contrast import WrongCase
 from .extent import Tried, extent, groups, not_searched, size
-from .findings import Bug, Shrunk, could_fail, independent
+from .findings import Bug, HeldCase, Shrunk, independent
 from .parting import variants
 
 TRIES = 80
@@ -143,6 +143,7 @@ class _Shrinking:
             sentence = extent(case, needed, violation, from_world=from_world, tried=tried)
         else:
             sentence = not_searched(self.tries, case, violation)
+        parted = self._parted(case) if ended else None
         return Shrunk(
             finished=finished,
             violation=violation,
@@ -152,11 +153,15 @@ class _Shrinking:
             tries=self.tries,
             spent=self.spent,
             seconds=time.monotonic() - self.started,
-            parted=self._parted(case) if ended else None,
+            parted=parted,
         )
 
     def _parted(self, case: Case) -> Violation | None:
-        """Return the violation of a variant that says more of a wrong gradient, if one shows it."""
+        """Return the violation of a variant that says more of a wrong gradient, if one shows it.
+
+        Whatever its causes are: with one microbatch a bug may look like another one, which distinct
+        numbers refute.
+        """
         if self.bug.violation is None or self.bug.violation.obligation != "gradient":
             return None
         for variant in variants(case, kept=self.limits.kept):
@@ -164,7 +169,7 @@ class _Shrinking:
                 return None
             self.tries += 1
             self.spent += cost(variant)
-            violation = self._similar(self._finished(variant))
+            violation = next(self._similar(self._finished(variant)), None)
             if violation is not None:
                 count = variant.training.microbatches
                 where = f"on {variant.world_size} ranks with {count} microbatches"
@@ -172,11 +177,8 @@ class _Shrinking:
                 return with_attribution(violation, f"{where}, {said}" if said else "")
         return None
 
-    def _similar(self, finished: CaseFinished) -> Violation | None:
-        """Return the violation of the same obligation and role, whatever its causes are.
-
-        With one microbatch a bug may look like another one, which distinct numbers refute.
-        """
+    def _similar(self, finished: CaseFinished) -> Iterator[Violation]:
+        """Iterate over the violations of the bug's obligation and role, known issues aside."""
         violations = () if finished.judgement is None else finished.judgement.violations
         wanted = self.bug.violation
         for violation in independent(violations):
@@ -185,8 +187,7 @@ class _Shrinking:
                 and (violation.obligation, violation.role) == (wanted.obligation, wanted.role)
                 and not self.limits.listed(finished, violation)
             ):
-                return violation
-        return None
+                yield violation
 
     def _may_go_on(self) -> bool:
         return self.spent < self.limits.tries and time.monotonic() - self.started < SECONDS
@@ -200,7 +201,7 @@ class _Shrinking:
         same, violation = self._same(finished)
         if same:
             self.wrong.append(WrongCase(case, () if violation is None else violation.tensors))
-        elif could_fail(finished, self.bug):
+        elif HeldCase.of(finished).could_show(self.bug):
             self.right.append(case)
         return same
 
@@ -237,15 +238,9 @@ class _Shrinking:
                 finished.status == "hung" or _wording(finished.title) == _wording(bug.first.title)
             )
             return same and not self.limits.listed(finished, None), None
-        violations = () if finished.judgement is None else finished.judgement.violations
-        for violation in independent(violations):
-            if (
-                violation.obligation == bug.violation.obligation
-                and violation.role == bug.violation.role
-                and violation.mild == bug.violation.mild
-                and _same_causes(violation.causes, bug.causes)
-                and not self.limits.listed(finished, violation)
-            ):
+        for violation in self._similar(finished):
+            alike = violation.mild == bug.violation.mild
+            if alike and _same_causes(violation.causes, bug.causes):
                 return True, violation
         return False, None
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ...case.covering import Pairs
-from ...case.features import FEATURES, OF_STEPS
+from ...case.features import FEATURES, OF_STEPS, features
 from ...protocol.verdicts import VACUOUS, Obligation
-from .exercised import exercised, idle
+from .exercised import idle
 from .records import CaseFinished, Coverage
 
 FEW = 3
@@ -60,8 +60,9 @@ class CoveredPairs:
         judged = record.judgement is not None
         in_vain = idle(record)
         self._resumed |= bool(record.case.resume)
-        ignored = self.ignored
-        self.exercised.update(name for name in exercised(record) if name not in ignored)
+        if judged:
+            spared = {*self.ignored, *in_vain}
+            self.exercised.update(name for name in features(record.case) if name not in spared)
         self._idle.update(in_vain)
         if not self._supported:
             return

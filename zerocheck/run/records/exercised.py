@@ -62,20 +62,8 @@ def idle(record: CaseFinished) -> dict[str, Obligation | None]:
     could = able(judgement)
     if not could:
         return dict.fromkeys(features(record.case))
-    vacuous = {
-        one
-        for one, status in judgement.statuses.items()
-        if one in judgement.vacuous and status == "holds"
-    }
+    vacuous = {one for one, status in judgement.statuses.items() if status == "holds"} - could
     return {name: one for name in features(record.case) if (one := _broken_by(name)) in vacuous}
-
-
-def exercised(record: CaseFinished) -> tuple[str, ...]:
-    """Return the features that the case exercised, in the order of the table."""
-    if record.judgement is None:
-        return ()
-    spared = idle(record)
-    return tuple(name for name in features(record.case) if name not in spared)
 
 
 def _broken_by(feature: str) -> Obligation | None:
