@@ -12,6 +12,7 @@ from zerocheck.catalogue import (
     INJECTED,
     NAMED,
     OF_EXTRAS,
+    WITH_OPTIMIZERS,
     apart,
     check_spelling,
     extra_of,
@@ -70,7 +71,7 @@ def test_what_is_built_in() -> None:
 
 def test_those_of_extras_are_named_and_do_not_run_by_default() -> None:
     assert not set(OF_EXTRAS) & set(BUILT_IN)
-    assert set(NAMED) == {*OF_EXTRAS, *BUILT_IN}
+    assert set(NAMED) == {*OF_EXTRAS, *BUILT_IN, *WITH_OPTIMIZERS}
     for name in OF_EXTRAS:
         check_spelling(f"{name}+gather-stale")
         assert is_built_in(name) and extra_of(name) == "deepspeed"

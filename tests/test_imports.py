@@ -34,13 +34,15 @@ ALLOWED: dict[str, set[str]] = {
     "causes": {"errors"},
     "case": {"catalogue", "hosts", "errors"},
     "floating_point": {"zerocheck_reference"},
-    "optimizers": {"floating_point", "case", "causes", "errors", "zerocheck_reference"},
+    "optimizers": {
+        "execution", "floating_point", "case", "causes", "errors", "zerocheck_reference",
+    },
     "models": {"optimizers", "case", "catalogue", "user_code", "devices", "errors"},
     "contract": {
         "optimizers", "models", "case", "catalogue", "compat", "user_code", "devices", "errors",
     },
     "protocol": {"contract", "case"},
-    "execution": {"compat", "errors"},
+    "execution": {"floating_point", "compat", "errors", "zerocheck_reference"},
     "adapters": {
         "optimizers",
         "compat_memory", "contract", "models", "case", "compat", "devices", "errors",

@@ -39,10 +39,18 @@ OF_EXTRAS: dict[str, str] = {
 }
 """Implementations that need an extra of zerocheck. They run where they are named."""
 
+WITH_OPTIMIZERS: dict[str, str] = {
+    "fsdp2-muon": "zerocheck.adapters.fsdp2.gathered_muon:Fsdp2Muon",
+}
+"""Implementations with an optimizer of their own. They run where they are named."""
+
+_CODE_OF = {"fsdp2-muon": "fsdp2"}
+"""Implementations that are the code of another one, whose known issues apply to them."""
+
 _EXTRA_OF = {"zerocheck.adapters.deepspeed": "deepspeed", "zerocheck.faults.deepspeed": "deepspeed"}
 """Packages and modules that need an extra, which has the name of its library."""
 
-NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS}
+NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS, **WITH_OPTIMIZERS}
 """All names of implementations that come with zerocheck."""
 
 RECOMMENDED = {1: "zero1", 2: "zero2", 3: "fsdp2"}
@@ -109,6 +117,8 @@ def family(name: str) -> tuple[str, ...]:
     parent, fault = apart(name)
     if fault:
         return (name, *family(parent))
+    if name in _CODE_OF:
+        return name, _CODE_OF[name]
     stage = _reader().stage_of(name) if is_config(name) else None
     return (name,) if stage is None else (name, f"deepspeed{stage}")
 

@@ -27,6 +27,8 @@ U = unit_roundoff(torch.float32)
 ETA = smallest_subnormal(torch.float32)
 SECOND_ORDER = 1 + 1e-6
 """Products of two roundings are at most (30 u)^2 / u < 1e-4 u; 1e-6 relative covers them."""
+NEXT = 2
+"""Units of round-off to the number next to it."""
 
 
 class Format(NamedTuple):

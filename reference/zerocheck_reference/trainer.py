@@ -14,13 +14,14 @@ from ._check import nearest, one_of, real
 from .adamw import AdamWOptions
 from .clip import CLIP_RULES, ClipRule, clip_coefficient, gradient_norm
 from .gradient import Average, Divide, LocalPass, Unused, average, check_rectangle, local_pass
+from .muon import MuonOptions
 from .optimizer import OptimizerOptions, OptimizerState
 from .precision import round_to
 from .sgd import SGDOptions
 
 Loss = Callable[[nn.Module], Tensor]
 
-OPTIONS = (AdamWOptions, SGDOptions)
+OPTIONS = (AdamWOptions, SGDOptions, MuonOptions)
 """Options of the optimizers that it has."""
 
 

@@ -25,10 +25,21 @@ MOST = 12
 DELAY = 2.0
 """Milliseconds, as cases are drawn that have delays."""
 
-OF_SGD = frozenset(OF_OPTIMIZERS["sgd"])
+KINDS = {
+    feature: kind
+    for kind, of_kind in OF_OPTIMIZERS.items()
+    for feature in of_kind
+    if sum(feature in others for others in OF_OPTIMIZERS.values()) == 1
+}
+"""Kind of optimizer, by each feature that it alone has."""
 
 MISSED = 1e-6
 """Chance that the tests miss a fault that shows sometimes, though nothing is wrong with them."""
+
+
+def optimizer_of(features: Collection[str]) -> str:
+    """Return the kind of optimizer that the features ask for."""
+    return next((KINDS[one] for one in features if one in KINDS), "adamw")
 
 
 def repetitions(fault: Fault) -> int:
@@ -52,14 +63,14 @@ def drawn(
     restored: bool = False,
     delays: bool = False,
     replicates: bool = False,
-    sgd: bool = False,
+    optimizer: str = "adamw",
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
     mid-training, so that every implementation runs them. All have `delays`, or it is left to
-    chance. replicates: on meshes with several ranks on both axes; sgd: in place of AdamW."""
+    chance. replicates: on meshes with several ranks on both axes; optimizer: its kind."""
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
-    if sgd:
-        fixed["optimizer"] = {"kind": "sgd"}
+    if optimizer != "adamw":
+        fixed["optimizer"] = {"kind": optimizer}
     if delays:  # one of 25 has them, which is not enough
         fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
@@ -94,7 +105,7 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
         world_sizes=(world_size, world_size + 1, world_size + 2),
         fixed={
             "start": {"step": 0, "moments": "zero"},
-            **({"optimizer": {"kind": "sgd"}} if OF_SGD & {*features} else {}),
+            "optimizer": {"kind": optimizer_of(features)},
         },
         having=(*wanted, *tried),
     )
@@ -156,7 +167,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
                 restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
                 replicates=replicates,
-                sgd=bool(OF_SGD & {*fault.features}),
+                optimizer=optimizer_of(fault.features),
             )
             if set(fault.features) <= has
             and not has & set(fault.without)

@@ -11,12 +11,12 @@ import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
+from zerocheck.execution.operator_noise import CancellationNoise, OperatorNoise
 from zerocheck.judge.estimate import MARGIN, REPLICAS, Tolerances, estimate_by_tensor
 from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, Passes
 from zerocheck.judge.obligations import buffers, loss
-from zerocheck.judge.operator_noise import CancellationNoise, OperatorNoise
 from zerocheck.judge.perturbation import moved, rounding_otherwise
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import StepObservation

@@ -120,11 +120,11 @@ def _untouched(context: SliceContext, changed: Sequence[int]) -> Iterator[Violat
 
 def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe) -> Checked:
     share, found = 0.0, []
-    readings: list[Reading] = list(recipe.optimizer.readings)
+    readings: dict[str, list[Reading]] | None = None
     roles = recipe.optimizer.states_with(recipe.options)
     for part in context.slices(numbers):
         judge = UpdateJudge(part.layout, recipe)
-        judge.readings = readings
+        judge.readings = readings or judge.readings
         used, violation = judge.check(
             Update(
                 part.state(BEFORE, roles),

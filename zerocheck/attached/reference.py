@@ -20,8 +20,8 @@ from zerocheck_reference import unit_roundoff
 from ..contract.names import unwrapped
 from ..devices import forked
 from ..errors import UsageError, did_you_mean
+from ..floating_point import NEXT
 from ..judge.estimate import MARGIN, REPLICAS
-from ..judge.perturbation import NEXT
 from .forwards import Forward, entered, tensors_in
 
 Factory = Callable[[], nn.Module]

@@ -7,16 +7,24 @@ it is, and one with another optimizer has the same model, data and sharding.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
-from .schema import Case, Group, Optimizer
+from .schema import AdjustmentKind, Case, Group, Model, Optimizer
 from .shapes import parameter_dtypes, sometimes_used, transposed
 
 MOMENTA = (0.9, 0.9, 0.5, 0.0)
 """Values for SGD; the first is the simplest one that has a state."""
+
+MUON_MOMENTA = (0.95, 0.95, 0.5)
+
+ADJUSTMENTS: tuple[AdjustmentKind, ...] = ("original", "match_rms_adamw")
+
+FALLBACKS = (("stem.*", "head.*"), ("stem.*", "head.*"), ("stem.*",), ())
+"""Matrices that a recipe leaves to AdamW; the first is the usual one."""
 
 STREAM = 1 << 40
 """Added to the seed of a case, which gives the stream of these options."""
@@ -32,6 +40,13 @@ def with_options(case: Case, fixed: Mapping[str, Any]) -> Case:
     if case.optimizer.kind == "adamw":
         return case
     source = random.Random(case.seed + STREAM)  # only random() is used: its sequence stays
+    if case.optimizer.kind == "muon":
+        training = case.training
+        if "training.overflow_in" not in fixed:
+            # torch's GradScaler skips the step of each optimizer by its own gradients.
+            training = _replace(training, overflow_in=None)
+        options = _of_muon(case.optimizer, case.model, source, fixed)
+        return _replace(case, optimizer=options, training=training)
     momentum = MOMENTA[int(source.random() * len(MOMENTA))]
     nesterov = source.random() < 0.5
     options = _replace(
@@ -48,6 +63,41 @@ def with_options(case: Case, fixed: Mapping[str, Any]) -> Case:
     if "optimizer.kernel" not in fixed and fused_fails(options, case):
         options = _replace(options, kernel="foreach")
     return _replace(case, optimizer=options)
+
+
+def _of_muon(
+    options: Optimizer, model: Model, source: random.Random, fixed: Mapping[str, Any]
+) -> Optimizer:
+    """Return options with those of Muon, which has neither amsgrad nor maximize."""
+
+    def pick(values: Sequence[Any]) -> Any:
+        return values[int(source.random() * len(values))]
+
+    chosen = {
+        "amsgrad": False,
+        "maximize": False,
+        "momentum": pick(MUON_MOMENTA),
+        "nesterov": source.random() < 0.7,
+        "adjustment": pick(ADJUSTMENTS),
+        "fallback": pick(FALLBACKS),
+    }
+    if "bf16" in parameter_dtypes(model).values():
+        # Without Nesterov's form torch divides a buffer in bf16 by its norm (reports/findings/).
+        chosen["nesterov"] = True
+    given = {name: fixed.get(f"optimizer.{name}", value) for name, value in chosen.items()}
+    return _replace(options, **given)
+
+
+def is_matrix_of_muon(options: Optimizer, name: str, shape: Sequence[int]) -> bool:
+    """Return True for a parameter that Muon updates: a matrix that is not left to AdamW.
+
+    One without elements has no singular vectors, and torch.optim.Muon divides by its columns.
+    """
+    return (
+        len(shape) == 2
+        and 0 not in shape
+        and not any(fnmatchcase(name, one) for one in options.fallback)
+    )
 
 
 def fused_fails(options: Optimizer, case: Case) -> bool:

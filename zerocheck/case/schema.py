@@ -45,7 +45,8 @@ WrapKind = Literal["whole", "block", "layer", "size"]
 MomentsKind = Literal["zero", "typical", "tiny", "huge"]
 ScheduleKind = Literal["constant", "warmup", "cosine"]
 KernelKind = Literal["foreach", "for-loop", "fused"]
-OptimizerKind = Literal["adamw", "sgd"]
+OptimizerKind = Literal["adamw", "sgd", "muon"]
+AdjustmentKind = Literal["original", "match_rms_adamw"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ParameterDtype = Literal["fp32", "bf16"]
 UseKind = Literal["always", "sometimes", "never"]
@@ -212,15 +213,20 @@ class Optimizer(_Data, frozen=True, kw_only=True):
     """Optimizer and its parameter groups."""
 
     kind: OptimizerKind = "adamw"
-    """sgd ignores beta1, beta2 and eps of its groups; its weight decay is added to the gradient."""
+    """sgd ignores beta1, beta2 and eps of its groups; its weight decay is added to the gradient.
+    muon is for matrices; AdamW updates all else, with the same groups."""
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=16)] = (Group(),)
     amsgrad: bool = False
     """adamw alone."""
     maximize: bool = False
     momentum: Fraction = 0.0
-    """sgd alone; there is no dampening. 0 is without a momentum buffer."""
+    """sgd and muon; sgd has no dampening, and without a momentum no buffer."""
     nesterov: bool = False
-    """sgd alone, with a momentum."""
+    """sgd and muon, with a momentum."""
+    adjustment: AdjustmentKind = "original"
+    """muon alone: how the learning rate follows the shape, torch's `adjust_lr_fn`."""
+    fallback: Patterns = ()
+    """muon alone: patterns of matrices that AdamW updates, such as those of stem and head."""
     schedule: ScheduleKind = "constant"
     kernel: KernelKind = "foreach"
     """Which of torch's kernels of the optimizer the built-in implementations use."""

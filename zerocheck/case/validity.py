@@ -203,14 +203,15 @@ def _check_masked(case: Case) -> None:
 def _check_optimizer(case: Case) -> None:
     options = case.optimizer
     of_others: dict[OptimizerKind, dict[str, object]] = {
-        "adamw": {"momentum": 0.0, "nesterov": False},
-        "sgd": {"amsgrad": False},
+        "adamw": {"momentum": 0.0, "nesterov": False, "adjustment": "original", "fallback": ()},
+        "sgd": {"amsgrad": False, "adjustment": "original", "fallback": ()},
+        "muon": {"amsgrad": False, "maximize": False},
     }
     for name, default in of_others[options.kind].items():
         if getattr(options, name) != default:
             raise UsageError(
-                f"optimizer.{name} is {getattr(options, name)}, and optimizer.kind is "
-                f"{options.kind!r}, which has none; allowed: {default}"
+                f"optimizer.{name} is {getattr(options, name)!r}, and optimizer.kind is "
+                f"{options.kind!r}, which has none; allowed: {default!r}"
             )
     if options.nesterov and not options.momentum:
         raise UsageError(

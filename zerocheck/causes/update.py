@@ -9,7 +9,7 @@ L2_INSTEAD_OF_DECOUPLED = cause(
     of=("update",),
     shows="Weight decay went through the moments.",
     usual="Adam with L2 is used in place of AdamW.",
-    attributed=r"the decayed parameter counts 1 - beta",
+    attributed=r"the decayed parameter counts 1 - beta|the parameter counts \(1 - momentum\)",
 )
 WEIGHT_DECAY_TWICE = cause(
     "weight decay twice",
@@ -94,6 +94,88 @@ MOMENTUM_LEFT_OUT = cause(
     shows="The parameter moved along the gradient, and not along the momentum buffer.",
     usual="The buffer is computed after the parameter, or into another tensor.",
     attributed=r"along the gradient, and not along the momentum buffer",
+)
+GRADIENT_NOT_DAMPENED = cause(
+    "gradient not dampened",
+    of=("update",),
+    shows="The gradient entered Muon's momentum buffer whole, and not times 1 - momentum.",
+    usual="The buffer is that of SGD, which torch.optim.Muon averages.",
+    attributed=r"the gradient counts 1 \(not dampened\)",
+)
+UPDATED_BY_ANOTHER_OPTIMIZER = cause(
+    "updated by another optimizer",
+    of=("update",),
+    shows="A parameter has states of the optimizer that is for other parameters.",
+    usual="Matrices and the rest are told apart after sharding, by flat shapes or by names.",
+    attributed=r"states of \w+, which updates them",
+)
+MOMENTUM_NORMALIZED = cause(
+    "momentum normalized",
+    of=("update",),
+    shows="Muon's momentum buffer holds the new momentum over its norm.",
+    usual="Newton-Schulz divides its input in place, and a bf16 buffer is not copied before.",
+    attributed=r"divided by its norm",
+)
+ORTHOGONALIZED_BY_SHARD = cause(
+    "orthogonalized by shard",
+    of=("update",),
+    shows="Newton-Schulz ran on each shard of a matrix, and not on the whole matrix.",
+    usual="Muon is given the local tensors, or a flat shard; the momentum is not gathered.",
+    attributed=r"orthogonalized shard by shard",
+)
+SCALE_OF_THE_SHARD = cause(
+    "scale of the shard",
+    of=("update",),
+    shows="The learning rate was adjusted by the shape of a shard, and not of the matrix.",
+    usual="The factor is computed from the local parameter.",
+    attributed=r"r of a shard",
+)
+SCALE_OF_THE_TRANSPOSED_MATRIX = cause(
+    "scale of the transposed matrix",
+    of=("update",),
+    shows="The learning rate was adjusted by columns over rows.",
+    usual="The matrix is stored, or turned for Newton-Schulz, the other way round.",
+    attributed=r"r of the transposed matrix",
+)
+ANOTHER_ADJUSTMENT = cause(
+    "another adjustment",
+    of=("update",),
+    shows="The learning rate was adjusted to the shape of the matrix by another rule, or not.",
+    usual="The conventions of Jordan and of Moonshot are mixed up.",
+    attributed=r"counts -lr \(without r\)|counts -lr \* (sqrt|0\.2)",
+)
+ORTHOGONALIZED_IN_PARTS = cause(
+    "orthogonalized in parts",
+    of=("update",),
+    shows="Newton-Schulz ran on parts of a matrix: halves, or query, key and value.",
+    usual="A fused matrix is split in one place and not in the other.",
+)
+NOT_ORTHOGONALIZED = cause(
+    "not orthogonalized",
+    of=("update",),
+    shows="The parameter moved along the momentum itself.",
+    usual="The matrix took the path of what is no matrix.",
+    attributed=r"without orthogonalization",
+)
+ORTHOGONALIZED_IN_ANOTHER_DTYPE = cause(
+    "orthogonalized in another dtype",
+    of=("update",),
+    shows="Newton-Schulz ran in fp32, and not in bf16.",
+    usual="A cast is left out, or autocast decides.",
+    attributed=r"orthogonalized in fp32",
+)
+ANOTHER_NUMBER_OF_ITERATIONS = cause(
+    "another number of iterations",
+    of=("update",),
+    shows="Newton-Schulz took another number of iterations.",
+    usual="The default of another library is used.",
+)
+WEIGHT_DECAY_BY_THE_ADJUSTED_RATE = cause(
+    "weight decay by the adjusted rate",
+    of=("update",),
+    shows="Weight decay was multiplied by the learning rate that is adjusted to the shape.",
+    usual="One rate is computed for both.",
+    attributed=r"with the adjusted learning rate",
 )
 EPS_INSIDE_THE_ROOT = cause(
     "eps inside the root",

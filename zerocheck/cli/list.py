@@ -36,13 +36,21 @@ def list_() -> None:
     Implementations, obligations, features, profiles and known issues.
     """
     from ..case.features import FEATURES
-    from ..catalogue import BUILT_IN, CONFIG_FILE, OF_EXTRAS, extra_of, installed
+    from ..catalogue import (
+        BUILT_IN,
+        CONFIG_FILE,
+        OF_EXTRAS,
+        WITH_OPTIMIZERS,
+        extra_of,
+        installed,
+    )
     from ..protocol.verdicts import TITLES
     from ..report.known_issues import listed_lines
     from ..run.known_issues.entries import ours
     from ..run.plan.profiles import PROFILES
 
     _section("implementations", BUILT_IN)
+    _section("implementations with an optimizer of their own", WITH_OPTIMIZERS)
     added = {name: f"{where} (extra {extra_of(name)})" for name, where in OF_EXTRAS.items()}
     _section("implementations that need an extra, and run where they are named", added)
     if installed():

@@ -20,7 +20,7 @@
 """
 
 from .build import Built, BuiltImplementation
-from .groups import grouped, groups, torch_optimizer
+from .groups import grouped, groups, make_optimizer, torch_optimizer
 from .implementation import Implementation, Loader, Microbatch, Saving, Step, StepReport
 from .semantics import Semantics
 from .shard import Shard
@@ -38,5 +38,6 @@ __all__ = [
     "StepReport",
     "grouped",
     "groups",
+    "make_optimizer",
     "torch_optimizer",
 ]

@@ -24,7 +24,7 @@ from . import checkpoint, flat
 from .groups import case_group, check_options, group_of, optimized
 from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import named_buffers, named_parameters, register, unwrapped
-from .optimizers import Optimizers, set_learning_rate
+from .optimizers import Optimizers, has_gradients, set_learning_rate
 from .refusals import check_built, refused_infinity_norm, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
@@ -148,7 +148,8 @@ class BuiltImplementation(Implementation):
             optimizers.step()
             return StepReport(grad_norm=norm)
         for one in optimizers.given:
-            scaler.step(one)
+            if len(optimizers.given) == 1 or has_gradients(one):  # else torch raises
+                scaler.step(one)
         scaler.update()
         return StepReport(grad_norm=norm, skipped=scaler.get_scale() < scale, loss_scale=scale)
 
@@ -361,7 +362,12 @@ def from_function(
 
 
 def _refuse_extras(built: Built, case: Case) -> None:
-    """Raise Unsupported where the case requires more than `build` returned."""
+    """Raise Unsupported where the case requires more than `build` returned, or torch offers."""
+    several = isinstance(built.optimizer, list | tuple) and len(built.optimizer) > 1
+    if several and case.training.overflow_in is not None and built.scaler is not None:
+        raise Unsupported(
+            "torch's GradScaler skips the step of each optimizer by its own gradients alone"
+        )
     if case.training.loss_scale is not None and built.scaler is None:
         raise Unsupported("build gave no Built.scaler, and the case scales its losses")
     wraps = ddp_in(built.model) is not None

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
-from ..case.schema import Case
+from ..case.schema import Case, OptimizerKind
 from ..case.shapes import unfrozen
 from ..compat import flat_parameters
-from ..errors import Unsupported, UsageError
-from ..optimizers import optimizer_of
+from ..errors import Unsupported, UsageError, unknown
+from ..optimizers import UpdateRule, optimizer_of
 from ..optimizers.trial import others
 from .names import named_parameters, unwrapped
 
@@ -30,34 +31,108 @@ def group_of(case: Case, name: str) -> int:
     raise UsageError(f"parameter {name!r} matches no group pattern of the case ({patterns})")
 
 
-def grouped(case: Case, named_tensors: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+def grouped(
+    case: Case,
+    named_tensors: Iterable[tuple[str, Any]],
+    kind: OptimizerKind | None = None,
+    *,
+    keep_empty: bool = False,
+) -> list[dict[str, Any]]:
     """Make parameter groups for the case's optimizer of torch, one per group, in its order.
 
-    `named_tensors`: (name of the unwrapped model, tensor to optimize). Every option of the case is
-    in the groups, so that `torch.optim.AdamW(groups)` needs no other. Empty groups are kept, so
-    that group i of the optimizer is group i of the case.
+    `named_tensors`: (name of the unwrapped model, tensor to optimize, of the shape of the whole
+    parameter). Every option of the case is in the groups, so that `torch.optim.AdamW(groups)` needs
+    no other. Empty groups are kept, so that group i of the optimizer is group i of the case; of two
+    optimizers only with `keep_empty`, since torch's state dicts refuse them there.
+
+    kind: of a case with two optimizers the one that they are for: "muon", or "adamw" for all that
+    is no matrix. None: both, one after the other, where those of Muon have `use_muon` True.
+    Raises UsageError for an optimizer that the case does not have.
     """
-    optimizer = case.optimizer
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [],
-            **optimizer_of(optimizer).torch_group(group, optimizer),
-        }
-        for group in optimizer.groups
-    ]
+    options, optimizer = case.optimizer, optimizer_of(case.optimizer)
+    rules = [rule for rule in optimizer.rules if kind in (None, rule.kind)]
+    if not rules:
+        raise unknown("optimizer of the case", str(kind), [rule.kind for rule in optimizer.rules])
+    flags = len(optimizer.rules) > 1 and kind is None
+    groups: dict[UpdateRule, list[dict[str, Any]]] = {
+        rule: [
+            {
+                "params": [],
+                **rule.torch_group(group, options),
+                **({"use_muon": rule.kind == "muon"} if flags else {}),
+            }
+            for group in options.groups
+        ]
+        for rule in rules
+    }
     for name, tensor in named_tensors:
-        groups[group_of(case, name)]["params"].append(tensor)
-    return groups
+        rule = optimizer.rule(options, name, tuple(tensor.shape))
+        if rule in groups:
+            groups[rule][group_of(case, name)]["params"].append(tensor)
+    every = [group for of_rule in groups.values() for group in of_rule]
+    if len(optimizer.rules) > 1 and not keep_empty:
+        return [group for group in every if group["params"]]
+    return every
 
 
-def groups(model: nn.Module, case: Case) -> list[dict[str, Any]]:
+def groups(model: nn.Module, case: Case, kind: OptimizerKind | None = None) -> list[dict[str, Any]]:
     """Make parameter groups of the trainable parameters of a model, wrapped or not.
 
     Those that the case unfreezes later are in them from the start: torch's optimizers skip a
     parameter without a gradient. A flat parameter of FSDP1 (`use_orig_params=False`) is in the
-    group of the parameters in it; Unsupported if these are of several groups.
+    group of the parameters in it; Unsupported if these are of several groups. kind: see `grouped`.
     """
-    return grouped(case, optimized(model, case))
+    return grouped(case, optimized(model, case), kind)
+
+
+def make_optimizer(model: nn.Module, case: Case) -> Any:
+    """Make the case's optimizer of torch over a model, as `Built` takes it.
+
+    One optimizer; or [Muon, AdamW], without one that has no parameters.
+    """
+    made = _all_of(case, list(optimized(model, case)), keep_empty=False)
+    return made[0] if len(optimizer_of(case.optimizer).rules) == 1 else made
+
+
+class SeveralOptimizers:
+    """Optimizers of different parameters as one: with all groups, and one dict of states."""
+
+    def __init__(self, made: Sequence[torch.optim.Optimizer]) -> None:
+        self._made = made
+        self.state = made[0].state
+        for one in made[1:]:
+            one.state = self.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of all, those of one optimizer after those of another."""
+        return [group for one in self._made for group in one.param_groups]
+
+    def step(self) -> None:
+        """Update, one optimizer after the other."""
+        for one in self._made:
+            one.step()
+
+
+def optimizer_over(
+    case: Case, named: Sequence[tuple[str, torch.Tensor]], *, keep_empty: bool
+) -> Any:
+    """Make the case's optimizer of torch over named tensors, as one object. See `grouped`."""
+    made = _all_of(case, named, keep_empty=keep_empty)
+    return made[0] if len(made) == 1 else SeveralOptimizers(made)
+
+
+def _all_of(
+    case: Case, named: Sequence[tuple[str, torch.Tensor]], *, keep_empty: bool
+) -> list[torch.optim.Optimizer]:
+    rules = optimizer_of(case.optimizer).rules
+    found = []
+    for rule in rules:
+        of_torch: Any = rule.torch_class
+        groups = grouped(case, named, rule.kind, keep_empty=keep_empty)
+        if groups or len(rules) == 1:
+            found.append(of_torch(groups))
+    return found
 
 
 def optimized(model: nn.Module, case: Case) -> Iterator[tuple[str, nn.Parameter]]:
@@ -147,8 +222,14 @@ def _given(group: Mapping[str, Any], case: Case) -> dict[str, float]:
 
 
 def torch_optimizer(case: Case) -> Any:
-    """Return the class of torch that is the case's optimizer; it takes `groups(model, case)`."""
-    return optimizer_of(case.optimizer).torch_class
+    """Return the class of torch that is the case's optimizer; it takes `groups(model, case)`.
+
+    Raises Unsupported for a case with two optimizers: see `make_optimizer`.
+    """
+    optimizer = optimizer_of(case.optimizer)
+    if len(optimizer.rules) > 1:
+        raise Unsupported(f"it makes one optimizer, and the case has {optimizer.name}")
+    return optimizer.rules[0].torch_class
 
 
 SCHEDULE_PERIOD = 8

@@ -99,6 +99,12 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     return every or name in parameters
 
 
+def has_gradients(optimizer: Any) -> bool:
+    """Return True if a parameter of an optimizer has a gradient, or its groups are not visible."""
+    groups = _groups(optimizer)
+    return groups is None or any(p.grad is not None for one in groups for p in one["params"])
+
+
 def set_learning_rate(group: dict[str, Any], rate: float) -> None:
     """Set the learning rate of a parameter group. A rate that is a tensor stays one."""
     if isinstance(group["lr"], torch.Tensor):

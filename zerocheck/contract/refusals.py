@@ -64,6 +64,12 @@ FUSED_SGD = (
 )
 
 
+MUON = (
+    # torch/distributed/tensor/_dispatch.py: the update of a small matrix is replicated
+    Refusal(RuntimeError, r"in-place operations that require placement changes"),
+)
+
+
 CALLED_TWICE = (
     # torch/csrc/distributed/c10d/reducer.cpp: reentrant checkpoints of a module that is called
     # twice go backward twice, which DDP documents that it does not support
@@ -79,6 +85,7 @@ def refused_while_run(device: torch.device, error: Exception, case: Case) -> str
     listed = {
         f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,
         "torch refuses fused SGD of DTensors": FUSED_SGD,
+        "torch refuses Muon of DTensors": MUON if case.optimizer.kind == "muon" else (),
         "torch refuses a module that is called twice": (
             CALLED_TWICE if len(set(calls)) < len(calls) else ()
         ),

@@ -78,7 +78,8 @@ class States:
         Raises Unsupported for a state that cannot be written.
         """
         roles = [role for role in self.optimizer.states if (name, role) in full]
-        if not roles and not self.optimizer.counts_steps:
+        counted = self.optimizer.counts_steps and (name, "step") in full
+        if not roles and not counted:
             return
         entry = self._entry(parameter)
         if entry is None:
@@ -88,7 +89,7 @@ class States:
             key = self.keys.get(role, role)
             moment = entry.setdefault(key, torch.zeros_like(parameter))
             into(moment, role)
-        if self.optimizer.counts_steps:
+        if counted:
             self._set_count(entry, parameter, full[name, "step"])
 
     def _entry(self, parameter: torch.Tensor) -> dict[str, Any] | None:

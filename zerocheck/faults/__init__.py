@@ -19,6 +19,10 @@
 - `hosts.py`: faults that are hidden on one host
 - `loss_scaling.py`: faults in dynamic loss scaling and in skipping steps that overflow
 - `memory.py`: faults of memory: every number is right, and a rank holds more than it should
+- `muon.py`: faults in Muon's update: Newton-Schulz of other matrices, other factors on the learning
+  rate
+- `muon_states.py`: faults in Muon's momentum and decay, in its checkpoints, and in what is left to
+  AdamW
 - `offloading.py`: faults of CPU offload: copies that come too late, or too early
 - `omissions.py`: faults that silently leave something out of the reduction or the update
 - `ownership.py`: faults in the ownership of elements

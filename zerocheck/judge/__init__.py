@@ -38,7 +38,6 @@ resumed one. Both judge the same obligations, each with a context that computes 
   agree in bits
 - `obligation.py`: interface of an obligation: a name, what must have been observed, and a check
   that yields
-- `operator_noise.py`: round-off of every operator of a forward and backward, moved at random
 - `owners.py`: gradients of which only the owner's copy counts, where the owners are not known
 - `ownership.py`: the shards of every tensor tile it exactly once, replicas aside
 - `perturbation.py`: perturbation of the reference by a round-off: of parameters, and of module

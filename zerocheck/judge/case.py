@@ -61,6 +61,8 @@ class CaseJudge(CaseContext):
             stage = self.declaration.stage
             self.verdicts.note("ownership", 0.0, shares.check(self.observation, self.case, stage))
         of = self.tolerance.obligations
+        if self.updates.estimated:
+            of = {*of, "update"}
         return self.verdicts.judgement(self.observation, estimated=of, digest=digest)
 
     def judge_start(self, before: State) -> None:

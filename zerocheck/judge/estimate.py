@@ -29,16 +29,14 @@ import torch
 
 from zerocheck_reference import unit_roundoff
 
+from ..execution.operator_noise import MARGIN_EACH
+from ..floating_point import NEXT
 from .layout import ParameterLayout
 from .local import Passes
-from .perturbation import NEXT
 
 MARGIN = 16.0
 REPLICAS = 2
 """Runs with what is computed moved."""
-REPLICAS_EACH = 12
-MARGIN_EACH = 3.0
-"""Factor on the estimate where each element has an estimate of its own."""
 
 
 class Tolerances(NamedTuple):

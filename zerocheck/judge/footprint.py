@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
 from ..contract.layout import Category
-from ..optimizers import states_of
 from ..protocol.measurements import Measured
 from ..protocol.verdicts import MeasuredBytes
 from .obligations.communication import volume
+from .placement import state_bytes
 
 BETWEEN: tuple[Category, ...] = ("parameter", "gradient", "optimizer", "bucket", "gathered")
 """What a rank holds of training between steps."""
@@ -48,7 +48,7 @@ def copy_bytes(case: Case) -> tuple[int, int, int]:
     """Bytes of one copy: parameters, gradients and states; frozen ones have neither of these."""
     parameters = sum(parameter_bytes(case.model).values())
     trained = trained_bytes(case)
-    return parameters, trained, trained * len(states_of(case.optimizer))
+    return parameters, trained, state_bytes(case)
 
 
 def trained_bytes(case: Case) -> int:

@@ -26,7 +26,7 @@ from ..models.network import build_model
 from ..models.overflow import infinite_loss
 from ..models.start import initial_state
 from ..models.user import call_with
-from ..optimizers import optimizer_of
+from ..optimizers import UpdateRule, rule_of
 from .local import as_on_a_rank
 
 
@@ -118,16 +118,18 @@ class _Free:
     def _groups(self, parameters: dict[str, nn.Parameter]) -> list[Group]:
         later = set(unfrozen(self.case))
         optimizer = self.case.optimizer
-        names: list[list[str]] = [[] for _ in optimizer.groups]
+        names: dict[tuple[int, UpdateRule], list[str]] = {}
         for name, parameter in parameters.items():
             if parameter.requires_grad or name in later:
-                names[group_of(self.case, name)].append(name)
+                rule = rule_of(optimizer, name, parameter.shape)
+                names.setdefault((group_of(self.case, name), rule), []).append(name)
+        self._numbers = [number for number, _ in names]
         return [
             Group(
-                names=tuple(group_names),
-                options=optimizer_of(optimizer).reference_options(group, optimizer),
+                names=tuple(of_group),
+                options=rule.reference_options(optimizer.groups[number], optimizer),
             )
-            for group_names, group in zip(names, optimizer.groups, strict=True)
+            for (number, rule), of_group in names.items()
         ]
 
     def _step(self, index: int) -> float:
@@ -149,7 +151,8 @@ class _Free:
                     for loss in row:
                         loss(self.model)
         else:
-            self.trainer.step(losses, lr=learning_rates(self.case, index))
+            rates = learning_rates(self.case, index)
+            self.trainer.step(losses, lr=[rates[number] for number in self._numbers])
         return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
 
     def _loss(
@@ -200,7 +203,8 @@ def _states(
     held: dict[str, dict[str, torch.Tensor]] = {}
     for (name, role), tensor in state.items():
         held.setdefault(name, {})[role] = tensor if role == "step" else tensor.to(device)
-    optimizer = optimizer_of(case.optimizer)
     return {
-        name: optimizer.reference_state(roles) for name, roles in held.items() if len(roles) > 1
+        name: rule_of(case.optimizer, name, roles["parameter"].shape).reference_state(roles)
+        for name, roles in held.items()
+        if len(roles) > 1
     }

@@ -1,6 +1,6 @@
 """Recovery of a gradient that the implementation does not expose, from the optimizer's states.
 
-How, and how well, is up to the optimizer: see `OptimizerSpecification.recovered`. With clipping it
+How, and how well, is up to the optimizer: see `UpdateRule.recovered`. With clipping it
 is the clipped gradient.
 """
 
@@ -52,14 +52,15 @@ def recover(
     moved = _moved(recipe, before, after, layout)
     whole = vectors.empty(layout.size).fill_(torch.nan)
     error = vectors.zeros(layout.size, dtype=torch.float64)
-    roles = recipe.optimizer.states_with(recipe.options)
     keys = [1 if flag else None for flag in moved]
-    for part in layout.segments(keys):
+    for rule, part, _ in recipe.ranges(layout, keys):
+        roles = rule.states_with(recipe.options)
         # What is recovered does not depend on the number of the step.
-        scalars = recipe.scalars(part.group, lr=rates[part.group], step=1, reading="double")
+        rate = rates[part.group]
+        scalars = recipe.scalars(rule, part.group, lr=rate, step=1, reading=rule.readings[0])
         for _, positions in pieces(part.elements, layout.size):
             old, new = _held(before, roles, positions), _held(after, roles, positions)
-            g, error[positions] = recipe.optimizer.recovered(old, new, scalars, part.format)
+            g, error[positions] = rule.recovered(old, new, scalars, part.format)
             whole[positions] = recipe.signed(g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
     absent = frozenset(p.name for p in layout.places if p.trainable) - present
@@ -78,17 +79,17 @@ def _moved(
 ) -> list[bool]:
     """Return, per parameter, True if it took the step.
 
-    By its step count. An optimizer that has none changes some bit of what has a gradient, or makes
-    its state; one of zeros with a gradient of zeros changes nothing.
+    By its step count. A rule that has none changes some bit of what has a gradient, or makes its
+    state; one of zeros with a gradient of zeros changes nothing.
     """
-    if recipe.optimizer.counts_steps:
-        return [
-            place.trainable and then is not None and now is not None and now > then
-            for place, then, now in zip(layout.places, before.steps, after.steps, strict=True)
-        ]
-    roles = recipe.optimizer.states_with(recipe.options)
     found: list[bool] = []
-    for place in layout.places:
+    for place, then, now in zip(layout.places, before.steps, after.steps, strict=True):
+        rule = recipe.rule(place)
+        if rule.counts_steps:
+            counted = then is not None and now is not None and now > then
+            found.append(place.trainable and counted)
+            continue
+        roles = rule.states_with(recipe.options)
         here = slice(place.start, place.stop)
         pairs = [(before.parameter[here], after.parameter[here])]
         pairs += [(before.moment(role)[here], after.moment(role)[here]) for role in roles]

@@ -18,8 +18,9 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
+from ..errors import Unsupported
 from ..floating_point import Enclosure
-from ..optimizers.specification import Interval, Reading, Segment, UpdateElements
+from ..optimizers.specification import Interval, Reading, Segment, UpdateElements, UpdateRule
 from ..protocol.verdicts import Violation
 from .assemble import RoleState
 from .compare import Misfit, compare, describe
@@ -76,7 +77,8 @@ class HiddenStates:
         self._case = case
         self._semantics = semantics
         self._lost = False
-        self.readings: list[Reading] = list(recipe.optimizer.readings)
+        (self._rule,) = _elementwise(recipe)
+        self.readings: list[Reading] = list(self._rule.readings)
         self._states: dict[str, Interval] = {
             role: Interval(*(torch.zeros(layout.size, dtype=torch.float64) for _ in range(2)))
             for role in recipe.optimizer.hidden
@@ -210,7 +212,7 @@ class HiddenStates:
         for here, there in pieces(part.elements, self.layout.size):
             p = update.before.parameter[there].double()
             states, gradient = self._states_at(there), self._gradient_at(update, there)
-            exact[here], bound[here] = self.recipe.optimizer.range(p, states, gradient, s)
+            exact[here], bound[here] = self._rule.range(p, states, gradient, s)
         return Enclosure(exact, bound)
 
     def _states_at(self, there: Positions) -> dict[str, Interval]:
@@ -229,7 +231,7 @@ class HiddenStates:
             for _, there in pieces(part.elements, self.layout.size):
                 states, gradient = self._states_at(there), self._gradient_at(update, there)
                 p = update.before.parameter[there].double()
-                after = self.recipe.optimizer.hidden_after(p, states, gradient, s)
+                after = self._rule.hidden_after(p, states, gradient, s)
                 for role, (middle, error) in after.items():
                     self._states[role].middle[there] = middle
                     self._states[role].error[there] = error
@@ -240,7 +242,7 @@ class HiddenStates:
 
     def _scalars(self, part: KernelRange, update: HiddenUpdate, reading: Reading) -> Any:
         lr = update.lr[part.group]
-        return self.recipe.scalars(part.group, lr=lr, step=part.key, reading=reading)
+        return self.recipe.scalars(self._rule, part.group, lr=lr, step=part.key, reading=reading)
 
     def _words(
         self, misfit: Misfit, part: KernelRange, update: HiddenUpdate, after: State
@@ -256,8 +258,8 @@ class HiddenStates:
         if torch.equal(misfit.observed[outside], before[outside]):
             return "parameter was not updated", (bugs.NEVER_UPDATED, *names)
         if names:
-            return sentence(self.recipe.optimizer, "parameter", names), names
-        name = self.recipe.optimizer.name
+            return sentence(self._rule, "parameter", names), names
+        name = self._rule.name
         text = f"parameter is not what {name} can give from the parameter before and the gradient"
         return text, ()
 
@@ -268,7 +270,7 @@ class HiddenStates:
         mask = self._spread(part, misfit.outside)
         places = [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
         asked = torch.cat([torch.arange(p.start, p.stop) for p in places])
-        optimizer = self.recipe.optimizer
+        optimizer = self._rule
         states, gradient = self._states_at(asked), self._gradient_at(update, asked)
         s = self._scalars(part, update, self.readings[0])
         before = update.before.parameter[asked].double()
@@ -293,6 +295,17 @@ class HiddenStates:
             if name not in names and not bool(_outside(segment.observed, wanted).any()):
                 names.append(name)
         return tuple(names)
+
+
+def _elementwise(recipe: UpdateRecipe) -> tuple[UpdateRule, ...]:
+    """Return the rule of an optimizer. Raises Unsupported for one that needs whole matrices."""
+    rules = recipe.optimizer.rules
+    if any(rule.whole for rule in rules):
+        raise Unsupported(
+            f"{recipe.optimizer.name} cannot be judged by its parameters alone, and the optimizer "
+            "exposes no states"
+        )
+    return rules
 
 
 def _middles(states: Mapping[str, Interval]) -> dict[str, torch.Tensor]:

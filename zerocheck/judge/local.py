@@ -21,6 +21,7 @@ from ..devices import CPU, forked, seed_device, set_random_state
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
+from ..execution.operator_noise import CancellationNoise
 from ..models.batches import Batch, batch, loss_of, weight
 from ..models.overflow import Overflow
 from ..models.user import call_with
@@ -28,7 +29,6 @@ from ..protocol.observations import StepObservation
 from . import vectors
 from .layout import ParameterLayout
 from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_through, recomputing
-from .operator_noise import CancellationNoise
 from .perturbation import rounding_otherwise
 from .precision import OWN, Computing
 from .uses import Use, UseNotes

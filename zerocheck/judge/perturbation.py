@@ -11,10 +11,8 @@ from torch import nn
 
 from zerocheck_reference import unit_roundoff
 
+from ..floating_point import NEXT
 from .layout import ParameterLayout
-
-NEXT = 2
-"""Units of round-off to the number next to it."""
 
 
 def signs(shape: Sequence[int], seed: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ from ..case.measurement import settled
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_shapes
 from ..contract.layout import NUMBER_BYTES, Category
-from ..optimizers import STATES, states_of
+from ..optimizers import STATES, most_states, rule_of, states_of
 from ..protocol.measurements import UNEXPLAINED, Exposed, Held, Measured
 from ..protocol.verdicts import Violation, merge_violations
 
@@ -146,7 +146,7 @@ def _bound(case: Case, measured: Sequence[Measured], kind: _Kind) -> int:
         [one for one in _once(r) if one.role in kind.roles and (one.role, one.name) not in stays]
         for r in measured
     ]
-    copies = len(states_of(case.optimizer)) if kind.name == "optimizer" else 1
+    copies = most_states(case.optimizer) if kind.name == "optimizer" else 1
     widths: dict[str, int] = {}  # by role, since a master is wider than its parameter
     for one in (one for rank in exposed for one in rank if one.elements):
         widths[one.role] = max(widths.get(one.role, 0), one.bytes // one.elements)
@@ -236,6 +236,15 @@ def _copies(case: Case, measured: Sequence[Measured]) -> Iterator[Violation]:
             f"of which no shard is a view; held by {', '.join(names[:3])}"
         ),
         causes=(bugs.PARAMETERS_HELD_TWICE,),
+    )
+
+
+def state_bytes(case: Case) -> int:
+    """Bytes of the optimizer's states of all parameters that are trained."""
+    sizes, shapes = parameter_bytes(case.model), parameter_shapes(case.model)
+    return sum(
+        sizes[name] * len(rule_of(case.optimizer, name, shapes[name]).states_with(case.optimizer))
+        for name in learning(case)
     )
 
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.semantics import Semantics
+from ..execution.operator_noise import REPLICAS_EACH, OperatorNoise
 from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.loss import Losses, Replay, changed_parameters, same
 from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import (
     REPLICAS,
-    REPLICAS_EACH,
     Tolerances,
     estimate_by_element,
     estimate_by_tensor,
@@ -27,7 +27,6 @@ from .expected import loss_divisor, loss_ranks
 from .flat import FlatBuffer
 from .layout import Buffers
 from .local import LocalRunner, Passes, Scale
-from .operator_noise import OperatorNoise
 from .perturbation import moved
 from .state import State
 from .uses import UsedParts, parts_of

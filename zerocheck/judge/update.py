@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
@@ -20,9 +19,10 @@ from .compare import (
     different_bits,
     first_outside,
 )
-from .layout import KernelRange, ParameterLayout, ParameterPlace
+from .diagnose.named import named
+from .layout import ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, pieces
-from .recipe import Update, UpdateRecipe, WrongRole
+from .recipe import RuleRange, Update, UpdateRecipe, WrongRole
 from .state import float64
 from .wrong_update import WrongUpdate
 
@@ -30,40 +30,59 @@ from .wrong_update import WrongUpdate
 class UpdateJudge:
     """Judge of the updates that one optimizer makes.
 
-    Which of the two readings of the hyperparameters holds is one answer for the whole run, not
-    per element: a reading that failed once is out.
+    Which of the readings of a rule holds is one answer for the whole run, not per element: a
+    reading that failed once is out.
     """
 
     def __init__(self, layout: ParameterLayout, recipe: UpdateRecipe) -> None:
         self.layout = layout
         self.recipe = recipe
-        self.readings: list[Reading] = list(recipe.optimizer.readings)
+        self.readings: dict[str, list[Reading]] = {
+            rule.name: list(rule.readings) for rule in recipe.optimizer.rules
+        }
+        """Readings that are left, by the name of the rule."""
+
+    @property
+    def estimated(self) -> bool:
+        """True if a bound of the updates so far was an estimate."""
+        return any(left[:1] == ["estimated"] for left in self.readings.values())
 
     def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
         """Check an update: (share of the bound, violation or None)."""
-        violation = self._steps(update, step) or self._untouched(update, step)
+        violation = self._of_others(update, step)
+        violation = violation or self._steps(update, step) or self._untouched(update, step)
         if violation is not None:
             return 0.0, violation
-        keys = self._keys(update)
+        share = 0.0
         failed: list[WrongRole] = []
-        best = 0.0
-        kept: list[Reading] = []
-        for reading in self.readings:
-            share, wrong = self._under(reading, update, keys)
-            if not wrong:
-                best = share if not kept else min(best, share)
-                kept.append(reading)
-                # The other reading is only asked for when this one fails.
-                break
-            failed = failed or wrong
-        if kept:
-            self.readings = self.readings[self.readings.index(kept[0]) :]
-            return best, None
-        explained = WrongUpdate(self.layout, self.recipe, self.readings[0], update, step)
+        parts: dict[str, list[RuleRange]] = {}
+        for part in self.recipe.ranges(self.layout, self._keys(update)):
+            parts.setdefault(part.rule.name, []).append(part)
+        for name, of_rule in parts.items():
+            used, wrong = self._of_rule(name, of_rule, update)
+            share = max(share, used)
+            failed += wrong
+        if not failed:
+            return share, None
+        explained = WrongUpdate(self.layout, self.recipe, self.readings, update, step)
         violation, *others = (explained.violation(one) for one in failed)
         if others:
             violation = msgspec.structs.replace(violation, parts=(violation, *others))
         return float(failed[0].misfit.ratio.max()), violation
+
+    def _of_rule(
+        self, name: str, parts: Sequence[RuleRange], update: Update
+    ) -> tuple[float, list[WrongRole]]:
+        """Compare what one rule updates: (share of the bound, misfit of each part)."""
+        failed: list[WrongRole] = []
+        # Another reading is only asked for when one fails.
+        for number, reading in enumerate(self.readings[name]):
+            share, wrong = self._under(reading, update, parts)
+            if not wrong:
+                self.readings[name] = self.readings[name][number:]
+                return share, []
+            failed = failed or wrong
+        return 0.0, failed
 
     def _keys(self, update: Update) -> list[int | None]:
         keys: list[int | None] = []
@@ -76,10 +95,10 @@ class UpdateJudge:
 
     def _steps(self, update: Update, step: int) -> Violation | None:
         """Check that the step count goes up by exactly one where there was a gradient."""
-        if not self.recipe.optimizer.counts_steps:
-            return None
         for position, place in enumerate(self.layout.places):
             if not place.trainable or place.start == place.stop:
+                continue
+            if not self.recipe.rule(place).counts_steps:
                 continue
             before, after = update.before.steps[position], update.after.steps[position]
             wanted = None if before is None else before + update.has[position]
@@ -100,6 +119,32 @@ class UpdateJudge:
                     expected=wanted,
                     causes=(bugs.STEP_COUNT,),
                     attribution=self._of_count(update, place, after, wanted),
+                )
+        return None
+
+    def _of_others(self, update: Update, step: int) -> Violation | None:
+        """Check that no parameter has a state of the optimizer that updates others."""
+        optimizer = self.recipe.optimizer
+        for other in optimizer.rules if len(optimizer.rules) > 1 else ():
+            wrong = [
+                place
+                for place in self.layout.places
+                if self.recipe.rule(place) is not other
+                and any(place.name in update.after.present.get(r, ()) for r in other.states)
+            ]
+            if wrong:
+                words = tensors([place.name for place in wrong], self.layout)
+                right = self.recipe.rule(wrong[0]).name
+                text = f"{words} {'have' if len(wrong) > 1 else 'has'} states of {other.name}"
+                return Violation(
+                    obligation="update",
+                    step=step,
+                    role=other.states[0],
+                    tensors=tuple(place.name for place in wrong),
+                    ranks=(),
+                    explanation=f"{text}: {other.name} updates what the case gives to {right}",
+                    causes=(bugs.UPDATED_BY_ANOTHER_OPTIMIZER,) if named() else (),
+                    attribution=f"{text}, which updates them, or updates them too",
                 )
         return None
 
@@ -205,32 +250,31 @@ class UpdateJudge:
         return None
 
     def _under(
-        self, reading: Reading, update: Update, keys: Sequence[int | None]
+        self, reading: Reading, update: Update, parts: Sequence[RuleRange]
     ) -> tuple[float, list[WrongRole]]:
         """Compare under one reading of the options: (share of the bound, misfit of each part)."""
         share = 0.0
         found: list[WrongRole] = []
-        for part in self.layout.segments(keys):
-            if in_pieces(part.elements, self.layout.size):
+        for part in parts:
+            elements = part.range.elements
+            if part.place is None and in_pieces(elements, self.layout.size):
                 used, role, misfit = self._by_pieces(reading, update, part)
             else:
                 used, role, misfit = first_outside(
-                    self._enclosures(reading, update, part, part.elements)
+                    self._enclosures(reading, update, part, elements)
                 )
             if misfit is not None:
-                found.append(
-                    WrongRole(role, misfit, part.elements, part.group, part.key, part.format)
-                )
+                found.append(WrongRole(role, misfit, part))
             share = max(share, used)
         return share, found
 
     def _by_pieces(
-        self, reading: Reading, update: Update, part: KernelRange
+        self, reading: Reading, update: Update, part: RuleRange
     ) -> tuple[float, str, Misfit | None]:
         """Compare like `first_outside`, for elements that have several pieces."""
         share = 0.0
         outside: list[str] = []
-        for _, there in pieces(part.elements, self.layout.size):
+        for _, there in pieces(part.range.elements, self.layout.size):
             for role, observed, enclosure in self._enclosures(reading, update, part, there):
                 used, misfit = compare(observed, enclosure)
                 share = max(share, used)
@@ -240,30 +284,26 @@ class UpdateJudge:
         if not outside:
             return share, "", None
         # What a wrong one leads to is judged by itself.
-        order = (*self.recipe.optimizer.states, "parameter")
+        order = (*part.rule.states, "parameter")
         role = next(role for role in order if role in outside)
 
         def at(_: slice, there: Positions) -> tuple[torch.Tensor, Enclosure]:
             made = self._enclosures(reading, update, part, there)
             return next(one[1:] for one in made if one[0] == role)
 
-        share, misfit = compare_pieces(at, part.elements, self.layout.size)
+        share, misfit = compare_pieces(at, part.range.elements, self.layout.size)
         return share, role, misfit
 
     def _enclosures(
-        self, reading: Reading, update: Update, part: KernelRange, elements: Positions | None
-    ) -> list[tuple[str, torch.Tensor, Enclosure]]:
-        """Return (role, observed, enclosure) of these elements, in the order of the step."""
-        scalars = self._scalars(update, part.group, part.key, reading)
-        made = self.recipe.elements(update, elements, part.format)
-        return [
-            (
-                role,
-                made.new[role] if role in made.new else float64(update.after.parameter, elements),
-                enclosure,
-            )
-            for role, enclosure in self.recipe.optimizer.enclosures(made, scalars)
-        ]
-
-    def _scalars(self, update: Update, group: int, count: int, reading: Reading) -> Any:
-        return self.recipe.scalars(group, lr=update.lr[group], step=count, reading=reading)
+        self, reading: Reading, update: Update, part: RuleRange, elements: Positions | None
+    ) -> Iterator[tuple[str, torch.Tensor, Enclosure]]:
+        """Iterate over (role, observed, enclosure) of these elements, in the order of the step."""
+        rule, range = part.rule, part.range
+        rate = update.lr[range.group]
+        scalars = self.recipe.scalars(rule, range.group, lr=rate, step=range.key, reading=reading)
+        made = self.recipe.elements(update, rule, elements, range.format, part.place)
+        for role, enclosure in rule.enclosures(made, scalars):
+            observed = made.new.get(role)
+            if observed is None:
+                observed = float64(update.after.parameter, elements)
+            yield role, observed, enclosure

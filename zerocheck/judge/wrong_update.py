@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import torch
 
 from .. import causes as bugs
-from ..optimizers.specification import Reading, Segment
+from ..optimizers.specification import Reading, Segment, UpdateRule
 from ..protocol.verdicts import Violation
 from . import vectors
 from .attribution.guard import guarded
@@ -31,14 +31,14 @@ class WrongUpdate:
         self,
         layout: ParameterLayout,
         recipe: UpdateRecipe,
-        reading: Reading,
+        readings: Mapping[str, Sequence[Reading]],
         update: Update,
         step: int,
     ) -> None:
-        """Take the update. reading: of the hyperparameters; step: 0-based, of the case."""
+        """Take the update. readings: by the name of the rule; step: 0-based, of the case."""
         self.layout = layout
         self.recipe = recipe
-        self.reading = reading
+        self.readings = readings
         self.update = update
         self.step = step
 
@@ -52,7 +52,7 @@ class WrongUpdate:
             step=self.step,
             role=wrong.role,
             ranks=(),
-            elements=wrong.elements,
+            elements=wrong.part.range.elements,
             explanation=text,
             causes=names,
         )
@@ -84,20 +84,38 @@ class WrongUpdate:
 
     def _edited(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> str:
         segments = list(self._segments(wrong, places))
-        optimizer = self.recipe.optimizer
+        rule = wrong.part.rule
 
         def before(segment: Segment) -> torch.Tensor:
             e = segment.elements
             return e.parameter if wrong.role == "parameter" else e.old[wrong.role]
 
-        right = [dict(optimizer.enclosures(s.elements, s.scalars))[wrong.role] for s in segments]
+        right = [dict(rule.enclosures(s.elements, s.scalars))[wrong.role] for s in segments]
         text = copies(segments, [before(one) for one in segments], right)
-        return text or ", or ".join(edit.words for edit in edits(optimizer, segments))
+        if text:
+            return text
+        for reading in self._readings(rule):
+            of = [self._read(one, wrong, reading) for one in segments]
+            found = ", or ".join(edit.words for edit in edits(rule, of))
+            if found:
+                return found
+        return ""
+
+    def _readings(self, rule: UpdateRule) -> Sequence[Reading]:
+        """Return the readings under which causes are looked for, the most exact one first."""
+        return self.readings[rule.name] if rule.whole else self.readings[rule.name][:1]
+
+    def _read(self, segment: Segment, wrong: WrongRole, reading: Reading) -> Segment:
+        """Return a segment with its scalars under another reading."""
+        rule, part, _ = wrong.part
+        lr = self.update.lr[part.group]
+        scalars = self.recipe.scalars(rule, part.group, lr=lr, step=part.key, reading=reading)
+        return segment._replace(scalars=scalars)
 
     def _wrong_places(self, wrong: WrongRole) -> list[ParameterPlace]:
         """Return the tensors with an element outside."""
         mask = torch.zeros(self.layout.size, dtype=torch.bool)
-        for here, there in pieces(wrong.elements, self.layout.size):
+        for here, there in pieces(wrong.part.range.elements, self.layout.size):
             mask[there] = wrong.misfit.outside[here]
         return [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
 
@@ -111,27 +129,34 @@ class WrongUpdate:
             )
         state = self.update.before
         before = state.parameter if wrong.role == "parameter" else state.moment(wrong.role)
-        if wrong.elements is not None:
-            before = before[wrong.elements]
+        if wrong.part.range.elements is not None:
+            before = before[wrong.part.range.elements]
         outside = wrong.misfit.outside
-        optimizer = self.recipe.optimizer
+        rule = wrong.part.rule
         names: tuple[str, ...] = ()
         if named():
-            segments = self._segments(wrong, self._wrong_places(wrong))
-            names = causes(optimizer, segments)
+            places = self._wrong_places(wrong)
+            for reading in self._readings(rule):
+                segments = self._segments(wrong, places)
+                names = causes(rule, (self._read(one, wrong, reading) for one in segments))
+                if names:
+                    break
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
             # Moments that are 0 still, or a rate of 0, leave it as it was too.
             known = (bugs.NEVER_UPDATED, *names) if named() else ()
             return f"{wrong.role} was not updated", known
         if names:
-            return sentence(optimizer, wrong.role, names), names
-        name = optimizer.name
+            return sentence(rule, wrong.role, names), names
+        name = rule.name
         return f"{wrong.role} is not what {name} gives from the state before and the gradient", ()
 
     def _segments(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> Iterator[Segment]:
         """Return these tensors of the group, piece by piece."""
+        if wrong.part.place is not None:
+            yield self._segment(wrong, wrong.part.range.elements, self.update.previous())
+            return
         asked = torch.zeros(self.layout.size, dtype=torch.bool)
-        for _, there in pieces(wrong.elements, self.layout.size):
+        for _, there in pieces(wrong.part.range.elements, self.layout.size):
             asked[there] = True
         asked &= self.layout.spread([place in places for place in self.layout.places])
         elements = vectors.positions(asked)
@@ -142,11 +167,11 @@ class WrongUpdate:
     def _segment(
         self,
         wrong: WrongRole,
-        elements: Positions,
+        elements: Positions | None,
         previous: torch.Tensor | None,
     ) -> Segment:
         recipe, update = self.recipe, self.update
-        after = update.after
+        after, (rule, part, place) = update.after, wrong.part
 
         def gradient(vector: torch.Tensor) -> torch.Tensor:
             return recipe.signed(float64(vector, elements))
@@ -155,7 +180,7 @@ class WrongUpdate:
         return Segment(
             role=wrong.role,
             observed=float64(observed, elements),
-            elements=recipe.elements(update, elements, wrong.format),
+            elements=recipe.elements(update, rule, elements, part.format, place),
             unclipped=None if update.unclipped is None else gradient(update.unclipped),
             previous=None if previous is None else gradient(previous),
             in_memory=[gradient(update.gradient[order]) for order in orders_of(self.layout)],
@@ -164,13 +189,18 @@ class WrongUpdate:
             since=self.step + 1,
             microbatches=recipe.microbatches,
             scalars=recipe.scalars(
-                wrong.group, lr=update.lr[wrong.group], step=wrong.steps, reading=self.reading
+                rule,
+                part.group,
+                lr=update.lr[part.group],
+                step=part.key,
+                reading=self.readings[rule.name][0],
             ),
-            step=wrong.steps,
-            rates=recipe.rates[wrong.group],
+            step=part.key,
+            rates=recipe.rates[part.group],
+            ranks=recipe.ranks,
             others=[
                 (group, update.lr[number])
                 for number, group in enumerate(recipe.options.groups)
-                if number != wrong.group
+                if number != part.group
             ],
         )

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..case.schema import Case
 from ..case.shapes import matching
-from ..optimizers import optimizer_of
+from ..optimizers import rule_of
 from .layers import fill
 from .seeds import SCRAMBLED, STATE, generator_of
 from .user import vary_batch
@@ -30,7 +30,6 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
         return None
     generator = generator_of(case.seed, STATE)
     parameters = dict(model.named_parameters())
-    optimizer = optimizer_of(case.optimizer)
     zeros = set(matching(parameters, case.start.zeros))
     state: dict[tuple[str, str], torch.Tensor] = {}
     for name, parameter in parameters.items():
@@ -43,9 +42,10 @@ def initial_state(case: Case, model: nn.Module) -> dict[tuple[str, str], torch.T
         if not parameter.requires_grad:
             continue
         scale = _scale(case, generator)
-        drawn = optimizer.drawn(value, case.optimizer, scale, generator)
+        rule = rule_of(case.optimizer, name, parameter.shape)
+        drawn = rule.drawn(value, case.optimizer, scale, generator)
         state.update({(name, role): tensor for role, tensor in drawn.items()})
-        if optimizer.counts_steps:
+        if rule.counts_steps:
             state[name, "step"] = torch.tensor(float(case.start.step))
     return {
         (name, role): value if role == "step" else value.to(parameters[name].dtype)

@@ -2,6 +2,7 @@
 
 - `adamw/`: AdamW
 - `inputs.py`: gradients that a step may be given in place of the right one
+- `muon/`: Muon for matrices, with AdamW for all else
 - `sgd/`: SGD with momentum
 - `specification.py`: interface of an optimizer
 - `trial.py`: test that a class is an optimizer that is known, run alone on one whole tensor
@@ -9,15 +10,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..case.schema import Optimizer, OptimizerKind
 from .adamw.optimizer import AdamW
+from .muon.optimizer import Muon
+from .muon.pair import MuonWithAdamW
 from .sgd.optimizer import SGD
-from .specification import OptimizerSpecification, StateRole
+from .specification import OptimizerSpecification, StateRole, UpdateRule
 
-OPTIMIZERS: dict[OptimizerKind, OptimizerSpecification] = {"adamw": AdamW(), "sgd": SGD()}
+_ADAMW = AdamW()
+
+OPTIMIZERS: dict[OptimizerKind, OptimizerSpecification] = {
+    "adamw": _ADAMW,
+    "sgd": SGD(),
+    "muon": MuonWithAdamW(Muon(), _ADAMW),
+}
 """All of them, by their name in cases."""
+
+RULES: tuple[UpdateRule, ...] = tuple(
+    dict.fromkeys(rule for one in OPTIMIZERS.values() for rule in one.rules)
+)
+"""Rules of all optimizers."""
 
 STATES: tuple[StateRole, ...] = tuple(
     dict.fromkeys(role for one in OPTIMIZERS.values() for role in one.states)
@@ -27,11 +43,15 @@ STATES: tuple[StateRole, ...] = tuple(
 
 __all__ = [
     "OPTIMIZERS",
+    "RULES",
     "STATES",
     "OptimizerSpecification",
     "StateRole",
+    "UpdateRule",
     "known_optimizer",
+    "most_states",
     "optimizer_of",
+    "rule_of",
     "states_of",
 ]
 
@@ -46,9 +66,19 @@ def states_of(options: Optimizer) -> tuple[StateRole, ...]:
     return optimizer_of(options).states_with(options)
 
 
-def known_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpecification | None:
-    """Return the optimizer that an object of torch, or of a subclass, is; None for others."""
-    for one in OPTIMIZERS.values():
+def most_states(options: Optimizer) -> int:
+    """Return the number of states of a parameter that has most of them."""
+    return max(len(rule.states_with(options)) for rule in optimizer_of(options).rules)
+
+
+def rule_of(options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:
+    """Return the rule by which a case's optimizer updates the parameter of this name."""
+    return optimizer_of(options).rule(options, name, shape)
+
+
+def known_optimizer(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
+    """Return the rule of an object of torch, or of a subclass; None for others."""
+    for one in RULES:
         if isinstance(optimizer, (one.torch_class, *one.lookalikes)):
             return one
     return None

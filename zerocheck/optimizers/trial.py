@@ -6,26 +6,21 @@ import inspect
 import math
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from unittest import mock
 
 import torch
 from msgspec.structs import replace
 
-from ..case.schema import Group, Optimizer, OptimizerKind
+from ..case.schema import Group, Optimizer
 from ..errors import UsageError
 from . import OPTIMIZERS, known_optimizer
-from .specification import OptimizerSpecification
+from .specification import OptimizerSpecification, UpdateRule
 
 SHAPE = (64, 128)
 """Shape of the tensor that is tried: large enough for libraries that quantize larger states
 only."""
 STEPS = 3
-CLOSE = 2.0**-10
-"""Largest error of an update, relative to the right one. Round-off gives less than 2^-18: a few
-units of 2^-24 of the update, and half an ulp of a parameter below 1/4 (2^-27) against a step of
-2^-6. Other optimizers, and the same with another term, are off by a tenth or more. It sorts; it is
-no verdict."""
 
 
 def template_of(
@@ -41,7 +36,7 @@ def template_of(
     """
     kind = type(optimizer)
     known = known_optimizer(optimizer)
-    if known is wanted:
+    if known in wanted.rules:
         return None
     name = kind.__name__
     if known is not None:
@@ -51,24 +46,33 @@ def template_of(
         )
     if f"{kind.__module__}.".startswith("torch.optim."):
         raise UsageError(f"Built.optimizer is {name}; {others()}")
-    tried = _tried(cast(Any, kind), frozenset(optimizer.defaults), wanted.kind)
-    if tried is None:
+    defaults = frozenset(optimizer.defaults)
+    tries = [(rule, _tried(cast(Any, kind), defaults, cast(Any, rule))) for rule in wanted.rules]
+    found = [(one.distance / rule.trial.close, rule, one) for rule, one in tries if one is not None]
+    if not found:
         return None
-    state, distance, compiled = tried
-    check_state(state, name, keys, wanted)
+    # Of two rules the one whose states it has.
+    distance, rule, (state, off, compiled) = min(
+        found, key=lambda one: (_lacks(one[2].state, keys, one[1]), one[0])
+    )
+    check_state(state, name, keys, rule)
     if compiled:
         raise UsageError(
             f"Built.optimizer is {name}, whose step calls torch.compile: how its kernels round is "
             "up to Inductor, so that there is no bound to judge it by; needed is one that is not "
             "compiled"
         )
-    if distance > CLOSE:
+    if distance > 1:
         raise UsageError(
             f"Built.optimizer is {name}, which is not {wanted.name}: alone, on one tensor, its "
-            f"update after {STEPS} steps is off by {100 * distance:.2g}% of {wanted.name}'s; "
-            + others()
+            f"update after {STEPS} steps is off by {100 * off:.2g}% of {rule.name}'s; " + others()
         )
     return dict(state)
+
+
+def _lacks(state: Mapping[str, Any], keys: Mapping[str, str], rule: UpdateRule) -> int:
+    """Return the number of a rule's states that are not in a state."""
+    return sum(keys.get(role, role) not in state for role in rule.trial.states)
 
 
 def others() -> str:
@@ -78,7 +82,7 @@ def others() -> str:
 
 
 def check_state(
-    state: Mapping[str, Any], name: str, keys: Mapping[str, str], wanted: OptimizerSpecification
+    state: Mapping[str, Any], name: str, keys: Mapping[str, str], wanted: UpdateRule
 ) -> None:
     """Raise UsageError for a state of an optimizer `name` that is not the wanted one's, in fp32."""
     roles = wanted.trial.states
@@ -103,14 +107,23 @@ def check_state(
             )
 
 
+class TrialSteps(NamedTuple):
+    """Result of a few steps.
+
+    distance: largest error of the path, relative to that of the wanted optimizer; compiled: True if
+    it called torch.compile.
+    """
+
+    state: dict[str, Any]
+    distance: float
+    compiled: bool
+
+
 @cache
 def _tried(
-    kind: type[torch.optim.Optimizer], defaults: frozenset[str], wanted: OptimizerKind
-) -> tuple[dict[str, Any], float, bool] | None:
-    """Try a few steps: (state, largest error of an update, True if it called torch.compile).
-
-    The error is relative to the update of the wanted optimizer. None if the class cannot be made or
-    fails alone.
+    kind: type[torch.optim.Optimizer], defaults: frozenset[str], wanted: UpdateRule
+) -> TrialSteps | None:
+    """Try a few steps. None if the class cannot be made or fails alone.
 
     defaults: names of the options of a group.
     """
@@ -119,7 +132,7 @@ def _tried(
     gradients = [torch.empty(SHAPE).normal_(generator=generator) for _ in range(STEPS)]
     parameter = torch.nn.Parameter(start.clone())
     known = inspect.signature(kind).parameters
-    trial = OPTIMIZERS[wanted].trial.options
+    trial = wanted.trial.options
     options = {name: trial[name] for name in trial if name in known and name in defaults}
     compiled: list[object] = []
     with torch.enable_grad(), mock.patch.object(torch, "compile", partial(_uncompiled, compiled)):
@@ -135,7 +148,8 @@ def _tried(
             group = optimizer.param_groups[0]
         except Exception:
             return None
-    return state, _off(start, gradients, parameter.detach(), group, wanted), bool(compiled)
+    off = _off(start, gradients, parameter.detach(), group, wanted)
+    return TrialSteps(state, off, bool(compiled))
 
 
 def _uncompiled(asked: list[object], function: Any = None, **options: Any) -> Any:
@@ -149,18 +163,17 @@ def _off(
     gradients: list[torch.Tensor],
     after: torch.Tensor,
     group: Mapping[str, Any],
-    wanted: OptimizerKind,
+    one: UpdateRule,
 ) -> float:
     """Largest error of the path from `start` to `after`, relative to the longest of the reference.
 
     Infinite where an option of that name is something else than the wanted optimizer's.
     """
-    one = OPTIMIZERS[wanted]
     try:
         given: dict[str, Any] = {"eps": 0.0, "weight_decay": 0.0, **one.read_group(group)}
         of_group = replace(Group(), **{n: float(given[n]) for n in one.fields.group if n in given})
         options = Optimizer(
-            kind=wanted, **{name: given[name] for name in one.fields.optimizer if name in given}
+            kind=one.kind, **{name: given[name] for name in one.fields.optimizer if name in given}
         )
         reference = one.reference_options(of_group, options)
     except (TypeError, ValueError):

@@ -85,6 +85,8 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
             "parameters are unfrozen after the first step, and zerocheck tells your code which "
             "(training.unfreeze)"
         )
+    if len(optimizer_of(case.optimizer).rules) > 1:
+        found.append("it has two optimizers (optimizer.kind)")
     if found:
         raise UsageError(
             f"no script of torch alone for this case: {'; '.join(found)}; "
@@ -268,7 +270,7 @@ def _absent(case: Case) -> bool:
 def _start(case: Case) -> dict[str, Any] | None:
     if case.start.step == 0:
         return None
-    optimizer, scale = optimizer_of(case.optimizer), SCALES[case.start.moments]
+    (optimizer,), scale = optimizer_of(case.optimizer).rules, SCALES[case.start.moments]
     roles = optimizer.states_with(case.optimizer)
     step = float(case.start.step) if optimizer.counts_steps else None
     if not roles and step is None:

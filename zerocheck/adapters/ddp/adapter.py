@@ -21,8 +21,7 @@ from ...contract import (
     Loader,
     Saving,
     Semantics,
-    groups,
-    torch_optimizer,
+    make_optimizer,
 )
 from ...contract.checkpoint import other_states, take_over, whole
 from ...contract.implementation import Call, Stage
@@ -96,13 +95,12 @@ class Ddp(BuiltImplementation):
 
         Raises Unsupported if every parameter is frozen.
         """
-        optimizer = torch_optimizer(case)
-        first = optimizer(groups(model, case)) if case.sharding.optimizer_first else None
+        first = make_optimizer(model, case) if case.sharding.optimizer_first else None
         wrap = partial(ddp, model, case, mesh, gradient_views=case.sharding.bucket_view)
         wrapped = wrap()
         return Built(
             wrapped,
-            first or optimizer(groups(wrapped, case)),
+            first or make_optimizer(wrapped, case),
             accumulate=accumulation(case),
             scaler=scaler_of(case, mesh),
             rewrap=wrap,
@@ -120,7 +118,10 @@ class Ddp(BuiltImplementation):
             return
         found = file.read(directory)
         self._inner.load_state_dict(found["model"])
-        self.built.optimizer.load_state_dict(found["optimizer"])
+        inner = self.optimizers.inner
+        held = found["optimizer"] if len(inner) > 1 else [found["optimizer"]]
+        for one, state in zip(inner, held, strict=True):
+            one.load_state_dict(state)
         take_over(found, loader, self.built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
@@ -138,20 +139,23 @@ class Ddp(BuiltImplementation):
         return cast(nn.Module, self.built.model.module)
 
     def _whole_states(self) -> dict[str, Any]:
-        """Return the state dicts of the wrapped module and of the optimizer."""
-        return {
-            "model": self._inner.state_dict(),
-            "optimizer": self.built.optimizer.state_dict(),
-        }
+        """Return the state dicts of the wrapped module and of its optimizer, or of several."""
+        held = [one.state_dict() for one in self.optimizers.inner]
+        optimizer: Any = held if len(held) > 1 else held[0]
+        return {"model": self._inner.state_dict(), "optimizer": optimizer}
 
     def _exported(self, states: Mapping[str, Any]) -> Mapping[tuple[str, str], torch.Tensor]:
         """Convert whole state dicts to {(name, role): tensor}; {} for empty ones (other ranks)."""
         if not states:
             return {}
         named = {p: unwrapped(name) for name, p in self._inner.named_parameters()}
-        order = [named[p] for group in self.built.optimizer.param_groups for p in group["params"]]
+        inner = self.optimizers.inner
+        held = states["optimizer"] if len(inner) > 1 else [states["optimizer"]]
+        moments: dict[str, Mapping[str, Any]] = {}
+        for one, state in zip(inner, held, strict=True):
+            order = [named[p] for group in one.param_groups for p in group["params"]]
+            moments |= file.by_name(state, order)
         buffers = {unwrapped(name) for name, _ in self._inner.named_buffers()}
-        moments = file.by_name(states["optimizer"], order)
         return whole(states["model"], moments, self.names, buffers, unwrapped)
 
 

@@ -88,4 +88,4 @@ def replicated_states(account: Account, step: int, phase: Phase) -> int:
 def state_bytes(account: Account, name: str) -> int:
     """Bytes of the optimizer's state of a parameter."""
     one = account.parameters[name]
-    return account.moments(one.numel, one.itemsize)
+    return account.moments(one.numel, one.itemsize, name)

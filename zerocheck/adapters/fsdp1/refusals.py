@@ -12,7 +12,7 @@ from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
 from ..shared.compiling import compiles, uncompiled
-from ..shared.limits import bf16_only, norms_cast, one_precision, same_units
+from ..shared.limits import bf16_only, elementwise, norms_cast, one_precision, same_units
 from ..shared.units import is_conditional, members, skeleton, unit_modules
 
 
@@ -25,7 +25,7 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 
 def refusal(case: Case) -> str | None:
     """Return the reason to reject what torch refuses or documents as wrong use, or None."""
-    reason = one_precision(case) or bf16_only(case) or norms_cast(case)
+    reason = elementwise(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or _summed_by_call(case) or same_units(case) or _deferred(case)
     reason = reason or _offloading(case) or uncompiled(case)
     if reason is not None:

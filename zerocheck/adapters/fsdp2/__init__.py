@@ -2,6 +2,8 @@
 
 - `adapter.py`: torch's FSDP2 with AdamW over DTensors
 - `collectives.py`: collectives of torch's FSDP2: its rules, replayed on the trace of the bare model
+- `gathered_muon.py`: Muon of FSDP2's shards, written to be read: the momentum is gathered, every
+  rank orthogonalizes
 - `layout.py`: layout of FSDP2, from shapes alone: dim 0 of each parameter in chunks of one size
 - `precision.py`: mixed precision of FSDP2
 - `refusals.py`: cases that FSDP2 cannot run, with the reason, known from the case alone

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from ...contract import (
     Saving,
     Semantics,
     groups,
+    make_optimizer,
     torch_optimizer,
 )
 from ...contract.checkpoint import other_states, take_over
@@ -36,6 +37,7 @@ from ...errors import Unsupported
 from ..shared import full_checkpoint as file
 from ..shared.calls import with_collectives
 from ..shared.compiling import compile_model, forget
+from ..shared.limits import elementwise
 from ..shared.scaling import scaler_of
 from ..shared.simulation import SimulationTraits
 from ..shared.sync import accumulation, deferred, synchronized
@@ -85,7 +87,7 @@ class Fsdp2(BuiltImplementation):
 
     semantics = Semantics(accumulate="local", unused="skip", buffers="local", weight="token")
     stage = 3
-    options = (
+    options: ClassVar[tuple[str, ...]] = (
         "wrap",
         "bucket",
         "reshard",
@@ -119,6 +121,10 @@ class Fsdp2(BuiltImplementation):
         if case.axes.has("tp"):
             return None
         held = fsdp2_layout(model, case, rank)
+        if (
+            elementwise(case) is not None
+        ):  # DTensors multiply matrices with collectives of their own
+            return held
         return with_collectives(held, predicted_calls.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
@@ -128,8 +134,8 @@ class Fsdp2(BuiltImplementation):
         """
         reshard = case.sharding.reshard
         first = None
-        if case.sharding.optimizer_first:
-            first = torch_optimizer(case)(groups(model, case))
+        if case.sharding.optimizer_first and "optimizer_first" in self.options:
+            first = make_optimizer(model, case)
         if case.axes.has("tp"):
             self.shard_layers(model, case, mesh)
             mesh = mesh["shard"]
@@ -163,12 +169,10 @@ class Fsdp2(BuiltImplementation):
         """Shard layers of the model over the tp axis of the mesh, before FSDP2 shards it."""
         parallelized(model, case, mesh)
 
-    def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
-        parameter_groups = groups(model, case)
-        if case.axes.has("tp"):
-            parameter_groups = split_groups(parameter_groups)
-        made: torch.optim.Optimizer = torch_optimizer(case)(parameter_groups)
-        return made
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+        if not case.axes.has("tp"):
+            return make_optimizer(model, case)
+        return torch_optimizer(case)(split_groups(groups(model, case)))
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         if self.case.sharding.checkpoint != "full":
@@ -198,7 +202,7 @@ class Fsdp2(BuiltImplementation):
                 full_state_dict=True,
                 broadcast_from_rank0=True,
                 # As torch's message says, where parameters had no gradient yet.
-                strict=len(found["optimizer"]["state"]) == _trained(optimizer),
+                strict=len(found["optimizer"]["state"]) == _trained(self.optimizers.inner),
             ),
         )
         take_over(found, loader, self.built.scaler)
@@ -208,9 +212,10 @@ class Fsdp2(BuiltImplementation):
         super().close()
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> int:
+def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Parameters that require gradients, in all groups."""
-    return sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+    groups = [group for one in optimizers for group in one.param_groups]
+    return sum(p.requires_grad for group in groups for p in group["params"])
 
 
 def reduce_unused(model: nn.Module, *, enable: bool = True) -> None:

@@ -126,6 +126,10 @@ def _states(account: Account, rank: int, step: int, phase: Phase) -> int:
     mesh = account.case.axes
     rank, ranks = mesh.coordinate(rank, "shard"), mesh.size("shard")
     return sum(
-        account.moments(own_elements(one, rank, ranks), one.itemsize)
-        for one in map(account.parameters.__getitem__, account.stateful(step, phase, graded))
+        account.moments(
+            own_elements(account.parameters[name], rank, ranks),
+            account.parameters[name].itemsize,
+            name,
+        )
+        for name in account.stateful(step, phase, graded)
     )

@@ -13,7 +13,14 @@ from ...case.shapes import (
     transposed,
 )
 from ..shared.compiling import uncompiled
-from ..shared.limits import bf16_only, norms_cast, one_precision, same_units, unpinned
+from ..shared.limits import (
+    bf16_only,
+    elementwise,
+    norms_cast,
+    one_precision,
+    same_units,
+    unpinned,
+)
 from .tensor_parallel import refuse_uneven
 
 
@@ -23,6 +30,8 @@ def refusal(case: Case) -> str | None:
     reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
     reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
     reason = reason or fused_dtensors(case)
+    if case.axes.has("tp"):
+        reason = reason or elementwise(case)
     return reason or (refuse_uneven(case) if case.axes.has("tp") else norm_of_empty_shards(case))
 
 

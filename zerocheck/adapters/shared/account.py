@@ -14,7 +14,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import uncalled, unfrozen
 from ...contract.layout import Category, Layout, Line, Phase
-from ...optimizers import optimizer_of, states_of
+from ...optimizers import rule_of
 
 STEP_BYTES = 4
 """Step count of a parameter, of an optimizer that has one: a 0-d fp32 tensor."""
@@ -99,11 +99,16 @@ class Account:
                 names.update(graded(before))
         return names
 
-    def moments(self, numel: int, itemsize: int) -> int:
-        """Bytes of the optimizer's state for `numel` elements, with its step count, if any."""
+    def moments(self, numel: int, itemsize: int, name: str = "") -> int:
+        """Bytes of the optimizer's state for `numel` elements, with its step count, if any.
+
+        name: the parameter that they are of, where the case has several optimizers.
+        """
         options = self.case.optimizer
-        counted = STEP_BYTES * optimizer_of(options).counts_steps
-        return len(states_of(options)) * numel * itemsize + counted
+        shape = self.parameters[name].shape if name else ()
+        rule = rule_of(options, name, shape)
+        counted = STEP_BYTES * rule.counts_steps
+        return len(rule.states_with(options)) * numel * itemsize + counted
 
     def scaler(self, step: int, phase: Phase) -> int:
         """Bytes held by torch's GradScaler at the end of a phase.

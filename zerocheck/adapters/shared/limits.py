@@ -10,6 +10,7 @@ from ...case.shapes import (
     parameter_dtypes,
 )
 from ...case.traits import meshes, reduced_precision
+from ...optimizers import optimizer_of
 
 
 def one_axis_fp32(case: Case) -> str | None:
@@ -28,6 +29,14 @@ def fp32(case: Case) -> str | None:
     """Return the reason to reject mixed precision, or None."""
     if reduced_precision(case):
         return "computes and reduces in fp32 only"
+    return None
+
+
+def elementwise(case: Case) -> str | None:
+    """Return the reason to reject an optimizer that needs whole matrices, or None."""
+    optimizer = optimizer_of(case.optimizer)
+    if any(rule.whole for rule in optimizer.rules):
+        return f"updates flat shards, and {optimizer.name} needs whole matrices"
     return None
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...case.schema import Case, Group
 from ...case.schema import Sharding as SharedOptions
-from ...optimizers import optimizer_of
+from ...optimizers import UpdateRule, optimizer_of
 from .units import in_order_of_calls, skeleton
 
 Gather = Literal["replicated", "dtensor", "summoned", "flat"]
@@ -95,7 +95,7 @@ def optimizer_call(case: Case, of: str, *, fused: bool) -> str:
 
 def torch_name(case: Case) -> str:
     """Return the optimizer's class: `torch.optim.AdamW`."""
-    return f"torch.optim.{optimizer_of(case.optimizer).torch_class.__name__}"
+    return f"torch.optim.{_rule(case).torch_class.__name__}"
 
 
 def group_options(case: Case, group: Group) -> list[str]:
@@ -108,8 +108,14 @@ def common_options(case: Case) -> list[str]:
     return _options(case, case.optimizer.groups[0], of_all=True)
 
 
+def _rule(case: Case) -> UpdateRule:
+    """Return the one rule of the case's optimizer; a script has no others."""
+    (rule,) = optimizer_of(case.optimizer).rules
+    return rule
+
+
 def _options(case: Case, group: Group, *, of_all: bool) -> list[str]:
-    optimizer = optimizer_of(case.optimizer)
+    optimizer = _rule(case)
     defaults = signature(optimizer.torch_class).parameters
     return options(
         (name, value, defaults[name].default)

@@ -13,7 +13,7 @@ from ...case.schema import Case
 from ...case.shapes import unfrozen
 from ...compat import all_gather_single
 from ...contract import Shard
-from .flat import Named, ShardedBuffer, of_one_dtype
+from .flat import Named, ShardedBuffer, alike, needs_whole
 from .partition import split
 from .precision import cast_parameters, compute_dtype
 
@@ -47,7 +47,10 @@ def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[B
     """Make a bucket for each of `parts_of`, and cast the other parameters like those in them."""
     dtype = compute_dtype(case)
     parts = enumerate(parts_of(model, case))
-    buckets = [Bucket(f"bucket{number}", part, group, dtype) for number, part in parts]
+    buckets = [
+        Bucket(f"bucket{number}", part, group, dtype, whole=needs_whole(part, case))
+        for number, part in parts
+    ]
     cast_parameters(model, case)
     return buckets
 
@@ -62,14 +65,14 @@ def publish(buckets: Sequence[Bucket]) -> None:
 def parts_of(model: nn.Module, case: Case) -> list[Named]:
     """Split the parameters that ever train into parts of at most `sharding.bucket` elements.
 
-    A part has one dtype. Last parameters first, which is about the order in which the backward
-    finishes gradients.
+    A part has one dtype, and is of parameters that the optimizer needs whole, or of others. Last
+    parameters first, which is about the order in which the backward finishes gradients.
     """
     later = unfrozen(case)
     last_first = list(model.named_parameters())[::-1]
     trainable = [pair for pair in last_first if pair[1].requires_grad or pair[0] in later]
     parts: list[Named] = []
-    for named in of_one_dtype(trainable):
+    for named in alike(trainable, case):
         sizes = [math.prod(parameter.shape) for _, parameter in named]
         indices = split(sizes, case.sharding.bucket)
         parts += [[named[index] for index in part] for part in indices]

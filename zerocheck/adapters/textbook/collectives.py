@@ -15,7 +15,7 @@ from ...models.blocks import DTYPES
 from ..shared.calls import SIZES, Calls, CollectivePrediction, dtype_name
 from ..shared.live_memory import terms_of
 from ..shared.trace import UnitEvent, is_of_case, trace
-from .flat import Named, of_one_dtype
+from .flat import Named, alike, needs_whole
 from .partition import Partition, aligned, split
 from .reduction import DEPTH
 
@@ -40,7 +40,8 @@ def flat_of(named: Named, case: Case) -> FlatSpec:
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
     dtype = DTYPES[case.precision.compute] if reduced_precision(case) else first.dtype
     reduced = DTYPES[case.precision.reduce] if reduced_precision(case) else first.dtype
-    numel = Partition(shapes, case.axes.size("shard"), aligned(dtype.itemsize)).numel
+    ranks, whole = case.axes.size("shard"), needs_whole(named, case)
+    numel = Partition(shapes, ranks, aligned(dtype.itemsize), whole=whole).numel
     names = tuple(name for name, _ in named)
     return FlatSpec(numel, dtype_name(dtype), names, dtype_name(reduced))
 
@@ -51,7 +52,7 @@ def buckets(model: nn.Module, case: Case) -> list[FlatSpec]:
     last_first = list(model.named_parameters())[::-1]
     learns = [pair for pair in last_first if pair[1].requires_grad or pair[0] in later]
     found = []
-    for named in of_one_dtype(learns):
+    for named in alike(learns, case):
         sizes = [math.prod(parameter.shape) for _, parameter in named]
         for part in split(sizes, case.sharding.bucket):
             found.append(flat_of([named[index] for index in part], case))

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...case.schema import Case
 from ...contract import Shard
 from ...contract.shard import Role
-from .partition import Partition, aligned
+from ...optimizers import rule_of
+from .partition import Partition, Piece, aligned
 from .sharded_optimizer import OwnedPiece
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -38,24 +40,27 @@ class ShardedBuffer:
         dtype: torch.dtype | None = None,
         *,
         learns: bool = True,
+        whole: bool = False,
     ) -> None:
         """Build the buffer.
 
         Args:
             dtype: of `full`, with separate masters; None: the parameters' own.
             learns: the parameters train, now or after they were unfrozen.
+            whole: each parameter has one owner, and is updated in its shape.
         """
+        self.whole = whole
         self.name, self.group = name, group
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         first = self.parameters[0]
         kept = dtype or first.dtype
         shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-        self.partition = Partition(shapes, group.size(), aligned(kept.itemsize))
+        self.partition = Partition(shapes, group.size(), aligned(kept.itemsize), whole=whole)
         self.mine = self.partition.shard(group.rank())
         self.pieces = self.partition.pieces(group.rank())
         self.full = torch.zeros(self.partition.numel, device=first.device, dtype=kept)
-        whole = {(name, "parameter"): parameter.detach() for name, parameter in named}
+        given = {(name, "parameter"): parameter.detach() for name, parameter in named}
         wide = first.dtype
         for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
             view.copy_(parameter.detach())
@@ -63,7 +68,7 @@ class ShardedBuffer:
         self.local = self.shard = self._keep()
         if dtype is not None and learns:
             self.shard = torch.zeros_like(self.local, dtype=wide)
-            self._take(whole)
+            self._take(given)
 
     def _keep(self) -> torch.Tensor:
         """Return this rank's shard of `full`."""
@@ -85,9 +90,19 @@ class ShardedBuffer:
         """Return the pieces that this rank updates; gradient: of the shard."""
         trains = {n: p.requires_grad for n, p in zip(self.names, self.parameters, strict=True)}
         return [
-            OwnedPiece(piece, self.shard[piece.inside], gradient[piece.inside], trains[piece.name])
+            OwnedPiece(
+                piece,
+                self._shaped(piece, self.shard),
+                self._shaped(piece, gradient),
+                trains[piece.name],
+            )
             for piece in self.pieces
         ]
+
+    def _shaped(self, piece: Piece, shard: torch.Tensor) -> torch.Tensor:
+        """Return a piece of a shard, in the shape of its parameter if it is a whole one."""
+        part = shard[piece.inside]
+        return part.view(piece.shape) if self.whole else part
 
     def trains(self) -> bool:
         """Return True if this rank already updates any of its pieces."""
@@ -133,7 +148,18 @@ class ShardedBuffer:
             parameter.grad = None
 
 
-def of_one_dtype(named: Named) -> list[Named]:
-    """Group parameters by dtype, in their order: a flat buffer has one dtype."""
-    dtypes = dict.fromkeys(parameter.dtype for _, parameter in named)
-    return [[pair for pair in named if pair[1].dtype == dtype] for dtype in dtypes]
+def alike(named: Named, case: Case) -> list[Named]:
+    """Group parameters by dtype, and apart from those that the optimizer needs whole, in order.
+
+    A flat buffer has one dtype, and one way to be partitioned.
+    """
+    kinds = [(parameter.dtype, needs_whole([(n, parameter)], case)) for n, parameter in named]
+    return [
+        [pair for pair, one in zip(named, kinds, strict=True) if one == kind]
+        for kind in dict.fromkeys(kinds)
+    ]
+
+
+def needs_whole(named: Named, case: Case) -> bool:
+    """Return True if the optimizer of the case needs each of these parameters whole."""
+    return any(rule_of(case.optimizer, name, one.shape).whole for name, one in named)

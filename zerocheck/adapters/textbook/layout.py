@@ -18,7 +18,7 @@ from ..shared.calls import with_collectives
 from ..shared.units import unit_modules
 from .bucket import parts_of
 from .collectives import zero1, zero2
-from .flat import Named
+from .flat import Named, needs_whole
 from .partition import Partition, aligned
 from .unit import unit_parts
 from .zero3_collectives import zero3
@@ -112,7 +112,7 @@ def _layout(
         )
         stateful = account.stateful(step, phase, account.learning)
         states = sum(
-            account.moments(piece.stop - piece.start, size.state)
+            account.moments(piece.stop - piece.start, size.state, piece.name)
             for _, size, pieces in owned
             for piece in pieces
             if piece.name in stateful
@@ -152,4 +152,5 @@ def _flat(named: Named, case: Case) -> tuple[Partition, Sizes]:
     """Partition parameters of one dtype; return it with the bytes per element."""
     size = sizes_of(case, named[0][1].element_size())
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    return Partition(shapes, case.axes.size("shard"), aligned(size.kept)), size
+    ranks, whole = case.axes.size("shard"), needs_whole(named, case)
+    return Partition(shapes, ranks, aligned(size.kept), whole=whole), size

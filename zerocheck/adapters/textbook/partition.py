@@ -56,6 +56,9 @@ class Partition:
 
     The world size need not divide anything: the end is padded to a multiple of it. A rank may own
     all of a parameter, a part of it, nothing of it, or nothing but padding.
+
+    With `whole` a rank owns all of a parameter, or nothing of it, as an optimizer of matrices needs
+    it. Then shards are as long as the longest, and padding is between them.
     """
 
     def __init__(
@@ -63,10 +66,15 @@ class Partition:
         shapes: Sequence[tuple[str, tuple[int, ...]]],
         world_size: int,
         alignment: int = ALIGNMENT,
+        *,
+        whole: bool = False,
     ) -> None:
         self.shapes = list(shapes)
         self.world_size = world_size
         self.offsets: list[int] = []
+        if whole:
+            self._place_whole(alignment)
+            return
         end = 0
         for _, shape in self.shapes:
             start = -(-end // alignment) * alignment
@@ -74,6 +82,27 @@ class Partition:
             end = start + math.prod(shape)
         self.shard_size = -(-end // world_size)
         self.numel = self.shard_size * world_size
+
+    def _place_whole(self, alignment: int) -> None:
+        """Give each parameter to one rank, the most expensive first, to the rank with least work.
+
+        Work is that of X X^T X, which Newton-Schulz repeats: elements times the shorter dim.
+        """
+        owners = [0] * len(self.shapes)
+        work, ends = [0] * self.world_size, [0] * self.world_size
+        costs = [math.prod(shape) * min(shape, default=1) for _, shape in self.shapes]
+        for number in sorted(range(len(costs)), key=lambda one: -costs[one]):
+            owner = owners[number] = work.index(min(work))
+            work[owner] += costs[number]
+        starts = []
+        for owner, (_, shape) in zip(owners, self.shapes, strict=True):
+            starts.append(ends[owner])
+            ends[owner] += -(-math.prod(shape) // alignment) * alignment
+        self.shard_size = max(ends, default=0)
+        self.numel = self.shard_size * self.world_size
+        self.offsets = [
+            owner * self.shard_size + start for owner, start in zip(owners, starts, strict=True)
+        ]
 
     def shard(self, rank: int) -> slice:
         """Return the location of a rank's shard in the flat buffer."""
@@ -103,7 +132,8 @@ class Partition:
         """Return the ranges of the flat buffer between `start` and `stop` that are padding."""
         gaps = []
         end = 0
-        for (_, shape), offset in zip(self.shapes, self.offsets, strict=True):
+        placed = zip(self.shapes, self.offsets, strict=True)
+        for (_, shape), offset in sorted(placed, key=lambda one: one[1]):
             gaps.append((end, offset))
             end = offset + math.prod(shape)
         gaps.append((end, self.numel))

@@ -1,6 +1,7 @@
 """Partitioned optimizer state, shared by all stages (section 5.1 of the paper, `P_os`).
 
-Every rank runs the optimizer, AdamW or SGD, over the pieces that it owns, and over nothing else.
+Every rank runs the optimizer over the pieces that it owns, and over nothing else: AdamW or SGD, and
+Muon over the matrices that it owns whole.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ...case.schema import Case
-from ...contract import Shard, grouped, torch_optimizer
+from ...contract import Shard
+from ...contract.groups import optimizer_over
 from ...contract.shard import Role
 from ...optimizers import STATES
 from .partition import Piece
@@ -24,9 +26,10 @@ MOMENTS: tuple[Role, ...] = STATES
 
 @dataclass(frozen=True, slots=True)
 class OwnedPiece:
-    """Piece with its memory: 1-D views of the rank's parameter and gradient shards.
+    """Piece with its memory: views of the rank's parameter and gradient shards.
 
-    trains: False if it is frozen at first.
+    They are 1-D, or in the shape of a parameter that the optimizer needs whole. trains: False if it
+    is frozen at first.
     """
 
     piece: Piece
@@ -36,11 +39,11 @@ class OwnedPiece:
 
 
 class ShardedOptimizer:
-    """torch's AdamW or SGD over the pieces of one rank, as the case asks.
+    """torch's optimizer over the pieces of one rank, as the case asks.
 
-    Both are elementwise, so a slice of a parameter is updated as it would be inside of the whole.
-    Each slice has its own states, which keeps the options of parameter groups exact where one
-    shard holds pieces of several groups.
+    AdamW and SGD are elementwise, so a slice of a parameter is updated as it would be inside of the
+    whole. Each slice has its own states, which keeps the options of parameter groups exact where
+    one shard holds pieces of several groups.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class ShardedOptimizer:
         for one in self.owned:
             one.parameter.grad = one.gradient if one.trains else None
         named = [(one.piece.name, one.parameter) for one in self.owned]
-        self.optimizer = torch_optimizer(case)(grouped(case, named))
+        self.optimizer = optimizer_over(case, named, keep_empty=True)
 
     def unfreeze(self, names: Collection[str]) -> None:
         """Update these parameters from now on. The optimizer skips those without a gradient."""
@@ -97,8 +100,9 @@ class ShardedOptimizer:
 
     def step(self, rates: Sequence[float]) -> None:
         """Update the pieces, with the learning rate of each parameter group."""
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        groups = self.optimizer.param_groups  # of two optimizers those of one after the other
+        for number, group in enumerate(groups):
+            group["lr"] = rates[number % len(rates)]
         self.optimizer.step()
 
     def shards(self) -> Iterator[Shard]:
@@ -131,7 +135,7 @@ class ShardedOptimizer:
             for role in MOMENTS:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)
-                    state[role] = whole[piece.index].clone()
+                    state[role] = whole[piece.index].view_as(one.parameter).clone()
 
     def close(self) -> None:
         """Drop all state."""

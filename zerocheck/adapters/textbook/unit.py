@@ -14,7 +14,7 @@ from ...case.shapes import unfrozen
 from ...compat import all_gather_single
 from ...contract import Shard
 from ..shared.units import unit_modules
-from .flat import Named, ShardedBuffer, of_one_dtype
+from .flat import Named, ShardedBuffer, alike, needs_whole
 from .precision import compute_dtype, gradient_dtype
 from .reduction import Reduction
 
@@ -38,7 +38,10 @@ class FlatParameter(ShardedBuffer):
 
     def __init__(self, part: FlatUnit, group: dist.ProcessGroup, case: Case) -> None:
         dtype = gradient_dtype(case, part.named[0][1])
-        super().__init__(part.name, part.named, group, compute_dtype(case), learns=part.learns)
+        whole = needs_whole(part.named, case)
+        super().__init__(
+            part.name, part.named, group, compute_dtype(case), learns=part.learns, whole=whole
+        )
         if part.learns:
             self.gradient = torch.zeros_like(self.shard, dtype=dtype)
         self.storage = self.full.untyped_storage()
@@ -165,7 +168,7 @@ def unit_parts(model: nn.Module, case: Case, modules: Sequence[nn.Module]) -> li
             [
                 FlatUnit(name, part, half is trainable or part[0][0] in later)
                 for name, half in ((path, trainable), (f"{path}.frozen", frozen))
-                for part in of_one_dtype(half)
+                for part in alike(half, case)
             ]
         )
     return found

@@ -12,7 +12,7 @@ from ..shared.live_memory import terms_of
 from ..shared.trace import ROOT, UnitEvent, is_of_case, or_none, trace, traces
 from ..shared.units import unit_modules
 from .collectives import FlatSpec, averaging, clipping, flat_of, scaling
-from .flat import of_one_dtype
+from .flat import alike
 from .reduction import DEPTH
 
 
@@ -49,7 +49,7 @@ class _Zero3Replay:
         unit = _Unit()
         for learns in (True, False):
             half = [pair for pair in named if pair[1].requires_grad == learns]
-            for part in of_one_dtype(half):
+            for part in alike(half, self.case):
                 flat = flat_of(part, self.case)
                 unit.gathers.append(flat)
                 if learns or part[0][0] in later:

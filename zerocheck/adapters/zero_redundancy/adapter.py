@@ -18,6 +18,7 @@ from ...case.traits import reduced_precision
 from ...contract import Built, Loader, groups, torch_optimizer
 from ...contract.checkpoint import other_states, take_over
 from ...contract.layout import Layout
+from ...optimizers import optimizer_of
 from ..ddp.adapter import Ddp, ddp
 from ..ddp.layout import ddp_layout
 from ..shared import full_checkpoint as file
@@ -54,7 +55,7 @@ class ZeroRedundancy(Ddp):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
-        reason = super().supports(case)
+        reason = super().supports(case) or _one_optimizer(case)
         dtypes = parameter_dtypes(case.model)
         if reason is None and len({dtypes[name] for name in learning(case)}) > 1:
             return "ZeroRedundancyOptimizer wants one dtype: a block of the model is in bf16"
@@ -108,6 +109,14 @@ class ZeroRedundancy(Ddp):
     def close(self) -> None:
         del self._optimizer
         super().close()
+
+
+def _one_optimizer(case: Case) -> str | None:
+    """Return the reason to reject a case with two optimizers, or None."""
+    optimizer = optimizer_of(case.optimizer)
+    if len(optimizer.rules) > 1:
+        return f"shares out one optimizer, and the case has {optimizer.name}"
+    return None
 
 
 def _shared_out(model: nn.Module, case: Case, mesh: DeviceMesh) -> ZeroRedundancyOptimizer:

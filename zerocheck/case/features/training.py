@@ -56,8 +56,32 @@ OPTIMIZER = table(
     ("beta2-0.95", "beta2 0.95", _any_group("beta2", 0.95)),
     ("amsgrad", "AMSGrad", lambda c: c.optimizer.amsgrad),
     ("sgd", "SGD in place of AdamW", lambda c: c.optimizer.kind == "sgd"),
-    ("momentum", "SGD with momentum", lambda c: c.optimizer.momentum > 0),
-    ("nesterov", "SGD in the form of Nesterov", lambda c: c.optimizer.nesterov),
+    (
+        "momentum",
+        "SGD with momentum",
+        lambda c: c.optimizer.kind == "sgd" and c.optimizer.momentum > 0,
+    ),
+    (
+        "nesterov",
+        "SGD in the form of Nesterov",
+        lambda c: c.optimizer.kind == "sgd" and c.optimizer.nesterov,
+    ),
+    ("muon", "Muon for matrices", lambda c: c.optimizer.kind == "muon"),
+    (
+        "muon-plain",
+        "Muon without the form of Nesterov",
+        lambda c: c.optimizer.kind == "muon" and not c.optimizer.nesterov,
+    ),
+    (
+        "muon-rms",
+        "Muon with learning rates that match AdamW's",
+        lambda c: c.optimizer.adjustment == "match_rms_adamw",
+    ),
+    (
+        "muon-everywhere",
+        "Muon for the matrices of stem and head too",
+        lambda c: c.optimizer.kind == "muon" and not c.optimizer.fallback,
+    ),
     ("maximize", "maximize", lambda c: c.optimizer.maximize),
     ("schedule-warmup", "warm-up schedule", lambda c: c.optimizer.schedule == "warmup"),
     ("schedule-cosine", "cosine schedule", lambda c: c.optimizer.schedule == "cosine"),
@@ -77,10 +101,14 @@ OPTIMIZER = table(
 
 
 OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
-    "adamw": ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "amsgrad"),
-    "sgd": ("sgd", "momentum", "nesterov"),
+    "adamw": ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "amsgrad", "maximize"),
+    "sgd": ("sgd", "momentum", "nesterov", "maximize"),
+    "muon": (
+        *("muon", "muon-plain", "muon-rms", "muon-everywhere"),
+        *("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95"),
+    ),
 }
-"""Features that only cases with this optimizer have."""
+"""Features that cases with this optimizer have, and not those with every other."""
 
 
 START = table(

@@ -22,6 +22,7 @@ from ...adapters.textbook.zero3 import Zero3
 from ...adapters.zero_redundancy.adapter import ZeroRedundancy
 from ...contract.groups import learning_rates
 from ...contract.implementation import Loader, Step, StepReport
+from ...optimizers import states_of
 from ..fault import fault
 
 
@@ -35,7 +36,7 @@ class _Regrouped(Zero1):
         state = self.optimizer.optimizer.state
         for bucket in self.buckets:
             inside = {piece.name: piece.inside for piece in bucket.pieces}
-            for role in self.roles():
+            for role in self.roles(bucket):
                 merged = self.gathered(bucket, self.owned_state(role))
                 mine = self.split_again(bucket, merged, training.world_size)[bucket.mine]
                 for one in self.optimizer.owned:
@@ -101,7 +102,7 @@ class BucketPaddingCounted(Zero2):
                 for name, offset in zip(bucket.names, bucket.partition.offsets, strict=True):
                     starts[name] = before + offset
                 before += bucket.partition.numel
-            for role in self.roles():
+            for role in states_of(self.case.optimizer):
                 parts = [
                     self.gathered(bucket, self.owned_state(role))[: _end(bucket)]
                     for bucket in self.buckets
@@ -109,10 +110,10 @@ class BucketPaddingCounted(Zero2):
                 zeros = torch.zeros(before, device=self.optimizer.device)
                 packed[role] = torch.cat([*(part.float() for part in parts), zeros])
         for chunk in super().written():
-            name, _, role = chunk.key.removeprefix("optimizer.state.").rpartition(".")
-            if chunk.key.startswith("optimizer.") and role in packed:
+            name, _, of = chunk.key.removeprefix("optimizer.state.").rpartition(".")
+            if chunk.key.startswith("optimizer.") and of in packed:
                 start = starts[name] + chunk.start
-                wrong = packed[role][start : start + chunk.tensor.numel()].to(chunk.tensor.dtype)
+                wrong = packed[of][start : start + chunk.tensor.numel()].to(chunk.tensor.dtype)
                 yield replace(chunk, tensor=wrong)
             else:
                 yield chunk
@@ -122,7 +123,8 @@ def _states(sharder: Zero1 | Zero3) -> Iterator[tuple[OwnedPiece, torch.Tensor]]
     """Iterate over the optimizer states of what the rank owns, each with its piece."""
     for one in sharder.optimizer.owned:
         state = sharder.optimizer.optimizer.state.get(one.parameter, {})
-        yield from ((one, state[role]) for role in sharder.roles() if role in state)
+        roles = states_of(sharder.case.optimizer)
+        yield from ((one, state[role]) for role in roles if role in state)
 
 
 @fault("zero3", "roundtrip", bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))

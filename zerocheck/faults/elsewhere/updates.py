@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -95,7 +94,7 @@ class RateStaleInLastReplica(Zero3):
 class OptimizerOverGatheredRoot(Fsdp2):
     """The optimizer is made while the root is gathered, and never updates the root's shards."""
 
-    def _optimizer(self, model: nn.Module, case: Case) -> torch.optim.Optimizer:
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
         root: Any = model
         root.unshard()
         optimizer = super()._optimizer(model, case)

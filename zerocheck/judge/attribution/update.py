@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ...floating_point import Enclosure
-from ...optimizers.specification import Equation, OptimizerSpecification, Segment
+from ...optimizers.specification import Equation, Segment, UpdateRule
 from .table import rows, solve
 
 MOST_ANSWERS = 8
@@ -51,16 +51,18 @@ class Edit(NamedTuple):
         return ", and ".join(parts)
 
 
-def edits(optimizer: OptimizerSpecification, segments: Sequence[Segment]) -> list[Edit]:
+def edits(optimizer: UpdateRule, segments: Sequence[Segment]) -> list[Edit]:
     """Return the smallest edits that explain every element of all segments."""
     if not segments:
         return []
     found: list[Edit] = []
+    bounds = [_bound(optimizer, one) for one in segments]
     for number, equation in enumerate(optimizer.equations(segments[0])):
-        for edit, values in _edits(optimizer, segments[0], equation):
+        for edit, values in _edits(segments[0], equation, bounds[0]):
             if found and edit.size > found[0].size:
                 continue
-            if all(_holds(optimizer, one, number, values) for one in segments[1:]):
+            others = zip(segments[1:], bounds[1:], strict=True)
+            if all(_holds(optimizer, one, number, values, bound) for one, bound in others):
                 if found and edit.size < found[0].size:
                     found = []
                 if edit.words not in {one.words for one in found}:
@@ -69,10 +71,10 @@ def edits(optimizer: OptimizerSpecification, segments: Sequence[Segment]) -> lis
 
 
 def _edits(
-    optimizer: OptimizerSpecification, segment: Segment, equation: Equation
+    segment: Segment, equation: Equation, bound: torch.Tensor
 ) -> Iterator[tuple[Edit, dict[str, float]]]:
     """Iterate over (edit, coefficients) with which an equation gives what the segment observed."""
-    slack = _slack(optimizer, segment, equation)
+    slack = _slack(segment, equation, bound)
     choices = [_choices(equation, interval) for interval in _solved(segment, equation, slack)]
     for chosen in islice(product(*choices), MOST_CHOICES):
         values = {term: value for term, (_, value) in zip(equation.terms, chosen, strict=True)}
@@ -135,17 +137,21 @@ def _name(equation: Equation, term: str, value: float) -> str:
     return f"{value:.6g}"
 
 
-def _slack(optimizer: OptimizerSpecification, segment: Segment, equation: Equation) -> torch.Tensor:
-    """Return the error that each element may have: that of the right line, and of its terms.
+def _bound(optimizer: UpdateRule, segment: Segment) -> torch.Tensor:
+    """Return the bound of the right line."""
+    return dict(optimizer.enclosures(segment.elements, segment.scalars))[segment.role].bound
+
+
+def _slack(segment: Segment, equation: Equation, bound: torch.Tensor) -> torch.Tensor:
+    """Return the error that each element may have: `bound`, of the right line, and of its terms.
 
     Derived: each of at most ROUNDINGS roundings of a term moves the result by u of the term.
     """
-    right = dict(optimizer.enclosures(segment.elements, segment.scalars))[segment.role]
     format = segment.elements.format
     size = torch.zeros_like(segment.observed)
     for term, vector in equation.terms.items():
         size += (equation.right[term] * vector).abs()
-    return right.bound + ROUNDINGS * format.u * size + 2 * format.eta + segment.wider
+    return bound + ROUNDINGS * format.u * size + 2 * format.eta + segment.wider
 
 
 def _inside(
@@ -164,11 +170,15 @@ def _inside(
 
 
 def _holds(
-    optimizer: OptimizerSpecification, segment: Segment, number: int, values: dict[str, float]
+    optimizer: UpdateRule,
+    segment: Segment,
+    number: int,
+    values: dict[str, float],
+    bound: torch.Tensor,
 ) -> bool:
     for place, equation in enumerate(optimizer.equations(segment)):
         if place == number:
-            slack = _slack(optimizer, segment, equation)
+            slack = _slack(segment, equation, bound)
             return values.keys() == equation.terms.keys() and _inside(
                 segment, equation, values, slack
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ... import causes as bugs
 from ...floating_point import Enclosure
-from ...optimizers.specification import OptimizerSpecification, Segment
+from ...optimizers.specification import Segment, UpdateRule
 from ..compare import compare
 
 SENTENCES = {
@@ -32,6 +32,22 @@ SENTENCES = {
     bugs.NESTEROV_ADDED: "Nesterov's form was used, which the case does not ask for",
     bugs.MOMENTUM_LEFT_OUT: "the parameter moved along the gradient, and not along the momentum "
     "buffer",
+    bugs.GRADIENT_NOT_DAMPENED: "the gradient entered the momentum buffer whole, and not times 1 - "
+    "momentum",
+    bugs.MOMENTUM_NORMALIZED: "the momentum buffer was divided by its norm, in place",
+    bugs.ORTHOGONALIZED_BY_SHARD: "Newton-Schulz ran on each shard by itself, and not on the whole "
+    "matrix",
+    bugs.SCALE_OF_THE_SHARD: "the learning rate was adjusted by the shape of a shard, and not by "
+    "that of the matrix",
+    bugs.SCALE_OF_THE_TRANSPOSED_MATRIX: "the learning rate was adjusted by columns over rows",
+    bugs.ANOTHER_ADJUSTMENT: "the learning rate was adjusted to the shape by another rule, or not "
+    "at all",
+    bugs.ORTHOGONALIZED_IN_PARTS: "Newton-Schulz ran on parts of the matrix",
+    bugs.NOT_ORTHOGONALIZED: "the parameter moved along the momentum itself, without Newton-Schulz",
+    bugs.ORTHOGONALIZED_IN_ANOTHER_DTYPE: "Newton-Schulz ran in fp32, and not in bf16",
+    bugs.ANOTHER_NUMBER_OF_ITERATIONS: "Newton-Schulz took another number of iterations",
+    bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE: "weight decay was multiplied by the learning rate that "
+    "is adjusted to the shape",
     bugs.EPS_INSIDE_THE_ROOT: "eps was added inside of the square root",
     bugs.EPS_BEFORE_THE_BIAS_CORRECTION: "eps was added before the bias correction",
     bugs.BETAS_SWAPPED: "beta1 and beta2 were exchanged",
@@ -53,7 +69,7 @@ SENTENCES = {
 }
 
 
-def causes(optimizer: OptimizerSpecification, segments: Iterable[Segment]) -> tuple[str, ...]:
+def causes(optimizer: UpdateRule, segments: Iterable[Segment]) -> tuple[str, ...]:
     """Find all candidates that explain every wrong element. segments: pieces of tensors."""
     left: dict[tuple[str, int], None] | None = None
     for segment in segments:
@@ -72,7 +88,7 @@ def causes(optimizer: OptimizerSpecification, segments: Iterable[Segment]) -> tu
     return tuple(dict.fromkeys(name for name, _ in left or ()))
 
 
-def sentence(optimizer: OptimizerSpecification, role: str, names: Sequence[str]) -> str:
+def sentence(optimizer: UpdateRule, role: str, names: Sequence[str]) -> str:
     """Return the explanation of the causes, in one plain sentence."""
     words = [SENTENCES.get(name, name).format(optimizer=optimizer.name) for name in names]
     return f"{role} is wrong: {'; or '.join(words)}"

@@ -21,7 +21,6 @@ from ... import causes as bugs
 from ...case.schema import Case
 from ...case.shapes import learning, parameter_bytes
 from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
-from ...optimizers import states_of
 from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from ...protocol.verdicts import Violation, merge_violations
 from .. import placement
@@ -227,8 +226,7 @@ def _causes(
     if surplus < 0:
         yield bugs.HELD_BY_NOBODY
         return
-    states = len(states_of(case.optimizer))
-    if category == "optimizer" and expected < states * learns <= observed:
+    if category == "optimizer" and expected < placement.state_bytes(case) <= observed:
         yield bugs.OPTIMIZER_STATE_REPLICATED
     if category == "gradient" and surplus >= learns > 0:
         yield bugs.WHOLE_GRADIENTS_KEPT

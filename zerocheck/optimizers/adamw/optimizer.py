@@ -15,6 +15,7 @@ from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
     Equation,
     Interval,
+    OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
@@ -30,7 +31,7 @@ from .equations import equations
 STATES: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
-class AdamW:
+class AdamW(OneRule):
     """AdamW with decoupled weight decay; amsgrad and maximize are options."""
 
     kind: OptimizerKind = "adamw"
@@ -49,6 +50,7 @@ class AdamW:
     states = STATES
     hidden = STATES[:2]
     counts_steps = True
+    whole = False
     readings: tuple[Reading, ...] = ("double", "single rate", "single")
     fields = OptionFields(("lr", "beta1", "beta2", "eps", "weight_decay"), ("amsgrad", "maximize"))
 
@@ -136,7 +138,7 @@ class AdamW:
         self, elements: UpdateElements, scalars: Scalars
     ) -> Iterator[tuple[str, Enclosure]]:
         """Enclose the moments and, from the new ones as they were observed, the parameter."""
-        p, g, old, new, error, format = elements
+        p, g, old, new, error, format = elements[:6]
         yield "exp_avg", bounds.exp_avg(old["exp_avg"], g, scalars, error, format)
         yield "exp_avg_sq", bounds.exp_avg_sq(old["exp_avg_sq"], g, scalars, error, format)
         if "max_exp_avg_sq" in new:

@@ -14,6 +14,7 @@ from ...floating_point import Enclosure, Format
 from ..specification import (
     Equation,
     Interval,
+    OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
@@ -33,7 +34,7 @@ LARGEST = 100.0
 model would leave the finite numbers within a few steps."""
 
 
-class SGD:
+class SGD(OneRule):
     """SGD with momentum, without dampening; nesterov and maximize are options."""
 
     kind: OptimizerKind = "sgd"
@@ -44,6 +45,7 @@ class SGD:
     states = STATES
     hidden = STATES
     counts_steps = False
+    whole = False
     readings: tuple[Reading, ...] = ("double",)
     fields = OptionFields(("lr", "weight_decay"), ("momentum", "nesterov", "maximize"))
 
@@ -104,7 +106,7 @@ class SGD:
         self, elements: UpdateElements, scalars: SGDScalars
     ) -> Iterator[tuple[str, Enclosure]]:
         """Enclose the buffer and, from the new one as it was observed, the parameter."""
-        p, g, old, new, error, format = elements
+        p, g, old, new, error, format = elements[:6]
         after = new.get("momentum_buffer", torch.zeros_like(p))
         if scalars.momentum:
             before = old["momentum_buffer"]

@@ -272,7 +272,8 @@ def _model(described: Description) -> str:
 def _ignored(described: Description, fixed: Mapping[str, object]) -> list[str]:
     """Return the features of options that the implementation, or its optimizer, does not obey."""
     kind = mapping(fixed.get("optimizer")).get("kind", Optimizer().kind)
-    others = {name for one, names in OF_OPTIMIZERS.items() if one != kind for name in names}
+    others = {name for names in OF_OPTIMIZERS.values() for name in names}
+    others -= set(OF_OPTIMIZERS.get(str(kind), ()))  # type: ignore[call-overload]
     options = described.options
     return [
         name

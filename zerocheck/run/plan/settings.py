@@ -156,7 +156,8 @@ SETTINGS: dict[str, Setting] = {
             name="optimizer",
             kind="text",
             default="adamw",
-            help="Optimizer of every case: adamw, or sgd (momentum, nesterov).",
+            help="Optimizer of every case: adamw, sgd (momentum, nesterov), or muon for matrices "
+            "with adamw for all else.",
         ),
         Setting(
             name="known_issues",

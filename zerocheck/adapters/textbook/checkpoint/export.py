@@ -12,7 +12,7 @@ from torch import nn
 from ....case.schema import Case
 from ....compat import all_gather_single
 from ....contract import Implementation
-from ....optimizers import states_of
+from ....optimizers import rule_of, states_of
 from ..flat import ShardedBuffer
 from ..reduction import Replicas
 from ..sharded_optimizer import ShardedOptimizer
@@ -51,7 +51,7 @@ class Exporter(Implementation):
         for flat in self.flat_buffers():
             held = {piece.name: flat.shard[piece.inside] for piece in flat.pieces}
             whole.update(self.split(flat, "parameter", self.gathered(flat, held)))
-            for role in self.roles():
+            for role in self.roles(flat):
                 whole.update(
                     (key, tensor)
                     for key, tensor in self.split(
@@ -66,15 +66,16 @@ class Exporter(Implementation):
             whole[name, "buffer"] = self.of_rank_0(buffer)
         return whole
 
-    def roles(self) -> tuple[str, ...]:
-        """Return the roles of the states that the optimizer keeps, the same on every rank."""
-        return states_of(self.case.optimizer)
+    def roles(self, flat: ShardedBuffer) -> tuple[str, ...]:
+        """Return the roles of the states of a buffer's parameters, the same on every rank."""
+        options, (name, shape) = self.case.optimizer, flat.partition.shapes[0]
+        return rule_of(options, name, shape).states_with(options)
 
     def owned_state(self, role: str) -> dict[str, torch.Tensor]:
         """Return the owned ranges of one role, by name."""
         state = self.optimizer.optimizer.state
         return {
-            one.piece.name: state[one.parameter][role]
+            one.piece.name: state[one.parameter][role].view(-1)
             for one in self.optimizer.owned
             if role in state.get(one.parameter, {})
         }
@@ -86,7 +87,8 @@ class Exporter(Implementation):
 
     def stepped(self) -> Collection[str]:
         """Return the names of the parameters that some rank has states of."""
-        mine = {name: 1.0 for role in self.roles() for name in self.owned_state(role)}
+        roles = states_of(self.case.optimizer)
+        mine = {name: 1.0 for role in roles for name in self.owned_state(role)}
         return self.of_all_owners(mine)
 
     def of_all_owners(self, mine: Mapping[str, float]) -> dict[str, float]:

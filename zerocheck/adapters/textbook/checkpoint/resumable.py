@@ -243,7 +243,7 @@ class Resumable(Exporter):
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             for role in MOMENTS:
                 if role in state:
-                    yield self.chunk(one.piece, role, state[role])
+                    yield self.chunk(one.piece, role, state[role].view(-1))
 
     def step_chunks(self, owned: Iterable[OwnedPiece]) -> Iterator[Chunk]:
         """Return the step counts of these pieces as chunks."""

@@ -23,7 +23,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trains: bool
 
 
-SavedOptions = dict[str, bool | float | tuple[float, ...]]
+SavedOptions = dict[str, bool | int | float | str | tuple[float, ...]]
 """Options of a parameter group, as the optimizer of torch names them."""
 
 

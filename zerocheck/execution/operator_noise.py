@@ -1,7 +1,8 @@
-"""Round-off of every operator of a forward and backward, moved at random."""
+"""Round-off of every operator of a computation, moved at random, and what that changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from zerocheck_reference import unit_roundoff
 
-from .perturbation import NEXT
+from ..floating_point import NEXT
 
 _EXACT = """
 _to_copy _unsafe_view abs amax amin bernoulli cat clamp clamp_min clone col2im constant_pad_nd copy
@@ -21,6 +22,10 @@ sign slice_backward slice_scatter stack threshold_backward tril triu where zeros
 """
 EXACT = frozenset(f"aten::{name}" for name in _EXACT.split())
 """Operators that do not round."""
+REPLICAS_EACH = 12
+"""Runs from which the round-off of each element is estimated."""
+MARGIN_EACH = 3.0
+"""Factor on that estimate: see `judge/estimate.py`."""
 _NORMS = ("aten::native_layer_norm_backward", "aten::native_group_norm_backward")
 
 
@@ -85,3 +90,19 @@ class OperatorNoise(CancellationNoise):  # type: ignore[no-untyped-call]
             return result
         factor = 1 + NEXT * unit_roundoff(result.dtype) * self._signs(result.shape).double()
         return result.mul_(factor.to(result.dtype).to(result.device))
+
+
+def round_off(make: Callable[[], torch.Tensor], exact: torch.Tensor) -> torch.Tensor:
+    """Estimate how far each element of `make()` is from `exact` by round-off, float64.
+
+    exact: what `make` returns without noise. From REPLICAS_EACH runs in which the result of every
+    operator is moved to a neighbouring number, times MARGIN_EACH; at least the distance to a
+    neighbouring number.
+    """
+    exact = exact.double()
+    largest = NEXT * unit_roundoff(make().dtype) * exact.abs()
+    for replica in range(REPLICAS_EACH):
+        with OperatorNoise(replica):
+            moved = make()
+        torch.maximum(largest, (moved.double() - exact).abs(), out=largest)
+    return MARGIN_EACH * largest

@@ -1,0 +1,352 @@
+"""Faults in Muon's momentum and decay, in its checkpoints, and in what is left to AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from .. import causes as bugs
+from ..adapters.fsdp2.gathered_muon import (
+    Fsdp2Muon,
+    GatheredMuon,
+    local,
+)
+from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
+from ..adapters.textbook.checkpoint.training import SavedTraining
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero3 import Zero3
+from ..case.schema import Case, Optimizer
+from ..contract import Loader, groups
+from .fault import fault
+
+Options = Mapping[str, Any]
+MUON = {"optimizer": {"kind": "muon"}}
+NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
+PLAIN = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": False}}
+
+
+class _StaleMomentum(GatheredMuon):
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        held = self.state[p].get("momentum_buffer")
+        self._before = torch.zeros_like(p) if held is None else held.clone()
+        super().update(p, group)
+
+    def direction(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
+    ) -> torch.Tensor:
+        return self._before
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
+    features=("muon", "muon-plain", "mid-training"),
+)  # fmt: skip
+class MomentumGatheredEarly(Fsdp2Muon):
+    """The momentum is gathered before the gradient of this step is in it."""
+
+    fixed = PLAIN
+    muon = _StaleMomentum
+
+
+class _Whole(GatheredMuon):
+    def average(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, p: torch.Tensor, group: Options
+    ) -> None:
+        local(buffer).mul_(group["momentum"]).add_(local(gradient))
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",),
+)  # fmt: skip
+class MomentumOfSgd(Fsdp2Muon):
+    """The momentum is a sum, as that of SGD, and not an average."""
+
+    muon = _Whole
+
+
+class _WithoutNesterov(GatheredMuon):
+    def direction(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
+    ) -> torch.Tensor:
+        return buffer
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",),
+    without=("muon-plain",),
+)  # fmt: skip
+class MuonWithoutNesterov(Fsdp2Muon):
+    """The direction is the buffer, though the form is to be Nesterov's."""
+
+    fixed = NESTEROV
+    muon = _WithoutNesterov
+
+
+class _WithNesterov(GatheredMuon):
+    def direction(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
+    ) -> torch.Tensor:
+        return gradient.lerp(buffer, group["momentum"])
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.NESTEROV_ADDED, source="none known",
+    features=("muon", "muon-plain"),
+)  # fmt: skip
+class MuonWithNesterov(Fsdp2Muon):
+    """The direction has Nesterov's form, which nobody asked for."""
+
+    fixed = PLAIN
+    muon = _WithNesterov
+
+
+class _AlongGradient(GatheredMuon):
+    def direction(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
+    ) -> torch.Tensor:
+        return gradient
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTUM_LEFT_OUT, source="none known",
+    features=("muon", "several-steps"),
+)  # fmt: skip
+class MuonOfTheGradient(Fsdp2Muon):
+    """The gradient is orthogonalized, and the momentum kept for nothing."""
+
+    muon = _AlongGradient
+
+
+class _Decays(GatheredMuon):
+    """Muon with a decay that a fault replaces."""
+
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        local(p).mul_(1 - self.decay(p, group))
+        super().update(p, {**group, "weight_decay": 0.0})
+
+    def decay(self, p: torch.Tensor, group: Options) -> float:
+        """Return what is taken off a parameter, relative to it."""
+        return float(group["lr"] * group["weight_decay"])
+
+
+class _DecayOfRate(_Decays):
+    def decay(self, p: torch.Tensor, group: Options) -> float:
+        return self.rate(p, group) * float(group["weight_decay"])
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayByTheAdjustedRate(Fsdp2Muon):
+    """Weight decay is multiplied by the learning rate that follows the shape."""
+
+    muon = _DecayOfRate
+
+
+class _MuonDecaysTwice(_Decays):
+    def decay(self, p: torch.Tensor, group: Options) -> float:
+        kept = 1 - super().decay(p, group)
+        return 1 - kept * kept
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayTwice(Fsdp2Muon):
+    """Weight decay is applied twice."""
+
+    muon = _MuonDecaysTwice
+
+
+class _DecaysNever(_Decays):
+    def decay(self, p: torch.Tensor, group: Options) -> float:
+        return 0.0
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayMissing(Fsdp2Muon):
+    """Muon has no weight decay, as in its first publication."""
+
+    muon = _DecaysNever
+
+
+class _CoupledMuon(_DecaysNever):
+    def average(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, p: torch.Tensor, group: Options
+    ) -> None:
+        decayed = local(gradient).add(local(p), alpha=self.coupled)
+        local(buffer).lerp_(decayed, 1 - group["momentum"])
+
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        self.coupled = float(group["weight_decay"])
+        super().update(p, group)
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="none known",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayCoupled(Fsdp2Muon):
+    """Weight decay is in the gradient, and is orthogonalized with it."""
+
+    muon = _CoupledMuon
+
+
+class _Normalizes(GatheredMuon):
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        super().update(p, group)
+        buffer = self.state[p]["momentum_buffer"]
+        norm = self.gathered(buffer).norm().clamp(min=1e-7)
+        local(buffer).div_(norm)
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664",
+    features=("muon",),
+)  # fmt: skip
+class MomentumNormalized(Fsdp2Muon):
+    """Newton-Schulz divides the momentum itself by its norm."""
+
+    muon = _Normalizes
+
+
+class _KeepsBf16(GatheredMuon):
+    def average(
+        self, buffer: torch.Tensor, gradient: torch.Tensor, p: torch.Tensor, group: Options
+    ) -> None:
+        super().average(buffer, gradient, p, group)
+        held = local(buffer)
+        held.copy_(held.bfloat16())
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",),
+)  # fmt: skip
+class MuonMomentumInBf16(Fsdp2Muon):
+    """The momentum is kept in bf16."""
+
+    muon = _KeepsBf16
+
+
+class _ForgetsMomentum(GatheredMuon):
+    def update(self, p: torch.Tensor, group: Options) -> None:
+        self.state[p].clear()
+        super().update(p, group)
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTS_RESET, source="Megatron-LM #6920",
+    features=("muon", "several-steps"),
+)  # fmt: skip
+class MuonMomentumForgotten(Fsdp2Muon):
+    """The momentum is lost in each step."""
+
+    muon = _ForgetsMomentum
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="lerobot #4658",
+    features=("muon",), without=("mid-training", "loss-scale"),
+)  # fmt: skip
+class MatricesLeftToAdamw(Fsdp2Muon):
+    """Every parameter is left to AdamW."""
+
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+        return _adamw_of_all(model, case)
+
+
+def _adamw_of_all(model: nn.Module, case: Case) -> torch.optim.Optimizer:
+    """Make AdamW over every parameter, with the groups of the case."""
+    options = Optimizer(groups=case.optimizer.groups, kernel=case.optimizer.kernel)
+    return torch.optim.AdamW(groups(model, replace(case, optimizer=options)))
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="none known",
+    features=("muon",), without=("mid-training", "loss-scale"),
+)  # fmt: skip
+class MatricesInBoth(Fsdp2Muon):
+    """AdamW updates the matrices, and Muon does so too."""
+
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+        adamw = _adamw_of_all(model, case)
+        given = groups(model, case, "muon")
+        return [GatheredMuon(given), adamw] if given else adamw
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.NEVER_UPDATED, source="lerobot #4658", features=("muon",),
+    without=("loss-scale",),
+)  # fmt: skip
+class FallbackLeftOut(Fsdp2Muon):
+    """Nobody updates what is no matrix."""
+
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+        given = groups(model, case, "muon")
+        return GatheredMuon(given) if given else super()._optimizer(model, case)
+
+
+@fault(
+    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",),
+)  # fmt: skip
+class OwnersKeepTheirMatrices(Zero1):
+    """Each owner updates its matrices, and nobody else gets them."""
+
+    fixed = MUON
+
+    def _publish(self) -> None:
+        for bucket in self.buckets:
+            if not bucket.whole:
+                work = bucket.publish()
+                if work is not None:
+                    work.wait()
+
+
+@fault(
+    "zero3", "roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",),
+)  # fmt: skip
+class MuonMomentumNotLoaded(Zero3):
+    """A resume starts with a momentum of zeros, and says nothing."""
+
+    fixed = MUON
+
+    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
+        super().take_tensors(found, training)
+        for one in self.optimizer.owned:
+            state = self.optimizer.optimizer.state.get(one.parameter, {})
+            if "momentum_buffer" in state:
+                state["momentum_buffer"].zero_()
+
+
+@fault(
+    "zero1", "roundtrip", bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920",
+    features=("muon", "resume-more"),
+)  # fmt: skip
+class MomentumByOwner(Zero1):
+    """On another number of ranks an owner takes the momenta of the matrices that it owned before.
+
+    Where two matrices of one shape change owners, each gets the momentum of the other.
+    """
+
+    fixed = MUON
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        held: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for one in self.optimizer.owned:
+            state = self.optimizer.optimizer.state.get(one.parameter, {})
+            if "momentum_buffer" in state:
+                held.setdefault(one.piece.shape, []).append(state["momentum_buffer"])
+        for alike in held.values():
+            copies = [one.clone() for one in alike]
+            for momentum, other in zip(alike, [*copies[1:], copies[0]], strict=True):
+                momentum.copy_(other)
