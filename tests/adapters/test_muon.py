@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from borrowing import borrowed
 
+from zerocheck import causes as bugs
 from zerocheck.case.schema import (
     AdjustmentKind,
     Block,
@@ -98,3 +100,18 @@ def test_what_refuses_it(pool: Pool, name: str) -> None:
     outcome = Trial(pool, name, _case(*FORMS[0])).outcome()
     assert outcome.status == "unsupported"
     assert "Muon with AdamW" in outcome.reason
+
+
+SUBJECTS = Path(__file__).parent / "muon_subjects.py"
+
+
+def test_a_users_own_muon(pool: Pool) -> None:
+    for form in FORMS:
+        right = Trial(pool, f"{SUBJECTS}:whole", _case(*form, start=3)).outcome()
+        assert right.status == "holds", right.judgement or right.reason
+        wrong = Trial(pool, f"{SUBJECTS}:local", _case(*form, start=3)).outcome()
+        assert wrong.judgement is not None
+        violation = wrong.judgement.violations[0]
+        assert violation.obligation == "update" and violation.role == "parameter"
+        assert violation.causes[0] == bugs.ORTHOGONALIZED_BY_SHARD
+        assert "orthogonalized shard by shard" in violation.attribution

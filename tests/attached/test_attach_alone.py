@@ -310,6 +310,9 @@ def test_what_is_refused() -> None:
     assert "steps holds 0 (allowed: ints from 1 on)" in refused(steps=(0, 1))
     given = refused(optimizer=parts(torch.optim.RMSprop)[1])
     assert "attach judges AdamW and SGD, got RMSprop" in given
+    matrix = torch.nn.Parameter(torch.ones(2, 2))
+    given = refused(optimizer=torch.optim.Muon([matrix]))
+    assert "attach judges AdamW and SGD, got Muon" in given
     dampened = parts(torch.optim.SGD, momentum=0.9, dampening=0.5)[1]
     assert "this SGD has a dampening of 0.5 (allowed" in refused(optimizer=dampened)
     assert "needs a torch optimizer, got list" in refused(optimizer=[])

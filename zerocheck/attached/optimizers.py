@@ -13,7 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..optimizers import OPTIMIZERS, known_optimizer
+from ..optimizers import RULES, known_optimizer
 from .step_record import GroupOptions
 
 INNER = ("optimizer", "optim")
@@ -57,8 +57,8 @@ def check_kind(optimizer: Optimizer) -> None:
     allowed += "Adam without weight decay, and these in ZeroRedundancyOptimizer or a wrapper that "
     allowed += "has them as .optimizer or .optim"
     known = known_optimizer(inner)
-    if known is None:
-        names = " and ".join(one.name for one in OPTIMIZERS.values())
+    if known is None or known.whole:  # a rank has a slice of a matrix
+        names = " and ".join(rule.name for rule in RULES if not rule.whole)
         raise UsageError(f"attach judges {names}, got {type(inner).__name__} ({allowed})")
     for number, group in enumerate(inner.param_groups):
         foreign = known.foreign_option(inner, group)

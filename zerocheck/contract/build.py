@@ -229,7 +229,7 @@ class BuiltImplementation(Implementation):
         with torch_refusals():
             return checkpoint.save(
                 built.model,
-                self.optimizers.inner,
+                self.optimizers.holding,
                 states,
                 directory,
                 background=in_background(self.case),
@@ -241,7 +241,7 @@ class BuiltImplementation(Implementation):
         states = checkpoint.other_states(loader, built.scaler)
         if self.avoids_torch_faults:
             directory = newest(directory)
-        checkpoint.load(built.model, self.optimizers.inner, states, directory)
+        checkpoint.load(built.model, self.optimizers.holding, states, directory)
         checkpoint.take_over(states, loader, built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
@@ -250,7 +250,7 @@ class BuiltImplementation(Implementation):
         rename = built.names or unwrapped
         return checkpoint.export(
             built.model,
-            self.optimizers.inner,
+            self.optimizers.holding,
             self.names,
             rename,
             avoids_torch_faults=self.avoids_torch_faults,

@@ -43,7 +43,8 @@ def grouped(
     `named_tensors`: (name of the unwrapped model, tensor to optimize, of the shape of the whole
     parameter). Every option of the case is in the groups, so that `torch.optim.AdamW(groups)` needs
     no other. Empty groups are kept, so that group i of the optimizer is group i of the case; of two
-    optimizers only with `keep_empty`, since torch's state dicts refuse them there.
+    optimizers only with `keep_empty`, since torch's state dicts refuse them there,
+    or if all are empty.
 
     kind: of a case with two optimizers the one that they are for: "muon", or "adamw" for all that
     is no matrix. None: both, one after the other, where those of Muon have `use_muon` True.
@@ -71,7 +72,8 @@ def grouped(
             groups[rule][group_of(case, name)]["params"].append(tensor)
     every = [group for of_rule in groups.values() for group in of_rule]
     if len(optimizer.rules) > 1 and not keep_empty:
-        return [group for group in every if group["params"]]
+        # One is left at least: torch's optimizers refuse an empty list.
+        return [group for group in every if group["params"]] or every[:1]
     return every
 
 
@@ -130,7 +132,7 @@ def _all_of(
     for rule in rules:
         of_torch: Any = rule.torch_class
         groups = grouped(case, named, rule.kind, keep_empty=keep_empty)
-        if groups or len(rules) == 1:
+        if keep_empty or len(rules) == 1 or any(group["params"] for group in groups):
             found.append(of_torch(groups))
     return found
 

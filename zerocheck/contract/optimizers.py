@@ -44,6 +44,12 @@ class Optimizers:
         """Optimizers with parameter groups, which say how they update."""
 
     @property
+    def holding(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Inner optimizers with a parameter, where there are several: torch saves no others."""
+        some = [one for one in self.inner if any(group["params"] for group in one.param_groups)]
+        return tuple(some) if len(self.inner) > 1 else self.inner
+
+    @property
     def opaque(self) -> bool:
         """True if one is a class of the user's own, which may do anything in `step()`."""
         return len(self.grouped) < len(self.given)

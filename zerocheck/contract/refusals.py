@@ -70,6 +70,12 @@ MUON = (
 )
 
 
+MIXED_DTYPES = (
+    # torch/distributed/fsdp/_fully_shard: FSDP2 looks at the dtypes of a unit in its first forward
+    Refusal(AssertionError, r"FSDP expects uniform original parameter dtype"),
+)
+
+
 CALLED_TWICE = (
     # torch/csrc/distributed/c10d/reducer.cpp: reentrant checkpoints of a module that is called
     # twice go backward twice, which DDP documents that it does not support
@@ -85,6 +91,7 @@ def refused_while_run(device: torch.device, error: Exception, case: Case) -> str
     listed = {
         f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,
         "torch refuses fused SGD of DTensors": FUSED_SGD,
+        "torch refuses several dtypes in a unit": MIXED_DTYPES,
         "torch refuses Muon of DTensors": MUON if case.optimizer.kind == "muon" else (),
         "torch refuses a module that is called twice": (
             CALLED_TWICE if len(set(calls)) < len(calls) else ()

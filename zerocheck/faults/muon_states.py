@@ -32,13 +32,13 @@ PLAIN = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": False}}
 class _StaleMomentum(GatheredMuon):
     def update(self, p: torch.Tensor, group: Options) -> None:
         held = self.state[p].get("momentum_buffer")
-        self._before = torch.zeros_like(p) if held is None else held.clone()
+        self._before = None if held is None or not bool(held.any()) else held.clone()
         super().update(p, group)
 
     def direction(
         self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
     ) -> torch.Tensor:
-        return self._before
+        return buffer if self._before is None else self._before
 
 
 @fault(
@@ -279,8 +279,7 @@ class MatricesInBoth(Fsdp2Muon):
 
     def _optimizer(self, model: nn.Module, case: Case) -> Any:
         adamw = _adamw_of_all(model, case)
-        given = groups(model, case, "muon")
-        return [GatheredMuon(given), adamw] if given else adamw
+        return [GatheredMuon(groups(model, case, "muon")), adamw]
 
 
 @fault(
@@ -291,8 +290,7 @@ class FallbackLeftOut(Fsdp2Muon):
     """Nobody updates what is no matrix."""
 
     def _optimizer(self, model: nn.Module, case: Case) -> Any:
-        given = groups(model, case, "muon")
-        return GatheredMuon(given) if given else super()._optimizer(model, case)
+        return GatheredMuon(groups(model, case, "muon"))
 
 
 @fault(

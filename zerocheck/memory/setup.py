@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ..adapters.shared.simulation import SimulationTraits, traits_of
 from ..case.schema import (
@@ -24,7 +24,8 @@ from .formulas import BytesRecipe, PrecisionKind, StateKind, recipe
 DDP_BUCKET = 25 * 2**20 // 4
 """Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
 
-OPTIMIZERS: tuple[str, ...] = get_args(OptimizerKind)
+OPTIMIZERS: tuple[OptimizerKind, ...] = ("adamw", "sgd")
+"""Optimizers whose bytes are an element's alone; those of Muon follow the shapes."""
 
 MOMENTUM = 0.9
 """Momentum of SGD, where none is given."""

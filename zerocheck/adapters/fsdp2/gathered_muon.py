@@ -155,5 +155,4 @@ class Fsdp2Muon(Fsdp2):
 
     def _optimizer(self, model: nn.Module, case: Case) -> Any:
         kinds: tuple[tuple[Any, Any], ...] = ((self.muon, "muon"), (torch.optim.AdamW, "adamw"))
-        made = [(kind, groups(model, case, name)) for kind, name in kinds]
-        return [kind(given) for kind, given in made if given]
+        return [kind(groups(model, case, name)) for kind, name in kinds]
