@@ -64,12 +64,14 @@ class Optimizers:
                     yield group
 
     def state_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
-        """Return the state that this rank holds of a parameter, empty if there is none."""
-        for one in self.inner:
-            state = one.state.get(parameter)
-            if state:
-                return state  # type: ignore[no-any-return]
-        return {}
+        """Return the state that this rank holds of a parameter, empty if there is none.
+
+        That of all optimizers that have one, which is a mistake where these are several.
+        """
+        states = [one.state[parameter] for one in self.inner if one.state.get(parameter)]
+        if len(states) == 1:
+            return states[0]  # type: ignore[no-any-return]
+        return {key: value for state in states for key, value in state.items()}
 
     def holder_of(self, parameter: torch.Tensor) -> torch.optim.Optimizer | None:
         """Return the optimizer that updates a parameter on this rank."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
-from ..optimizers import OptimizerSpecification
+from ..optimizers import OptimizerSpecification, StateRole, known_optimizer
 from .optimizers import Optimizers
 from .shard import Role
 
@@ -81,6 +81,7 @@ class States:
         counted = self.optimizer.counts_steps and (name, "step") in full
         if not roles and not counted:
             return
+        self._check_roles(parameter, name, roles)
         entry = self._entry(parameter)
         if entry is None:
             return  # another rank has it
@@ -118,6 +119,17 @@ class States:
                     f"{', '.join(map(repr, more))} too, which no case has"
                 )
         return entry
+
+    def _check_roles(self, parameter: torch.Tensor, name: str, roles: list[StateRole]) -> None:
+        """Raise Unsupported for states that the optimizer of a parameter does not have."""
+        holder = self.optimizers.holder_of(parameter)
+        known = None if holder is None or self.declared is not None else known_optimizer(holder)
+        foreign = [role for role in roles if known is not None and role not in known.states]
+        if known is not None and foreign:
+            raise Unsupported(
+                f"it cannot start in mid-training: {known.name} updates {name}, and has no "
+                f"{' or '.join(foreign)}"
+            )
 
     def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
         """Return True if another rank may have the state of a parameter."""

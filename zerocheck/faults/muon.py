@@ -18,9 +18,6 @@ from ..adapters.fsdp2.gathered_muon import (
 from .fault import fault
 
 Options = Mapping[str, Any]
-MUON = {"optimizer": {"kind": "muon"}}
-NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
-PLAIN = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": False}}
 
 
 class _OnTheShard(GatheredMuon):

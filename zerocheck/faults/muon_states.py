@@ -28,6 +28,9 @@ MUON = {"optimizer": {"kind": "muon"}}
 NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
 PLAIN = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": False}}
 
+UNSCALED = {**MUON, "training": {"loss_scale": None}}
+"""A GradScaler would unscale gradients twice, or not, which is another consequence."""
+
 
 class _StaleMomentum(GatheredMuon):
     def update(self, p: torch.Tensor, group: Options) -> None:
@@ -260,6 +263,8 @@ class MuonMomentumForgotten(Fsdp2Muon):
 class MatricesLeftToAdamw(Fsdp2Muon):
     """Every parameter is left to AdamW."""
 
+    fixed = UNSCALED
+
     def _optimizer(self, model: nn.Module, case: Case) -> Any:
         return _adamw_of_all(model, case)
 
@@ -277,6 +282,8 @@ def _adamw_of_all(model: nn.Module, case: Case) -> torch.optim.Optimizer:
 class MatricesInBoth(Fsdp2Muon):
     """AdamW updates the matrices, and Muon does so too."""
 
+    fixed = UNSCALED
+
     def _optimizer(self, model: nn.Module, case: Case) -> Any:
         adamw = _adamw_of_all(model, case)
         return [GatheredMuon(groups(model, case, "muon")), adamw]
@@ -288,6 +295,8 @@ class MatricesInBoth(Fsdp2Muon):
 )  # fmt: skip
 class FallbackLeftOut(Fsdp2Muon):
     """Nobody updates what is no matrix."""
+
+    fixed = UNSCALED
 
     def _optimizer(self, model: nn.Module, case: Case) -> Any:
         return GatheredMuon(groups(model, case, "muon"))

@@ -66,7 +66,7 @@ PARAMETER: list[tuple[str, Update, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("cause", "update", "words"), PARAMETER, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("cause", "update", "words"), PARAMETER, ids=[one[0] for one in PARAMETER])
 def test_a_wrong_parameter(cause: str, update: Update, words: str) -> None:
     options = options_of()
     p, g, b = drawn(SHAPE, 0, torch.float32)
