@@ -1,4 +1,4 @@
-"""Cases with SGD: drawn next to those with AdamW, which stay what they are."""
+"""Cases with SGD and Muon: drawn next to those with AdamW, which stay what they are."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
-from zerocheck.case.optimizer_options import fused_fails
+from zerocheck.case.optimizer_options import fused_fails, is_matrix_of_muon
 from zerocheck.case.reductions import simpler
 from zerocheck.case.schema import Block, Case, Model, Optimizer, Training
+from zerocheck.case.shapes import parameter_dtypes
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
 
@@ -80,3 +81,57 @@ def _shrunk(case: Case) -> Case:
 def test_a_case_shrinks_to_the_simplest_with_sgd() -> None:
     case = draw(5, seed=3, world_sizes=(3,), fixed=SGD)[-1]
     assert _shrunk(case).optimizer == Optimizer(kind="sgd")
+
+
+MUON = {"optimizer": {"kind": "muon"}}
+
+
+def test_a_case_with_muon_is_the_same_but_for_its_optimizer() -> None:
+    first = draw(60, seed=5, world_sizes=(2, 3))
+    other = draw(60, seed=5, world_sizes=(2, 3), fixed=MUON)
+
+    def rest(case: Case) -> Case:
+        training = replace(case.training, overflow_in=None)
+        return replace(case, optimizer=Optimizer(), training=training)
+
+    assert [*map(rest, first)] == [*map(rest, other)]
+
+
+def test_options_of_muon_are_drawn_and_valid() -> None:
+    cases = draw(200, seed=1, world_sizes=(1, 2), fixed=MUON)
+    options = [one.optimizer for one in cases]
+    assert {one.momentum for one in options} == {0.95, 0.5}
+    assert {one.nesterov for one in options} == {False, True}
+    assert {one.adjustment for one in options} == {"original", "match_rms_adamw"}
+    assert {one.fallback for one in options} == {("stem.*", "head.*"), ("stem.*",), ()}
+    assert not any(one.amsgrad or one.maximize for one in options)
+    # Where torch's Muon loses its momentum, and where a GradScaler skips one optimizer of two.
+    narrow = [one for one in cases if "bf16" in parameter_dtypes(one.model).values()]
+    assert narrow and all(one.optimizer.nesterov for one in narrow)
+    assert not any(one.training.overflow_in for one in cases)
+    assert {len(one.optimizer.groups) for one in cases} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "problem"),
+    [
+        (Optimizer(kind="muon", maximize=True), "optimizer.maximize is True"),
+        (Optimizer(adjustment="match_rms_adamw"), "optimizer.adjustment is 'match_rms_adamw'"),
+        (Optimizer(kind="sgd", fallback=("stem.*",)), "optimizer.fallback is"),
+    ],
+)
+def test_options_that_muon_alone_has(optimizer: Optimizer, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        check(Case(optimizer=optimizer))
+
+
+def test_matrices_of_muon() -> None:
+    options = Optimizer(kind="muon", fallback=("stem.*",))
+    assert is_matrix_of_muon(options, "blocks.0.up.weight", (4, 3))
+    for name, shape in (
+        ("stem.weight", (4, 3)),
+        ("head.bias", (4,)),
+        ("a", (2, 0)),
+        ("b", (2, 3, 4)),
+    ):
+        assert not is_matrix_of_muon(options, name, shape)

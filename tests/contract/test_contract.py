@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerocheck.case.schema import Case, Group, Optimizer, Start
-from zerocheck.contract import Semantics, Shard, groups, implementation
+from zerocheck.contract import Semantics, Shard, groups, implementation, make_optimizer
 from zerocheck.contract.groups import group_of, learning_rates
 from zerocheck.contract.loading import load
 from zerocheck.contract.names import unwrapped
@@ -79,6 +79,31 @@ def test_groups_follow_the_case() -> None:
     assert [group["lr"] for group in found] == [0.5, 1e-3, 0.25]
     optimizer = torch.optim.AdamW(found)
     assert all(group["amsgrad"] and group["fused"] for group in optimizer.param_groups)
+
+
+def test_groups_of_two_optimizers() -> None:
+    options = Optimizer(
+        kind="muon",
+        momentum=0.95,
+        nesterov=True,
+        fallback=("1.*",),
+        groups=(Group(pattern="*.bias", lr=0.5), Group(lr=0.25)),
+    )
+    case = Case(optimizer=options)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    (muon,) = groups(model, case, "muon")
+    assert muon["params"] == [model[0].weight] and muon["lr"] == 0.25 and muon["nesterov"]
+    adamw = groups(model, case, "adamw")
+    assert [len(group["params"]) for group in adamw] == [2, 1]
+    assert adamw[1]["params"][0] is model[1].weight
+    assert [group["use_muon"] for group in groups(model, case)] == [True, False, False]
+    made = make_optimizer(model, case)
+    assert [type(one) for one in made] == [torch.optim.Muon, torch.optim.AdamW]
+    with pytest.raises(UsageError, match="'sgd'"):
+        groups(model, case, "sgd")
+    # torch's optimizers refuse an empty list.
+    (nothing,) = groups(torch.nn.LayerNorm(3), case, "muon")
+    assert nothing["params"] == [] and torch.optim.Muon([nothing])
 
 
 def test_a_name_that_no_group_matches() -> None:

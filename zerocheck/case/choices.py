@@ -347,6 +347,8 @@ class Choices(Picker):
         alone = case.training.overflow is not None and seed % 2 == 1
         # What does not fit the ranks is refused later.
         alone = alone and case.sharding.tensor_parallel == 1 and case.training.compile == "none"
+        # torch's GradScaler skips the step of each optimizer by its own gradients.
+        alone = alone and case.optimizer.kind != "muon"
         return self.field(
             "training.overflow_in",
             lambda: names[seed // 2 % len(names)] if alone and names else None,

@@ -41,12 +41,8 @@ def with_options(case: Case, fixed: Mapping[str, Any]) -> Case:
         return case
     source = random.Random(case.seed + STREAM)  # only random() is used: its sequence stays
     if case.optimizer.kind == "muon":
-        training = case.training
-        if "training.overflow_in" not in fixed:
-            # torch's GradScaler skips the step of each optimizer by its own gradients.
-            training = _replace(training, overflow_in=None)
         options = _of_muon(case.optimizer, case.model, source, fixed)
-        return _replace(case, optimizer=options, training=training)
+        return _replace(case, optimizer=options)
     momentum = MOMENTA[int(source.random() * len(MOMENTA))]
     nesterov = source.random() < 0.5
     options = _replace(

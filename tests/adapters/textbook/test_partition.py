@@ -102,3 +102,42 @@ def test_a_rank_without_rows_is_one_that_chunk_gives_none() -> None:
         for world_size in range(1, 20):
             chunks = torch.empty(rows).chunk(world_size)
             assert leaves_a_rank_empty(rows, world_size) == (len(chunks) < world_size)
+
+
+MATRICES = [
+    ("wide", (4, 30)),
+    ("tall", (30, 4)),
+    ("square", (8, 8)),
+    ("row", (1, 5)),
+    ("big", (9, 40)),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 16])
+def test_owners_have_whole_matrices(world_size: int) -> None:
+    partition = Partition(MATRICES, world_size, whole=True)
+    owners: dict[str, int] = {}
+    covered = [0] * partition.numel
+    for rank in range(world_size):
+        mine = partition.shard(rank)
+        for piece in partition.pieces(rank):
+            assert (piece.start, piece.stop) == (0, math.prod(piece.shape))
+            assert piece.name not in owners and piece.offset % ALIGNMENT == 0
+            owners[piece.name] = rank
+            for place in range(piece.inside.start, piece.inside.stop):
+                covered[mine.start + place] += 1
+    for gap in partition.padding(0, partition.numel):
+        for place in range(gap.start, gap.stop):
+            covered[place] += 1
+    assert set(owners) == {name for name, _ in MATRICES} and set(covered) == {1}
+
+
+def test_owners_share_the_work() -> None:
+    partition = Partition(MATRICES, 2, whole=True)
+    work = [
+        sum(math.prod(piece.shape) * min(piece.shape) for piece in partition.pieces(rank))
+        for rank in range(2)
+    ]
+    # The biggest matrix is 3240 of 4717, so that one rank has it alone.
+    assert sorted(work) == [1477, 3240]
+    assert Partition([], 3, whole=True).numel == 0
