@@ -82,6 +82,7 @@ def test_an_edit_explains_a_planted_fault(
 def _segment(observed: torch.Tensor, old: torch.Tensor, gradient: torch.Tensor) -> Segment:
     case = Case(optimizer=Optimizer(groups=GROUPS))
     recipe = UpdateRecipe.of(case)
+    (rule,) = recipe.optimizer.rules
     zero = torch.zeros_like(old)
     elements = UpdateElements(
         zero,
@@ -93,7 +94,7 @@ def _segment(observed: torch.Tensor, old: torch.Tensor, gradient: torch.Tensor) 
         role="exp_avg",
         observed=observed,
         elements=elements,
-        scalars=recipe.scalars(0, lr=0.01, step=3, reading="double"),
+        scalars=recipe.scalars(rule, 0, lr=0.01, step=3, reading="double"),
         step=3,
         rates=[0.01],
         others=[(GROUPS[1], 0.02)],
@@ -103,7 +104,7 @@ def _segment(observed: torch.Tensor, old: torch.Tensor, gradient: torch.Tensor) 
 def test_a_right_moment_needs_no_edit_and_one_element_refutes_one() -> None:
     generator = torch.Generator().manual_seed(3)
     old, gradient = torch.randn(2, layout().size, dtype=torch.float64, generator=generator)
-    optimizer = UpdateRecipe.of(Case(optimizer=Optimizer(groups=GROUPS))).optimizer
+    (optimizer,) = UpdateRecipe.of(Case(optimizer=Optimizer(groups=GROUPS))).optimizer.rules
     right = (0.8 * old + 0.2 * gradient).float().double()
     assert edits(optimizer, [_segment(right, old, gradient)]) == []
     wrong = (0.8 * old - 0.2 * gradient).float().double()
@@ -116,7 +117,7 @@ def test_a_right_moment_needs_no_edit_and_one_element_refutes_one() -> None:
 def test_edits_that_a_case_cannot_part_are_all_said() -> None:
     """With a gradient of 0 its coefficient may be anything."""
     old = torch.linspace(0.1, 1.0, 8, dtype=torch.float64)
-    optimizer = UpdateRecipe.of(Case(optimizer=Optimizer(groups=GROUPS))).optimizer
+    (optimizer,) = UpdateRecipe.of(Case(optimizer=Optimizer(groups=GROUPS))).optimizer.rules
     wrong = (0.0 * old).float().double()
     found = edits(optimizer, [_segment(wrong, old, torch.zeros_like(old))])
     assert found[0].words == "the old moment counts 0, where beta1 is right"

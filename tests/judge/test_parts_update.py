@@ -232,9 +232,9 @@ def test_one_reading_for_the_whole_case() -> None:
         update = Update(before, after, torch.tensor(G), 0.0, [GROUP.lr], (True,) * 5)
         return judge.check(update, step=0)[1]
 
-    assert judge.readings[0] == "double" and check(double) is None
-    assert judge.readings[0] == "double" and check(single) is None
-    assert judge.readings == ["single"]
+    assert judge.readings["AdamW"][0] == "double" and check(double) is None
+    assert judge.readings["AdamW"][0] == "double" and check(single) is None
+    assert judge.readings["AdamW"] == ["single"]
     assert check(double) is not None and check(single) is None
 
 

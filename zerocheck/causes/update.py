@@ -149,6 +149,7 @@ ORTHOGONALIZED_IN_PARTS = cause(
     of=("update",),
     shows="Newton-Schulz ran on parts of a matrix: halves, or query, key and value.",
     usual="A fused matrix is split in one place and not in the other.",
+    attributed=r"orthogonalized in \d parts",
 )
 NOT_ORTHOGONALIZED = cause(
     "not orthogonalized",
@@ -169,6 +170,7 @@ ANOTHER_NUMBER_OF_ITERATIONS = cause(
     of=("update",),
     shows="Newton-Schulz took another number of iterations.",
     usual="The default of another library is used.",
+    attributed=r"orthogonalized by \d iterations",
 )
 WEIGHT_DECAY_BY_THE_ADJUSTED_RATE = cause(
     "weight decay by the adjusted rate",

@@ -118,9 +118,9 @@ class Ddp(BuiltImplementation):
             return
         found = file.read(directory)
         self._inner.load_state_dict(found["model"])
-        inner = self.optimizers.inner
-        held = found["optimizer"] if len(inner) > 1 else [found["optimizer"]]
-        for one, state in zip(inner, held, strict=True):
+        made = self.optimizers.given
+        held = found["optimizer"] if len(made) > 1 else [found["optimizer"]]
+        for one, state in zip(made, held, strict=True):
             one.load_state_dict(state)
         take_over(found, loader, self.built.scaler)
 
@@ -140,7 +140,7 @@ class Ddp(BuiltImplementation):
 
     def _whole_states(self) -> dict[str, Any]:
         """Return the state dicts of the wrapped module and of its optimizer, or of several."""
-        held = [one.state_dict() for one in self.optimizers.inner]
+        held = [one.state_dict() for one in self.optimizers.given]
         optimizer: Any = held if len(held) > 1 else held[0]
         return {"model": self._inner.state_dict(), "optimizer": optimizer}
 
@@ -149,10 +149,10 @@ class Ddp(BuiltImplementation):
         if not states:
             return {}
         named = {p: unwrapped(name) for name, p in self._inner.named_parameters()}
-        inner = self.optimizers.inner
-        held = states["optimizer"] if len(inner) > 1 else [states["optimizer"]]
+        made = self.optimizers.given
+        held = states["optimizer"] if len(made) > 1 else [states["optimizer"]]
         moments: dict[str, Mapping[str, Any]] = {}
-        for one, state in zip(inner, held, strict=True):
+        for one, state in zip(made, held, strict=True):
             order = [named[p] for group in one.param_groups for p in group["params"]]
             moments |= file.by_name(state, order)
         buffers = {unwrapped(name) for name, _ in self._inner.named_buffers()}

@@ -14,6 +14,7 @@ from ...case.schema import Group
 from ..inputs import gradients
 from ..specification import Equation, Segment
 from . import bounds
+from .variants import ITERATIONS, PARTS_OF_A_FUSED_MATRIX
 
 UPDATE = "the orthogonalized update"
 
@@ -93,6 +94,12 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
                 apart = [orthogonalized(one, steps=s.ns_steps) for one in parts]
                 words = f"orthogonalized shard by shard, {len(parts)} along dim {dim}"
                 yield line(words, torch.cat(apart, dim))
+    for number in PARTS_OF_A_FUSED_MATRIX:
+        if e.shape[0] % number == 0 and e.shape[0] > number:
+            apart = [orthogonalized(one, steps=s.ns_steps) for one in d.chunk(number)]
+            yield line(f"orthogonalized in {number} parts along dim 0", torch.cat(apart))
+    for steps in ITERATIONS:
+        yield line(f"orthogonalized by {steps} iterations", orthogonalized(d, steps=steps))
     yield line("without orthogonalization", d)
     fp32 = orthogonalized(d, steps=s.ns_steps, dtype=torch.float32)
     yield line("orthogonalized in fp32, and not in bf16", fp32)
