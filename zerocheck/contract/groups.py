@@ -43,8 +43,8 @@ def grouped(
     `named_tensors`: (name of the unwrapped model, tensor to optimize, of the shape of the whole
     parameter). Every option of the case is in the groups, so that `torch.optim.AdamW(groups)` needs
     no other. Empty groups are kept, so that group i of the optimizer is group i of the case; of two
-    optimizers only with `keep_empty`, since torch's state dicts refuse them there,
-    or if all are empty.
+    optimizers only with `keep_empty`, or if all are, since torch's state dicts
+    refuse them there.
 
     kind: of a case with two optimizers the one that they are for: "muon", or "adamw" for all that
     is no matrix. None: both, one after the other, where those of Muon have `use_muon` True.
@@ -116,11 +116,9 @@ class SeveralOptimizers:
             one.step()
 
 
-def optimizer_over(
-    case: Case, named: Sequence[tuple[str, torch.Tensor]], *, keep_empty: bool
-) -> Any:
-    """Make the case's optimizer of torch over named tensors, as one object. See `grouped`."""
-    made = _all_of(case, named, keep_empty=keep_empty)
+def optimizer_over(case: Case, named: Sequence[tuple[str, torch.Tensor]]) -> Any:
+    """Make the case's optimizer of torch over named tensors, as one object with every group."""
+    made = _all_of(case, named, keep_empty=True)
     return made[0] if len(made) == 1 else SeveralOptimizers(made)
 
 

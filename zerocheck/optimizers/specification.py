@@ -16,7 +16,7 @@ StateRole = Literal["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"
 """Role of a state of an optimizer that has the shape of its parameter."""
 
 Reading = Literal["double", "single rate", "single", "same kernels", "estimated"]
-"""How a right implementation may compute a step.
+"""Way in which a right implementation computes a step.
 
 It reads its hyperparameters as Python's doubles, or rounded to fp32 first. One that multiplies
 matrices does it by the kernels of one device; or by others, and then the bound is estimated.
@@ -261,3 +261,8 @@ class OneRule:
     def rule(self: UpdateRule, options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:
         """Return the optimizer itself."""
         return self
+
+    def read_group(self: UpdateRule, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a case that a group has by the same names."""
+        names = (*self.fields.group, *self.fields.optimizer)
+        return {name: group[name] for name in names if name in group}

@@ -121,10 +121,8 @@ class Fsdp2(BuiltImplementation):
         if case.axes.has("tp"):
             return None
         held = fsdp2_layout(model, case, rank)
-        if (
-            elementwise(case) is not None
-        ):  # DTensors multiply matrices with collectives of their own
-            return held
+        if elementwise(case) is not None:
+            return held  # products of DTensors have collectives of their own
         return with_collectives(held, predicted_calls.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:

@@ -119,9 +119,8 @@ def newton_schulz(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     x.div_(x.norm().clamp(min=1e-7))
     for _ in range(steps):
         square = x @ x.T
-        x = torch.addmm(
-            x, torch.addmm(square, square, square, beta=-4.775, alpha=2.0315), x, beta=3.4445
-        )
+        change = torch.addmm(square, square, square, beta=-4.775, alpha=2.0315)
+        x = torch.addmm(x, change, x, beta=3.4445)
     return x.T if tall else x
 
 

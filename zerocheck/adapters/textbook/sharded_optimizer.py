@@ -59,7 +59,7 @@ class ShardedOptimizer:
         for one in self.owned:
             one.parameter.grad = one.gradient if one.trains else None
         named = [(one.piece.name, one.parameter) for one in self.owned]
-        self.optimizer = optimizer_over(case, named, keep_empty=True)
+        self.optimizer = optimizer_over(case, named)
 
     def unfreeze(self, names: Collection[str]) -> None:
         """Update these parameters from now on. The optimizer skips those without a gradient."""

@@ -84,35 +84,37 @@ def as_matrix(e: UpdateElements, vector: torch.Tensor) -> torch.Tensor:
     return matrix
 
 
-def parameter(
-    e: UpdateElements,
-    b: torch.Tensor,
+def parameter(e: UpdateElements, b: torch.Tensor, s: MuonScalars) -> Enclosure:
+    """p (1 - lr wd) - lr r O, with O from the *observed* new buffer b and the gradient."""
+    return stepped(e, *orthogonal(direction(e, b, s), s), s)
+
+
+def orthogonal(
+    d: torch.Tensor,
     s: MuonScalars,
     *,
-    rate: float | None = None,
     steps: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Enclosure:
-    """p (1 - lr wd) - lr r O, with O from the *observed* new buffer b and the gradient.
+    """Enclose the flat O of a matrix d: exactly by the same kernels, else by an estimate.
 
-    rate: lr r; steps: of Newton-Schulz; dtype: of it.
+    steps: of Newton-Schulz, None: of the optimizer; dtype: of it.
     """
-    d = direction(e, b, s)
-    steps = s.ns_steps if steps is None else steps
 
     def made() -> torch.Tensor:
-        return orthogonalized(d, steps=steps, dtype=dtype).reshape(-1)
+        count = s.ns_steps if steps is None else steps
+        return orthogonalized(d, steps=count, dtype=dtype).reshape(-1)
 
-    update = made()
-    off = round_off(made, update) if s.estimated else torch.zeros_like(update, dtype=torch.float64)
-    return stepped(e, update.double(), s, off, rate=rate)
+    exact = made()
+    off = round_off(made, exact) if s.estimated else torch.zeros_like(exact, dtype=torch.float64)
+    return Enclosure(exact.double(), off)
 
 
 def stepped(
     e: UpdateElements,
     update: torch.Tensor,
+    off: torch.Tensor | float,
     s: MuonScalars,
-    off: torch.Tensor | float = 0.0,
     *,
     rate: float | None = None,
 ) -> Enclosure:

@@ -74,11 +74,6 @@ class Muon(OneRule):
             "adjust_lr_fn": options.adjustment,
         }
 
-    def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a case that a parameter group of torch.optim.Muon has."""
-        names = (*self.fields.group, *self.fields.optimizer)
-        return {name: group[name] for name in names if name in group}
-
     def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
         """Return nothing: the judge compares all options."""
         return ""

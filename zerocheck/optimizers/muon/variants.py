@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from zerocheck_reference import adjusted, orthogonalized
+from zerocheck_reference import adjusted
 from zerocheck_reference.muon import EPS
 
 from ... import causes as bugs
-from ...execution.operator_noise import round_off
 from ...floating_point import BF16, Enclosure, U, rounded
 from ..specification import Segment, UpdateElements
 from . import bounds
@@ -84,19 +83,19 @@ def _of_parameter(segment: Segment) -> Named:
     new, old = e.new["momentum_buffer"], e.old["momentum_buffer"]
     rate = s.lr * adjusted(e.shape, s.adjustment)
     d = bounds.direction(e, new, s)
-    update, off = _orthogonalized(d, s)
+    update, off = bounds.orthogonal(d, s)
 
     def with_(rate: float = rate, **changed: float) -> Enclosure:
-        return bounds.stepped(e, update, s._replace(**changed), off, rate=rate)
+        return bounds.stepped(e, update, off, s._replace(**changed), rate=rate)
 
     for name, factor in _factors(segment):
         yield name, with_(rate=s.lr * factor)
     for count, dim in _shardings(segment):
         parts = d.tensor_split(_bounds(d.shape[dim], count), dim)
         whole, apart = _of_parts(parts, s, dim)
-        for factors in (None, _scales(e, parts, s, dim)):
-            yield bugs.ORTHOGONALIZED_BY_SHARD, _scaled(e, s, whole, apart, rate, factors)
         scales = _scales(e, parts, s, dim)
+        for factors in (None, scales):
+            yield bugs.ORTHOGONALIZED_BY_SHARD, _scaled(e, s, whole, apart, rate, factors)
         yield bugs.SCALE_OF_THE_SHARD, _scaled(e, s, update, off, rate, scales)
     for number in PARTS_OF_A_FUSED_MATRIX:
         if e.shape[0] % number == 0 and e.shape[0] > number:
@@ -104,18 +103,18 @@ def _of_parameter(segment: Segment) -> Named:
             whole, apart = _of_parts(parts, s, 0)
             for factors in (None, _scales(e, parts, s, 0)):
                 yield bugs.ORTHOGONALIZED_IN_PARTS, _scaled(e, s, whole, apart, rate, factors)
-    yield bugs.NOT_ORTHOGONALIZED, bounds.stepped(e, d.double().reshape(-1), s, rate=rate)
-    other, apart = _orthogonalized(d, s, dtype=torch.float32)
-    yield bugs.ORTHOGONALIZED_IN_ANOTHER_DTYPE, bounds.stepped(e, other, s, apart, rate=rate)
+    yield bugs.NOT_ORTHOGONALIZED, bounds.stepped(e, d.double().reshape(-1), 0.0, s, rate=rate)
+    other, apart = bounds.orthogonal(d, s, dtype=torch.float32)
+    yield bugs.ORTHOGONALIZED_IN_ANOTHER_DTYPE, bounds.stepped(e, other, apart, s, rate=rate)
     for steps in ITERATIONS:
-        other, apart = _orthogonalized(d, s, steps=steps)
+        other, apart = bounds.orthogonal(d, s, steps=steps)
         yield (
             bugs.ANOTHER_NUMBER_OF_ITERATIONS,
-            bounds.stepped(e, other, s, apart, rate=rate),
+            bounds.stepped(e, other, apart, s, rate=rate),
         )
     for name, elements, buffer, changed in _inputs(segment, new, old):
-        other, apart = _orthogonalized(bounds.direction(elements, buffer, changed), s)
-        yield name, bounds.stepped(e, other, s, apart, rate=rate)
+        other, apart = bounds.orthogonal(bounds.direction(elements, buffer, changed), s)
+        yield name, bounds.stepped(e, other, apart, s, rate=rate)
     yield from _of_decay(segment, update, off, rate)
     for other_rate in segment.rates:
         if other_rate != s.lr:
@@ -129,24 +128,6 @@ def _of_parameter(segment: Segment) -> Named:
                     bugs.OPTIONS_OF_ANOTHER_GROUP,
                     with_(rate=other_rate * factor, lr=other_rate, weight_decay=decay),
                 )
-
-
-def _orthogonalized(
-    d: torch.Tensor,
-    s: MuonScalars,
-    *,
-    steps: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the flat matrix, what it may be off by: 0 by the same kernels), both float64."""
-
-    def made() -> torch.Tensor:
-        count = s.ns_steps if steps is None else steps
-        return orthogonalized(d, steps=count, dtype=dtype).reshape(-1)
-
-    exact = made()
-    off = round_off(made, exact) if s.estimated else torch.zeros_like(exact, dtype=torch.float64)
-    return exact.double(), off
 
 
 def _bounds(size: int, count: int) -> list[int]:
@@ -167,7 +148,7 @@ def _of_parts(
     parts: Sequence[torch.Tensor], s: MuonScalars, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Orthogonalize each part by itself: (the flat matrix, what it may be off by), float64."""
-    made = [_orthogonalized(part, s) for part in parts]
+    made = [bounds.orthogonal(part, s) for part in parts]
     whole, apart = (
         torch.cat([one[which].view(part.shape) for one, part in zip(made, parts, strict=True)], dim)
         for which in (0, 1)
@@ -195,10 +176,10 @@ def _scaled(
 ) -> Enclosure:
     """Return the step with an update that is multiplied element by element."""
     if factors is None:
-        return bounds.stepped(e, update, s, off, rate=rate)
+        return bounds.stepped(e, update, off, s, rate=rate)
     # A rate that is computed in fp32 has one rounding more.
     wider = off * factors + 2 * U * (update * factors).abs()
-    return bounds.stepped(e, update * factors, s, wider, rate=rate)
+    return bounds.stepped(e, update * factors, wider, s, rate=rate)
 
 
 def _factors(segment: Segment) -> Iterator[tuple[str, float]]:
@@ -247,7 +228,7 @@ def _of_decay(segment: Segment, update: torch.Tensor, off: torch.Tensor, rate: f
                 other = s._replace(weight_decay=group.weight_decay)
                 yield (
                     bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS,
-                    bounds.stepped(e, update, other, off, rate=rate),
+                    bounds.stepped(e, update, off, other, rate=rate),
                 )
         return
     for name, value in (
@@ -257,6 +238,6 @@ def _of_decay(segment: Segment, update: torch.Tensor, off: torch.Tensor, rate: f
         (bugs.WEIGHT_DECAY_WITHOUT_THE_LEARNING_RATE, decay / s.lr if s.lr else decay),
     ):
         if value != decay:
-            exact, bound = bounds.stepped(e, update, s._replace(weight_decay=value), off, rate=rate)
+            exact, bound = bounds.stepped(e, update, off, s._replace(weight_decay=value), rate=rate)
             more = 3 * e.format.u * (e.parameter.abs() + exact.abs())
             yield name, Enclosure(exact, bound + more)

@@ -70,11 +70,6 @@ class SGD(OneRule):
             "fused": options.kernel == "fused",
         }
 
-    def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a case that a parameter group of torch.optim.SGD has."""
-        names = (*self.fields.group, *self.fields.optimizer)
-        return {name: group[name] for name in names if name in group}
-
     def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
         """Say that there is dampening."""
         dampening = group.get("dampening", 0)
