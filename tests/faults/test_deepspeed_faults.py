@@ -24,7 +24,7 @@ from zerocheck.faults.registry import OF_EXTRAS
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
-from zerocheck.run.findings.findings import independent
+from zerocheck.run.findings.consequences import independent
 
 pytestmark = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="the extra `deepspeed` is not installed; tox has it"

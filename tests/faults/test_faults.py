@@ -27,7 +27,7 @@ from zerocheck.judge.attribution.guard import FAILED
 from zerocheck.protocol.verdicts import MEMORY, OBLIGATIONS, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
-from zerocheck.run.findings.findings import independent
+from zerocheck.run.findings.consequences import independent
 from zerocheck.run.records.records import Outcome
 
 AHEAD = 12

@@ -174,6 +174,15 @@ def test_tables_that_differ_between_ranks() -> None:
     assert _by_rank(some, (4,)).startswith("on ranks 2 and 3, each rank holds its own gradient")
 
 
+def test_a_factor_of_each_rank() -> None:
+    """As where ranks divide by the number of ranks of their host, and hosts differ."""
+    factors = {0: 2.0, 1: 2.0, 2: 4.0, 3: 4.0}
+    assert _by_rank({rank: [[value]] * 4 for rank, value in factors.items()}, (4,)) == (
+        "every local gradient counts 2 times (sqrt(W) = 2) on ranks 0 and 1 and 4 times (W = 4) "
+        "on ranks 2 and 3"
+    )
+
+
 def test_a_weight_that_cannot_be_seen_agrees_with_any() -> None:
     table = Table(torch.tensor([[math.nan, 0.0]], dtype=torch.float64))
     assert table.agrees(torch.tensor([[0.0, 0.0]])) and table.agrees(torch.tensor([[5.0, 0.0]]))

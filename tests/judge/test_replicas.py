@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from observing import Observed
@@ -196,3 +197,18 @@ def test_a_gradient_of_one_replica_is_not_that_of_all(seen: Observed) -> None:
     violation = _changed(seen, "gradient", "reduced", (2, 3))
     assert violation.obligation == "gradient" and set(violation.ranks) <= {2, 3}
     assert violation.tensors == ("stem.weight",)
+
+
+def test_a_sum_of_the_shard_axis_that_is_divided_by_the_ranks_of_a_host(observe: Observe) -> None:
+    """A host of 4 ranks has ranks of both replicas, and the second replica has two hosts."""
+    training = msgspec.structs.replace(CASE.training, steps=1, clip=None)
+    case = msgspec.structs.replace(CASE, mesh=(2, 3), hosts=(4,), training=training)
+    observed = observe("zero1", case)
+    for rank, record in observed.records("gradient", "reduced", 0):
+        observed.tensors[rank, record].mul_(3 / (4 if rank < 4 else 2))
+    first = observed.judge().violations[0]
+    assert first.causes == ("divided by the ranks of a host",), first.explanation
+    assert first.explanation == (
+        "the sum over the shard axis is divided by the number of ranks on a host (4, 2; "
+        "LOCAL_WORLD_SIZE), and not by 3"
+    )

@@ -13,7 +13,7 @@ from zerocheck.protocol.verdicts import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.execute.trial import Trial
-from zerocheck.run.findings.findings import independent
+from zerocheck.run.findings.consequences import independent
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import Finding, Outcome
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..foreign_text import one_line
 from ..protocol.verdicts import Judgement, Violation
 from ..report.text import finding_text
-from ..run.findings.findings import independent
+from ..run.findings.consequences import independent
 from ..run.known_issues.entries import joined
 from ..run.records.records import Finding
 from .ranks import Problem

@@ -38,7 +38,7 @@ PART_OF_IT_IS_0 = cause(
     of=("export",),
     shows="A part of an exported tensor is 0.",
     usual="The shards of one rank are not read.",
-    attributed=r" (is|are) 0(;|$)",
+    attributed=r" (is|are) (0|missing)(;|$)",
 )
 LEFT_OUT = cause(
     "left out",

@@ -136,7 +136,7 @@ LOCAL_GRADIENT_OVER_W = cause(
     of=("gradient",),
     shows="Each rank holds its own local gradient divided by W.",
     usual="The division is there and the reduction is missing, or its result is not waited for.",
-    attributed=r"own gradient alone, counted once|own gradient divided by W",
+    attributed=r"own (gradient alone, )?counted once|own, counted once|own gradient divided by W",
 )
 LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W = cause(
     "last microbatch of the local gradient / W",

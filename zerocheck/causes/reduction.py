@@ -9,7 +9,7 @@ GRADIENT_TIMES_R = cause(
     of=("gradient",),
     shows="On a mesh of two axes, the gradient is R replicas times too large.",
     usual="What is summed over both axes is divided by the size of the shard axis alone.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?R = ",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?R = |sum .* not divided",
 )
 GRADIENT_OVER_R = cause(
     "gradient / R",
@@ -85,7 +85,7 @@ DIVIDED_BY_THE_RANKS_OF_A_HOST = cause(
     of=("gradient",),
     shows="The sum over ranks is divided by the number of ranks on a host.",
     usual="LOCAL_WORLD_SIZE is taken for WORLD_SIZE.",
-    attributed=r"\bW/ranks of a host = |W = ",
+    attributed=r"/ranks of a host = |W = |times( \(.*\))? on ranks? .* times( \(.*\))? on ranks?",
 )
 REDUCED_WITHIN_EACH_HOST = cause(
     "reduced within each host",
@@ -99,7 +99,7 @@ RANK_COUNTED_TWICE = cause(
     of=("gradient",),
     shows="The gradient of one rank is in the sum twice.",
     usual="A ring or tree reduction adds its first part again.",
-    attributed=r"the local gradient of rank \d+ counts 2 times",
+    attributed=r"the local gradient of rank \d+ counts [24] times",
 )
 AVERAGED_OVER_USERS = cause(
     "averaged over users",
@@ -187,5 +187,5 @@ LEFT_OUT_AFTER_AN_UNUSED_ONE = cause(
     of=("gradient",),
     shows="Tensors that follow one without a gradient are 0 on that rank.",
     usual="The loop that packs the buffer ends at the first missing gradient.",
-    attributed=r"it is 0: no local gradient",
+    attributed=r"it is 0: no local gradient|counts? 0 times",
 )

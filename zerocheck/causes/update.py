@@ -23,7 +23,7 @@ WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE = cause(
     of=("update",),
     shows="Weight decay was multiplied by lr / (1 - beta1^t).",
     usual="The decay is inside of the step that is bias-corrected.",
-    attributed=r"counts 1 - lr / correction1 \* weight_decay",
+    attributed=r"(counts|=) 1 - lr / correction1 \* weight_decay",
 )
 WEIGHT_DECAY_MISSING = cause(
     "weight decay missing",
@@ -324,7 +324,7 @@ STEP_SKIPPED = cause(
     of=("update",),
     shows="A step was skipped though the gradient is finite.",
     usual="An overflow of an earlier step is remembered.",
-    attributed=r"skipped",
+    attributed=r"step count of every tensor have the values from before the step",
 )
 STEP_NOT_SKIPPED = cause(
     "step not skipped",

@@ -218,6 +218,10 @@ def gist(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:500]
 
 
+TIE_LOST = "parameter of its own has lost the tie"
+"""Last words of the error of an implementation that asks for a tied parameter by its other name."""
+
+
 class MissingStateError(KeyError):
     """Raised when `restore` asks for a key that the state does not have.
 
@@ -251,8 +255,7 @@ class RestoreState(dict[tuple[str, str], torch.Tensor]):
         if name in self._tied_to:
             return (
                 f"{name!r} is tied to {self._tied_to[name]!r} in the model that was given, and is "
-                "in the state under that name only: an implementation that has it as a parameter "
-                "of its own has lost the tie"
+                f"in the state under that name only: an implementation that has it as a {TIE_LOST}"
             )
         names = dict.fromkeys(known for known, _ in self)
         if name not in names:

@@ -34,7 +34,9 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "as_expected": _share(summary.as_expected),
             "cause_named": _share(summary.named),
             "cause_named_alone": _share(summary.named_alone),
+            "cause_named_by_any": _share(summary.named_by_any),
             "attributed": _share(summary.attributed),
+            "attributed_always": _share(summary.attributed_always),
             "explained": _share(summary.explained),
             "small": {name: _share(share) for name, share in summary.small.items()},
             "seen": _alarms(summary.alarms),
@@ -58,6 +60,7 @@ def _row(row: FaultTried) -> dict[str, Any]:
         "caught": row.caught,
         "cause_named": row.named,
         "cause_named_alone": row.named_alone,
+        "cause_named_by_any": row.named_by_any,
         "attributed": row.attributed,
     }
 

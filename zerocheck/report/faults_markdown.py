@@ -95,14 +95,15 @@ def _failures(summary: Summary) -> Iterable[str]:
             f"- {escape(row.fault)}: {escape(row.summary)}" for row in summary.without_effect
         )
     if summary.misnamed:
-        yield "## Caught, and another cause named"
+        yield "## Caught, and another cause named first"
         yield table(
-            ["fault", "true cause", "named", "title"],
+            ["fault", "true cause", "named", "by further findings", "title"],
             [
                 [
                     escape(row.fault),
                     escape(", ".join(row.true_causes)),
                     escape(", ".join(row.causes) or "–"),
+                    escape(", ".join(row.other_causes) or "–"),
                     escape(row.title),
                 ]
                 for row in summary.misnamed
@@ -116,7 +117,10 @@ def _failures(summary: Summary) -> Iterable[str]:
                 [
                     escape(row.fault),
                     escape(", ".join(row.true_causes) or "–"),
-                    "<br>".join(escape(one or "–") for one in dict.fromkeys(row.attributions)),
+                    "<br>".join(
+                        escape(one or "–")
+                        for one in dict.fromkeys((*row.attributions, *filter(None, [row.parted])))
+                    ),
                 ]
                 for row in summary.misattributed
             ],

@@ -82,9 +82,11 @@ def summary_lines(summary: Summary) -> list[str]:
         )
     lines += [
         f"flagged first by the obligation that the catalogue says: {summary.as_expected}",
-        f"true cause named: {summary.named} that have a name, alone: {summary.named_alone}",
-        f"true cause said by attribution, without names: {summary.attributed}, by either: "
-        f"{summary.explained} of gradient, update, publish, roundtrip and export",
+        f"true cause named by some finding: {summary.named_by_any} that have a name, by the first: "
+        f"{summary.named}, alone: {summary.named_alone}",
+        f"true cause said by attribution, without names: {summary.attributed}, and in every "
+        f"failing case: {summary.attributed_always}; by either: {summary.explained} of "
+        " gradient, update, publish, roundtrip and export",
         f"free runs of the same cases show the fault: {_alarms(summary.alarms)}; "
         f"{len(summary.neither)} to neither rival",
         f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",

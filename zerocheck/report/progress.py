@@ -124,6 +124,8 @@ class ProgressDisplay:
 
         All of it follows at the end.
         """
+        if finding.merged is not None:
+            return
         title = finding_title(finding)
         before = self._titles.get(finding.number)
         self._titles[finding.number] = title

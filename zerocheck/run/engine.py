@@ -282,7 +282,7 @@ class _RunUnderWay:
             # Ranks of a launcher cannot be restarted, so a case that breaks them is not shrunk.
             if bug.issue is not None or (launched and bug.violation is None):
                 continue
-            if not bug.confirmed:
+            if not bug.confirmed or bug.merged is not None:
                 continue
             if not worth(bug):
                 bug.extent = "not searched for, since it does not show every time"
@@ -290,7 +290,11 @@ class _RunUnderWay:
                 bug.extent = f"not searched for, others took {RUN_TRIES} tries"
             else:
                 left -= self._shrink_one(bug, min(Limits.tries, left))
+            parted = None if bug.shrunk is None else bug.shrunk.parted
+            others = [] if parted is None else self.findings.part(bug, parted)
             self._report(bug) if bug.shrunk is None else self._write(bug)
+            for other in others:
+                self._write(other)
 
     def _shrink_one(self, bug: Bug, tries: float) -> float:
         """Search for the smallest case of a bug; return the cost in tries."""
@@ -306,15 +310,16 @@ class _RunUnderWay:
         if bug.shrunk is None:
             bug.extent = "not known, the smallest case does not show it in fresh rank processes"
             return tries
-        if bug.shrunk.parted is not None:
-            common = tuple(one for one in bug.causes if one in bug.shrunk.parted.causes)
-            bug.causes = common or bug.causes
         return bug.shrunk.spent
 
     def _write(self, bug: Bug) -> None:
         """Write the bug's case file, in place of an earlier one, and the record of the finding."""
         if bug.case_file:
             Path(bug.case_file).unlink(missing_ok=True)
+        if bug.merged is not None:
+            bug.case_file = ""
+            self._report(bug)
+            return
         case_file = of_bug(bug, self.environment, self.options.obligations)
         bug.case_file = str(write(self.folder, bug.slug, case_file))
         self._report(bug)

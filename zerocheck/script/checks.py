@@ -8,7 +8,7 @@ from typing import Literal
 from ..case.schema import Case
 from ..errors import UsageError
 from ..protocol.verdicts import Obligation, Violation
-from ..run.findings.findings import independent
+from ..run.findings.consequences import independent
 from ..run.records.records import CaseFile
 
 Check = Literal["loss", "gradient", "clip", "update"]

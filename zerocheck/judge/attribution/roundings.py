@@ -7,7 +7,7 @@ rounded to a narrower format on their way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -21,7 +21,23 @@ CLOSE = 1e-2
 """Weights that are so near to each other may be one scale of all losses."""
 
 
-def scaled_losses(search: GradientSearch) -> tuple[str, list[int]] | None:
+def weighted_losses(search: GradientSearch) -> tuple[str, Sequence[int]] | None:
+    """Return (operation, numbers of the cells) if losses were weighted as is not declared.
+
+    Only if that explains every cell: weights of few tokens are plain numbers by chance too.
+    """
+    evidence = search.evidence
+    if evidence.otherwise is None or not evidence.case.data.masked:
+        return None
+    made = _sum(evidence, evidence.otherwise(), evidence.divisor)
+    if not all(inside(search.cells[number], made) for number in search.open):
+        return None
+    if evidence.semantics.weight == "token":
+        return "every microbatch counts alike, and not by its number of tokens", search.open
+    return "every microbatch counts by its number of tokens, and not alike", search.open
+
+
+def scaled_losses(search: GradientSearch) -> tuple[str, Sequence[int]] | None:
     """Return (operation, numbers of the cells that it explains) if losses were scaled otherwise."""
     for words, made in _replays(search, _scale(search)):
         explained = [n for n in search.open if inside(search.cells[n], made)]
@@ -58,14 +74,6 @@ def _replays(search: GradientSearch, scale: float | None) -> Iterator[tuple[str,
             )
             for passes in _again(evidence, 1 / world):
                 yield words, _sum(evidence, passes, evidence.divisor / world)
-    if evidence.otherwise is not None and evidence.case.data.masked:
-        tokens = evidence.semantics.weight == "token"
-        yield (
-            "every microbatch counts alike, and not by its number of tokens"
-            if tokens
-            else "every microbatch counts by its number of tokens, and not alike",
-            _sum(evidence, evidence.otherwise(), evidence.divisor),
-        )
 
 
 def _again(evidence: Evidence, scale: float) -> Iterator[Passes]:
@@ -84,15 +92,19 @@ def _sum(evidence: Evidence, passes: Passes, divisor: float) -> Enclosing:
     return enclosed_sum(evidence, everything, divisor, given=passes.gradients)
 
 
-def rounded_terms(search: GradientSearch) -> tuple[str, list[int]] | None:
+def rounded_terms(search: GradientSearch) -> tuple[str, Sequence[int]] | None:
     """Return (operation, cells) if terms were rounded to a narrower format on their way."""
     wrong = torch.zeros(search.evidence.layout.size, dtype=torch.bool)
     for number in search.open:
         wrong[search.cells[number].positions] = True
+    every = search.open
+    found: dict[tuple[int, ...], list[str]] = {}
     for candidate in rounding.candidates(search.evidence):
-        explained = [n for n in search.open if inside(search.cells[n], candidate.enclosures[0])]
-        if explained:
-            return candidate.sentence, explained
+        numbers = tuple(n for n in every if inside(search.cells[n], candidate.enclosures[0]))
+        found.setdefault(numbers, []).append(candidate.sentence)
+    most = max(found, key=len, default=())
+    if most:
+        return ", or ".join(dict.fromkeys(found[most])), most
     narrow = [n for n in search.open if _narrow(search, n)]
     for candidate in rounding.reductions(search.evidence, wrong) if narrow else ():
         explained = [n for n in narrow if inside(search.cells[n], candidate.enclosures[0])]

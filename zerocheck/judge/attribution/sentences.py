@@ -13,6 +13,9 @@ from .tensors import numbered
 Tables = Mapping[tuple[int, ...], Table]
 """Table of each holder, by its ranks."""
 
+MOST_FACTORS = 4
+"""Factors that a clause lists, by the ranks that have them."""
+
 NOTHING = "it is 0: no local gradient is in it"
 
 
@@ -30,6 +33,8 @@ def operation(tables: Tables, numbers: Numbers, mesh: Mesh) -> str:
         if all(table.agrees(wanted(ranks)) for ranks, table in wrong.items()):
             return f"on {_ranks(wrong)}, {text}"
     ranks, table = next(iter(wrong.items()))
+    if all(bool(((one.filled == 0) | (one.filled == 1)).all()) for one in wrong.values()):
+        return f"some local gradients count 0 times{matrix(table, ranks, tables)}"
     return f"the weights of local gradients are wrong{matrix(table, ranks, tables)}"
 
 
@@ -105,7 +110,20 @@ def _uniform(tables: Tables, numbers: Numbers, ones: torch.Tensor) -> Iterator[t
             if factor == 0:
                 yield NOTHING, _alike(ones * 0)
             yield f"every local gradient counts {numbers.spelled(factor)}", _alike(ones * factor)
-            return
+            break
+    # Another factor on each rank, as where ranks of a host divide by their own number.
+    factors = {ranks: _visible(table) for ranks, table in tables.items()}
+    if all(len(some) and bool((some == some[0]).all()) for some in factors.values()):
+        found: dict[float, list[int]] = {}
+        for ranks, some in factors.items():
+            found.setdefault(float(some[0]), []).extend(ranks)
+        on_each = " and ".join(
+            f"{numbers.spelled(factor)} on {numbered(ranks, 'rank')}"
+            for factor, ranks in sorted(found.items(), key=lambda one: min(one[1]))
+        )
+        counts = {rank: factor for factor, ranks in found.items() for rank in ranks}
+        if 1 < len(found) <= MOST_FACTORS:
+            yield f"every local gradient counts {on_each}", lambda ranks: ones * counts[ranks[0]]
 
 
 def _groups(tables: Tables, mesh: Mesh) -> Iterator[tuple[str, dict[int, tuple[int, ...]]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..diagnose.evidence import Evidence, wrong_tensors
@@ -10,7 +10,7 @@ from .by_use import Parts, by_use
 from .exchanged import exchanged
 from .gradient import GradientSearch, Others, sentences
 from .mixtures import mixtures
-from .roundings import rounded_terms, scaled_losses
+from .roundings import rounded_terms, scaled_losses, weighted_losses
 from .tensors import tensors
 
 
@@ -35,18 +35,23 @@ def attribution(
     search = GradientSearch(evidence, wrong, others)
     parts, explained = exchanged(search)
     search.explain(explained)
-    search.run()
-    if search.open:
-        by_uses, explained = by_use(search, uses())
-        parts += [f"gradient of {tensors(n, layout)}: {text}" for text, n in by_uses.items()]
-        search.explain(explained)
-    for look in (scaled_losses, rounded_terms):
-        found = look(search) if search.open else None
+
+    def look(for_what: Callable[[GradientSearch], tuple[str, Sequence[int]] | None]) -> None:
+        found = for_what(search) if search.open else None
         if found is not None:
             words, explained = found
             names = {search.cells[number].place.name for number in explained}
             parts.append(f"gradient of {tensors(names, layout)}: {words}")
             search.explain(explained)
+
+    look(weighted_losses)
+    search.run()
+    if search.open:
+        by_uses, explained = by_use(search, uses())
+        parts += [f"gradient of {tensors(n, layout)}: {text}" for text, n in by_uses.items()]
+        search.explain(explained)
+    look(scaled_losses)
+    look(rounded_terms)
     if search.open:
         mixed, explained = mixtures(search)
         parts += mixed

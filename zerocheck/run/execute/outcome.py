@@ -11,6 +11,7 @@ import msgspec
 from ... import causes as bugs
 from ...case.measurement import unmeasured
 from ...case.schema import Case
+from ...drive.checkpoints import TIE_LOST
 from ...errors import HarnessError, Unsupported
 from ...judge.case import judge
 from ...judge.load_attempts import SegmentObservations
@@ -198,11 +199,14 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
 
 
 def _causes(result: JobResult) -> tuple[str, ...]:
-    """Return the cause if ranks called different collectives.
+    """Return the cause if a tie was lost, or if ranks called different collectives.
 
     They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
     matched, differ in kind or size. A rank at another number may only be ahead.
     """
+    failed = None if result.first_failed is None else result.rank_outcomes[result.first_failed]
+    if failed is not None and TIE_LOST in failed.text:
+        return (bugs.UNTIED,)
     ranks = [one for one in result.rank_outcomes if one.collective]
     called: dict[int, set[str]] = {}
     for one in ranks:

@@ -2,11 +2,12 @@
 
 - `case_file.py`: case files, which findings leave behind for `zerocheck replay`
 - `confirmation.py`: confirmation of findings in freshly started rank processes, with counts
+- `consequences.py`: violations that follow from others: of one bug only the source is a finding
 - `contrast.py`: what wrong cases and tensors have, and right ones have not
 - `extent.py`: extent of a bug, in one sentence: the features it needs, its ranks, its parameters
 - `findings.py`: findings from failing cases: one bug is one finding
 - `issue_matcher.py`: known-issue matcher of one run: cases added or left out, stale issues
-- `parting.py`: variants of a smallest case that tell apart what it cannot
+- `parting.py`: variants of a case that tell apart what it cannot
 - `shrink.py`: reduction of a failing case to the smallest one that fails in the same way
 - `suspicion.py`: failures that no fresh rank processes show, and whether they count
 """

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...case.schema import Case
 from ...protocol.verdicts import (
     MEMORY,
-    OBLIGATIONS,
     RESUME,
-    Judgement,
     Obligation,
     Status,
     Violation,
@@ -22,21 +20,8 @@ from ...protocol.verdicts import (
 from ..known_issues.entries import KnownIssue, joined
 from ..records.exercised import able
 from ..records.records import CaseFinished, Finding
+from .consequences import independent, sources_of
 from .contrast import WrongCase
-
-FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
-    "gradient": frozenset(("loss",)),
-    "buffers": frozenset(("loss",)),
-    "publish": frozenset(("gradient", "clip", "update")),
-    "loss": frozenset(("publish",)),
-    "update": frozenset(("roundtrip",)),
-    "continuation": frozenset(("roundtrip",)),
-    "release": frozenset(("persistent",)),
-    "peak": frozenset(("persistent", "communication")),
-}
-"""Obligation -> obligations from whose violation one of it can follow: copies differ because the
-gradients did, so `publish` maps to `gradient`. An update follows from a checkpoint before the first
-step, which changed the state; growth and a peak, from bytes beyond the layout or sent."""
 
 IssueOf = Callable[[CaseFinished, Violation | None], KnownIssue | None]
 """The listed known issue that a failure of a case is, if it is one."""
@@ -59,8 +44,24 @@ class Shrunk:
     tries: int
     spent: float
     seconds: float
-    parted: Violation | None = None
-    """Violation of a variant with distinct numbers, where a gradient is wrong; see parting.py."""
+    parted: Parted | None = None
+    """What a variant with distinct numbers says, where a gradient is wrong."""
+
+
+class Parted(NamedTuple):
+    """Violation of a variant whose numbers tell causes apart; see parting.py.
+
+    where: its numbers in words, such as "on 3 ranks with 4 microbatches".
+    """
+
+    where: str
+    violation: Violation
+
+    @property
+    def attribution(self) -> str:
+        """Sentence of attribution on it, with its numbers; "" for none."""
+        said = self.violation.attribution
+        return f"{self.where}, {said}" if said else ""
 
 
 class HeldCase(NamedTuple):
@@ -95,7 +96,8 @@ class Bug:
     """Bug: all failing cases that it explains.
 
     causes: those that explain every one of them; a small world size makes causes coincide, so
-    each further case can only rule some out. issue: the listed known issue that it is.
+    each further case can only rule some out. issue: the listed known issue that it is; refuted:
+    causes that only seemed to explain it; merged: number of the bug that it turned out to be.
     """
 
     implementation: str
@@ -121,6 +123,9 @@ class Bug:
     """Possible cause of a failure that no fresh rank processes showed. It fails no run."""
     shown: list[WrongCase] = field(default_factory=list)
     """Cases that show it."""
+    parted: Parted | None = None
+    refuted: tuple[str, ...] = ()
+    merged: int | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -177,6 +182,8 @@ class Bug:
             return shown.attribution.split("; ")[0] or shown.explanation
         if shown.causes == self.causes:
             return shown.explanation
+        if self.parted is not None and self.parted.violation.causes == self.causes:
+            return f"{self.parted.where}: {self.parted.violation.explanation}"
         # A small case does not tell its causes apart.
         case = f" (case {self.first.number})" if shown is not self.violation else ""
         return self.violation.explanation + case
@@ -216,6 +223,17 @@ class Bug:
         self.violation, self.first = violation, finished
         self._unconfirmed()
         return True
+
+    def similar(self, finished: CaseFinished) -> Iterator[Violation]:
+        """Iterate over the violations of a case of the bug's obligation and role."""
+        violations = () if finished.judgement is None else finished.judgement.violations
+        for violation in independent(violations):
+            wanted = self.violation
+            if wanted is not None and (violation.obligation, violation.role) == (
+                wanted.obligation,
+                wanted.role,
+            ):
+                yield violation
 
     def seen_again(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
@@ -257,6 +275,7 @@ class Bug:
             estimated=self._estimated,
             words=self.words,
             suspicion=self.suspicion,
+            merged=self.merged,
         )
 
 
@@ -298,14 +317,46 @@ class Findings:
             reported |= {kind} if issue is None else {kind, issue}
         return new
 
+    def part(self, bug: Bug, parted: Parted) -> list[Bug]:
+        """Take what a case with distinct numbers says of a bug; return others that this changes.
+
+        Its causes refute those that coincide in the cases so far, and make one bug of those that
+        they explain together: on 2 ranks a gradient that is reduced within each half looks local,
+        on 3 it does not.
+        """
+        bug.parted = parted
+        causes = parted.violation.causes
+        others: list[Bug] = []
+        if not causes:
+            return others
+        common = tuple(cause for cause in bug.causes if cause in causes)
+        bug.refuted = tuple(cause for cause in (*bug.refuted, *bug.causes) if cause not in causes)
+        bug.causes = common or causes
+        for other in self.bugs:
+            shared = tuple(cause for cause in other.causes if cause in bug.causes)
+            if other is not bug and shared and other.merged is None and _one_kind(bug, other):
+                first, second = sorted((bug, other), key=self.bugs.index)
+                first.causes, first.parted = shared, first.parted or second.parted
+                first.refuted = tuple({*first.refuted, *second.refuted} - {*shared})
+                first.cases += second.cases
+                first.shown += second.shown
+                second.merged = self.bugs.index(first)
+                others.append(other)
+                bug = first
+        return others
+
     def _merge(
         self, finished: CaseFinished, status: Status, violation: Violation | None
     ) -> list[Bug]:
         causes = () if violation is None else violation.causes
         issue = self._issue_of(finished, violation)
         for bug in self.bugs:
+            if bug.merged is not None:
+                continue
             if bug.issue == issue and _same_kind(bug, finished, status, violation):
                 common = tuple(cause for cause in bug.causes if cause in causes)
+                if not common and not {*causes}.isdisjoint(bug.refuted):
+                    common = bug.causes
                 # A crash or hang has causes only once it is traced.
                 if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
@@ -351,35 +402,14 @@ def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, 
     return finished.judgement.words
 
 
-def independent(violations: Sequence[Violation]) -> list[Violation]:
-    """Return the violations that do not merely follow from another one, the first step first."""
-    ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
-    kept: list[Violation] = []
-    for number, violation in enumerate(ordered):
-        sources = _sources(violation)
-        # A loss follows from copies that differ, also where these follow from a gradient.
-        if not any(one.obligation in sources and not one.mild for one in ordered[:number]):
-            kept.append(violation)
-    return kept
-
-
-def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> list[Violation]:
-    """Return the violations of a case that do not merely follow from another one.
-
-    If the first violation of an obligation is a listed known issue, the further ones count too:
-    nothing hides behind a known issue.
-    """
-    known = {one.obligation for one in judgement.violations if listed(one)}
-    further = [one for one in judgement.further if one.obligation in known]
-    return independent((*judgement.violations, *further))
-
-
-def _sources(violation: Violation) -> frozenset[Obligation]:
-    """Return the obligations that the violation can follow from."""
-    if violation.obligation == "update" and "ranks disagree" in violation.causes:
-        # Ranks whose gradients are not one and the same overflow each for itself.
-        return FOLLOWS["update"] | {"gradient"}
-    return FOLLOWS.get(violation.obligation, frozenset())
+def _one_kind(bug: Bug, other: Bug) -> bool:
+    if bug.violation is None or other.violation is None:
+        return False
+    return (bug.implementation, bug.issue, _kind(bug.violation)) == (
+        other.implementation,
+        other.issue,
+        _kind(other.violation),
+    )
 
 
 def _same_kind(

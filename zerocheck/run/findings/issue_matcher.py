@@ -17,7 +17,7 @@ from ..plan.options import RunOptions
 from ..plan.plan import PlannedCase
 from ..records.records import CaseFinished, LeftOut, StaleIssue
 from ..records.tally import FAILING
-from .findings import sources_of
+from .consequences import sources_of
 
 
 class KnownIssueMatcher:

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from ...case.reductions import left, simpler
 from ...case.schema import Case
 from ...case.shapes import parameter_elements
-from ...protocol.verdicts import Obligation, Violation, with_attribution
+from ...protocol.verdicts import Obligation, Violation
 from ..execute.trial import RankPool, Trial
 from ..records.records import CaseFinished
 from .contrast import WrongCase
 from .extent import Tried, extent, groups, not_searched, size
-from .findings import Bug, HeldCase, Shrunk, independent
-from .parting import variants
+from .findings import Bug, HeldCase, Parted, Shrunk
+from .parting import better, parted, parts, variants
 
 TRIES = 80
 """Runs for one finding. Of 39 findings of planted faults 38 took 2 to 24, and one took 60."""
@@ -143,7 +143,6 @@ class _Shrinking:
             sentence = extent(case, needed, violation, from_world=from_world, tried=tried)
         else:
             sentence = not_searched(self.tries, case, violation)
-        parted = self._parted(case) if ended else None
         return Shrunk(
             finished=finished,
             violation=violation,
@@ -153,40 +152,34 @@ class _Shrinking:
             tries=self.tries,
             spent=self.spent,
             seconds=time.monotonic() - self.started,
-            parted=parted,
+            parted=self._parted(case) if ended else None,
         )
 
-    def _parted(self, case: Case) -> Violation | None:
-        """Return the violation of a variant that says more of a wrong gradient, if one shows it.
+    def _parted(self, case: Case) -> Parted | None:
+        """Return what a variant says of a wrong gradient, if one shows it.
 
         Whatever its causes are: with one microbatch a bug may look like another one, which distinct
         numbers refute.
         """
-        if self.bug.violation is None or self.bug.violation.obligation != "gradient":
+        if not parts(self.bug):
             return None
+        found: Parted | None = None
         for variant in variants(case, kept=self.limits.kept):
             if not self._may_go_on() or self.limits.avoided(variant):
-                return None
+                break
             self.tries += 1
             self.spent += cost(variant)
             violation = next(self._similar(self._finished(variant)), None)
             if violation is not None:
-                count = variant.training.microbatches
-                where = f"on {variant.world_size} ranks with {count} microbatches"
-                said = violation.attribution
-                return with_attribution(violation, f"{where}, {said}" if said else "")
-        return None
+                found = better(found, parted(variant, violation))
+                if found.violation.causes:
+                    break
+        return found
 
     def _similar(self, finished: CaseFinished) -> Iterator[Violation]:
-        """Iterate over the violations of the bug's obligation and role, known issues aside."""
-        violations = () if finished.judgement is None else finished.judgement.violations
-        wanted = self.bug.violation
-        for violation in independent(violations):
-            if (
-                wanted is not None
-                and (violation.obligation, violation.role) == (wanted.obligation, wanted.role)
-                and not self.limits.listed(finished, violation)
-            ):
+        """Iterate over the violations that may be the bug's, known issues aside."""
+        for violation in self.bug.similar(finished):
+            if not self.limits.listed(finished, violation):
                 yield violation
 
     def _may_go_on(self) -> bool:

@@ -38,7 +38,7 @@ from ...protocol.observations import RankObservation
 from ..execute.free_runs import copies, fixes, mean_loss
 from ..execute.outcome import Results
 from ..execute.rank_replies import complete, read_observations
-from ..findings.findings import independent
+from ..findings.consequences import independent
 from ..records.matrix_records import Rivals
 
 LOSS_RTOL = 1e-4

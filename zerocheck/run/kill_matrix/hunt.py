@@ -12,7 +12,9 @@ from ...causes.registry import find
 from ...faults.fault import Fault
 from ...protocol.verdicts import MEMORY
 from ..execute.free_runs import free_run_case
-from ..findings.findings import Bug, Findings
+from ..findings.findings import Bug, Findings, Parted
+from ..findings.parting import better, parted, parts, variants
+from ..findings.shrink import paths
 from ..plan.plan import Plan, PlannedCase
 from ..records.exercised import idle
 from ..records.matrix_records import FaultTried, Rivals
@@ -142,8 +144,10 @@ class Hunt:
                 broken = self.fault.obligation is None  # it has no cause to be named
                 enough = self.row.failing >= FAILING_CASES and len(self._sizes) > 1
                 if broken or enough or after == MORE_CASES:
-                    return
+                    break
                 after += 1
+        if self.row.caught:
+            yield from self._parted()
 
     def _traced(self, item: PlannedCase) -> Search[TrialAnswer]:
         """Find the cause of a crash or hang from the collectives of each rank."""
@@ -152,6 +156,32 @@ class Hunt:
             (bug,) = self._findings.bugs
             bug.causes = answer.outcome.causes
             self.row = replace(self.row, causes=bug.causes)
+
+    def _parted(self) -> Search[TrialAnswer]:
+        """Tell apart what the numbers of the case cannot, as a run does of each finding."""
+        bug = self._findings.bugs[0]
+        if not parts(bug):
+            return
+        found: Parted | None = None
+        for variant in variants(bug.first.case, kept=paths(self._fixed())):
+            answers = yield (
+                TrialRequest(self.fault.where, variant),
+                TrialRequest(self.fault.parent, variant),
+            )
+            outcome, control = (answer.outcome for answer in answers)
+            assert outcome is not None and control is not None
+            if control.status in FAILING:
+                continue
+            finished = outcome.record(bug.first.number, self.fault.where, variant)
+            violation = next(bug.similar(finished), None)
+            if violation is not None:
+                found = better(found, parted(variant, violation))
+                if found.violation.causes:
+                    break
+        if found is not None:
+            self._findings.part(bug, found)
+            self.row = replace(self.row, parted=found.violation.attribution)
+            self._shown()
 
     def _count(self, outcome: Outcome) -> None:
         self.row = replace(
@@ -164,16 +194,46 @@ class Hunt:
     def _failed(self, number: int, case: Case, outcome: Outcome) -> None:
         self._findings.add(outcome.record(number - 1, self.fault.where, case))
         self._sizes.add(case.world_size)
-        bug, *others = self._findings.bugs
+        bug = self._findings.bugs[0]
         if not self.row.caught:
             caught_by = bug.status if bug.violation is None else bug.violation.obligation
             self.row = replace(self.row, caught_by=caught_by, case=case)
         self.row = replace(
             self.row,
-            title=bug.title,
             failing=self.row.failing + 1,
-            causes=bug.causes,
             attributions=(*self.row.attributions, _attribution(outcome, self.fault)),
+        )
+        import os
+
+        if os.environ.get("DBG2"):
+            j = outcome.judgement
+            print(
+                "DBG2",
+                self.fault.name,
+                outcome.status,
+                outcome.error,
+                [
+                    (
+                        v.obligation,
+                        v.role,
+                        v.step,
+                        v.causes,
+                        v.explanation,
+                        v.attribution,
+                        v.tensors,
+                    )
+                    for v in (j.violations if j else ())
+                ],
+                case,
+            )
+        self._shown()
+
+    def _shown(self) -> None:
+        bug, *others = [one for one in self._findings.bugs if one.merged is None]
+        self.row = replace(
+            self.row,
+            title=bug.title,
+            causes=bug.causes,
             other_causes=tuple(dict.fromkeys(cause for one in others for cause in one.causes)),
             findings=len(others) + 1,
         )

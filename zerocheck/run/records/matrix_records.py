@@ -117,6 +117,8 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     other_causes: tuple[str, ...] = ()
     findings: int = 0
     attributions: tuple[str, ...] = ()
+    parted: str = ""
+    """What attribution says of a case whose numbers tell causes apart."""
     rubric: str = ""
     case: Case | None = None
     rivals: Rivals | None = None
@@ -131,7 +133,7 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
 
     @property
     def named(self) -> bool | None:
-        """True if the true causes are among those named.
+        """True if the first finding names the true causes, maybe with others.
 
         None if the catalogue names none, or the fault was not caught.
         """
@@ -140,15 +142,30 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
         return set(self.true_causes) <= set(self.causes)
 
     @property
-    def attributed(self) -> bool | None:
-        """True if attribution says the right thing of every failing case.
+    def named_by_any(self) -> bool | None:
+        """True if some finding names the true causes. Of a crash in some cases none is to be seen.
 
-        None if there is no rubric for it, or the fault was not caught.
+        None as for `named`.
+        """
+        among = {*self.causes, *self.other_causes}
+        return None if self.named is None else set(self.true_causes) <= among
+
+    @property
+    def attributed(self) -> bool | None:
+        """True if all that attribution says, of any failing case, is the right thing.
+
+        It may be silent on some: of a parameter of one element nothing is to be known. None if
+        there is no rubric for it, or the fault was not caught.
         """
         if not self.caught or self.expected not in ATTRIBUTED:
             return None
-        matches = [bool(re.search(self.rubric, one)) for one in self.attributions if self.rubric]
-        return bool(matches) and all(matches)
+        said = [one for one in (*self.attributions, self.parted) if one and self.rubric]
+        return bool(said) and all(re.search(self.rubric, one) for one in said)
+
+    @property
+    def attributed_always(self) -> bool:
+        """True if attribution is right, and silent on no failing case."""
+        return bool(self.attributed) and all(self.attributions)
 
     @property
     def named_alone(self) -> bool:

@@ -159,29 +159,43 @@ class Summary:
 
     @property
     def named(self) -> Share:
-        """Share of faults with a known true cause that was named."""
+        """Share of faults with a known true cause that the first finding names."""
         names = [row.named for row in self.rows if row.named is not None]
+        return Share(sum(names), len(names))
+
+    @property
+    def named_by_any(self) -> Share:
+        """Share of faults with a known true cause that some finding names."""
+        names = [row.named_by_any for row in self.rows if row.named_by_any is not None]
         return Share(sum(names), len(names))
 
     @property
     def attributed(self) -> Share:
         """Share of faults of the attributed obligations of which attribution says the right thing.
 
-        In every failing case, by the rubric of each fault.
+        By the rubric of each fault, and wherever it says anything.
         """
         verdicts = [row.attributed for row in self.rows if row.attributed is not None]
         return Share(sum(verdicts), len(verdicts))
 
     @property
+    def attributed_always(self) -> Share:
+        """Share of those of which it is also silent in no failing case."""
+        always = [row.attributed_always for row in self.rows if row.attributed is not None]
+        return Share(sum(always), len(always))
+
+    @property
     def misattributed(self) -> list[FaultTried]:
-        """Faults of which attribution does not say the right thing in every failing case."""
+        """Faults of which attribution says nothing, or something else in a failing case."""
         return [row for row in self.rows if row.attributed is False]
 
     @property
     def explained(self) -> Share:
         """Share of those faults whose true cause is named, or of which attribution is right."""
         verdicts = [
-            bool(row.named or row.attributed) for row in self.rows if row.attributed is not None
+            bool(row.named_by_any or row.attributed)
+            for row in self.rows
+            if row.attributed is not None
         ]
         return Share(sum(verdicts), len(verdicts))
 

@@ -212,6 +212,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """The bound is estimated, and not derived."""
     words: tuple[str, ...] = ()
     """Other declared semantics under which all failing cases hold, such as "buffers='rank0'"."""
+    merged: int | None = None
+    """Number of the finding that this one turned out to be: it is no finding of its own."""
     suspicion: str = ""
     """Of what no fresh rank processes showed: what may be behind it. It does not fail the run."""
 

@@ -239,7 +239,8 @@ class Tally:
         return [finding for finding in self._all() if finding.known is not None]
 
     def _all(self) -> list[Finding]:
-        return [self._findings[number] for number in sorted(self._findings)]
+        found = (self._findings[number] for number in sorted(self._findings))
+        return [one for one in found if one.merged is None]
 
     @property
     def loads(self) -> Loads:
