@@ -50,6 +50,33 @@ def test_what_it_adds_up_to() -> None:
     assert summary.exit_code == 1
 
 
+def test_what_counts_as_the_true_cause() -> None:
+    """A crash in one case hides it there; attribution may be silent, and may not be wrong."""
+    said = {"expected": "gradient", "rubric": r"counts 2 times"}
+    rows = [
+        tried("first", **said, attributions=("it counts 2 times", "")),
+        tried("further", **said, causes=(), other_causes=("gradient x W",), attributions=("",)),
+        tried("parted", **said, causes=(), attributions=("",), parted="it counts 2 times"),
+        tried("wrong", **said, causes=(), attributions=("it counts 2 times", "it is 0")),
+        tried("refuted", **said, causes=(), attributions=("it counts 2 times",), parted="it is 0"),
+    ]
+    summary = Summary([started(*(row.fault for row in rows)), *rows, DONE])
+    assert [row.fault for row in rows if row.named] == ["first"]
+    assert [row.fault for row in rows if row.named_by_any] == ["first", "further"]
+    assert [row.fault for row in rows if row.attributed] == ["first", "parted"]
+    assert not any(row.attributed_always for row in rows)
+    assert summary.named_by_any == Share(2, 5) and summary.explained == Share(3, 5)
+    assert summary.attributed == Share(2, 5) and summary.attributed_always == Share(0, 5)
+
+
+def test_seconds_of_the_diagnosis() -> None:
+    rows = [tried("a", diagnosis=0.5), tried("b", diagnosis=1.5), tried("c", caught_by="crashed")]
+    summary = Summary([started("a", "b", "c"), *rows, DONE])
+    assert summary.diagnosis == (1.0, 1.5)
+    assert "takes 1 s in the median, at most 1.5" in faults_markdown.render(summary)
+    assert Summary([started("c"), rows[2], DONE]).diagnosis is None
+
+
 def test_a_control_counts_once_for_all_faults_of_its_case() -> None:
     rows = [tried(name, case=Case(), control=ALARM) for name in ("a", "b")]
     alarms = Summary([started("a", "b"), *rows, DONE]).false_alarms

@@ -199,7 +199,7 @@ GRADIENT_OF_THE_PREVIOUS_STEP = cause(
     shows="The gradient is that of the step before.",
     usual="A parameter that is not used keeps its buffer, or a copy is taken before the new "
     "gradient is there.",
-    attributed=r"it is the gradient of the step before|of the step before in place",
+    attributed=r"\b(is|of) the gradient of the step before|of the step before in place",
 )
 GRADIENT_OF_THE_PREVIOUS_STEP_KEPT = cause(
     "gradient of the previous step kept",

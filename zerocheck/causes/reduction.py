@@ -137,7 +137,7 @@ REDUCTION_NOT_WAITED_FOR = cause(
     tier=3,
     shows="Some elements are from before the reduction, others from after it.",
     usual="The result of an asynchronous collective is read before it is waited for.",
-    attributed=r"own gradient|not divided|gradient of the step before",
+    attributed=r"own gradient|each rank's own|not divided|gradient of the step before",
 )
 SHARDS_EXCHANGED = cause(
     "shards exchanged",

@@ -324,7 +324,7 @@ STEP_SKIPPED = cause(
     of=("update",),
     shows="A step was skipped though the gradient is finite.",
     usual="An overflow of an earlier step is remembered.",
-    attributed=r"step count of every tensor have the values from before the step",
+    attributed=r"skipped|step count of every tensor have the values from before the step",
 )
 STEP_NOT_SKIPPED = cause(
     "step not skipped",

@@ -31,6 +31,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "caught": _share(summary.caught),
             "median_cases": summary.median_cases,
             "median_seconds": summary.median_seconds,
+            "diagnosis_seconds": summary.diagnosis,
             "as_expected": _share(summary.as_expected),
             "cause_named": _share(summary.named),
             "cause_named_alone": _share(summary.named_alone),

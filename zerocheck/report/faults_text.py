@@ -80,13 +80,18 @@ def summary_lines(summary: Summary) -> list[str]:
             f"it takes {number(summary.median_cases)} cases and "
             f"{number(summary.median_seconds, digits=2)} s in the median"
         )
+    if summary.diagnosis is not None:
+        middle, most = (number(one, digits=2) for one in summary.diagnosis)
+        lines.append(
+            f"the diagnosis of a failing case takes {middle} s in the median, at most {most}"
+        )
     lines += [
         f"flagged first by the obligation that the catalogue says: {summary.as_expected}",
         f"true cause named by some finding: {summary.named_by_any} that have a name, by the first: "
         f"{summary.named}, alone: {summary.named_alone}",
         f"true cause said by attribution, without names: {summary.attributed}, and in every "
         f"failing case: {summary.attributed_always}; by either: {summary.explained} of "
-        " gradient, update, publish, roundtrip and export",
+        "gradient, update, publish, roundtrip and export",
         f"free runs of the same cases show the fault: {_alarms(summary.alarms)}; "
         f"{len(summary.neither)} to neither rival",
         f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",

@@ -92,6 +92,7 @@ def test_a_row_says_how_soon_and_why(few: tuple[int, Collect]) -> None:
     assert 1 <= row.cases <= 10 and row.seconds > 0 and row.case is not None
     assert row.failing >= 3 and row.named
     assert "gradient x W" in row.causes
+    assert row.diagnosis is not None and 0 <= row.diagnosis < 60
 
 
 def test_attribution_says_the_true_cause_without_names(pool: Pool) -> None:

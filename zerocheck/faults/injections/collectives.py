@@ -267,7 +267,7 @@ PATIENCE_S = 1e-3
 
 @injected(
     "gradient", source="DS PR#5606", features=("delays",), sometimes=0.5,
-    attributed=r"own gradient|not reduced|not divided",
+    attributed=r"own gradient|each rank's own|not reduced|not divided",
 )  # fmt: skip
 class WaitTimesOut(InGradients):
     """A wait for a reduction gives up after a millisecond, unnoticed.

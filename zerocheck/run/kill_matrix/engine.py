@@ -100,6 +100,8 @@ class _Matrix:
         )
         try:
             run_searches(self.ranks, (hunt.search() for hunt in self._hunts()), self._answer)
+            # In the order of the catalogue, whichever was caught first.
+            self.caught.sort(key=lambda hunt: options.faults.index(hunt.fault))
             for hunt in self.caught if options.shrink else ():
                 self._shrink(hunt)
             signals.ignore()
@@ -146,9 +148,10 @@ class _Matrix:
     def _answer(self, ask: TrialRequest, results: Results) -> TrialAnswer:
         if ask.free:
             return TrialAnswer(rivals=self.free.rivals(ask.case, results))
+        began = time.perf_counter()
         with without_names() if self.options.without_names else nullcontext():
             outcome = judged(ask.case, results, obligations=self.options.obligations)
-        return TrialAnswer(outcome)
+        return TrialAnswer(outcome, judging=time.perf_counter() - began)
 
     def _done(self, hunt: Hunt) -> None:
         self.open.remove(hunt)

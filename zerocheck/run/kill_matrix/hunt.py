@@ -34,10 +34,14 @@ soon."""
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """Result of a case: its verdict, or, if it was a free run, the results of the rivals."""
+    """Result of a case: its verdict, or, if it was a free run, the results of the rivals.
+
+    judging: seconds that the verdict took.
+    """
 
     outcome: Outcome | None = None
     rivals: Rivals | None = None
+    judging: float = 0.0
 
 
 class Hunt:
@@ -136,6 +140,9 @@ class Hunt:
                 if control.status not in FAILING:
                     first = not self.row.caught
                     self._failed(number, item.case, outcome)
+                    if first and outcome.judgement is not None:
+                        more = answers[0].judging - answers[1].judging
+                        self.row = replace(self.row, diagnosis=max(0.0, more))
                     if first and outcome.judgement is None:
                         yield from self._traced(item)
                 elif not self.row.caught:

@@ -119,6 +119,8 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     attributions: tuple[str, ...] = ()
     parted: str = ""
     """What attribution says of a case whose numbers tell causes apart."""
+    diagnosis: float | None = None
+    """Seconds that the judge took longer for the first failing case than for its parent's."""
     rubric: str = ""
     case: Case | None = None
     rivals: Rivals | None = None

@@ -158,6 +158,12 @@ class Summary:
         return Share(sum(expected), len(expected))
 
     @property
+    def diagnosis(self) -> tuple[float, float] | None:
+        """Median and largest seconds of diagnosing the first failing case; None for no case."""
+        took = [row.diagnosis for row in self.rows if row.diagnosis is not None]
+        return (median(took), max(took)) if took else None
+
+    @property
     def named(self) -> Share:
         """Share of faults with a known true cause that the first finding names."""
         names = [row.named for row in self.rows if row.named is not None]
