@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ class OptimizerState(Protocol):
         """Return a state that shares no memory with this one."""
 
 
+@runtime_checkable
 class OptimizerOptions(Protocol):
     """The scalars of an optimizer for one group of parameters: a frozen dataclass."""
 

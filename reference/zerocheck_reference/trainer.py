@@ -38,8 +38,9 @@ class Group:
     def __post_init__(self) -> None:
         if not isinstance(self.names, tuple) or not all(isinstance(n, str) for n in self.names):
             raise ValueError(f"names is {self.names!r} (allowed: a tuple of strings)")
-        if not isinstance(self.options, OPTIONS):
+        if not isinstance(self.options, OptimizerOptions):
             names = ", ".join(one.__name__ for one in OPTIONS)
+            names += ", or what has lr, initial, check and after as these have"
             raise ValueError(f"options is {self.options!r} (allowed: {names})")
         _no_duplicates(self.names)
 

@@ -16,6 +16,9 @@ from ..errors import UsageError
 from ..optimizers import RULES, known_optimizer
 from .step_record import GroupOptions
 
+BY_EQUATIONS = tuple(rule for rule in RULES if not rule.itself)
+"""Rules that can be judged within a job: nothing is run again there."""
+
 INNER = ("optimizer", "optim")
 """Attributes under which an optimizer keeps the one that it is around."""
 
@@ -56,9 +59,9 @@ def check_kind(optimizer: Optimizer) -> None:
     allowed = "allowed: torch.optim.AdamW, torch.optim.SGD without dampening, their subclasses, "
     allowed += "Adam without weight decay, and these in ZeroRedundancyOptimizer or a wrapper that "
     allowed += "has them as .optimizer or .optim"
-    known = known_optimizer(inner)
+    known = known_optimizer(inner, BY_EQUATIONS)
     if known is None or known.whole:  # a rank has a slice of a matrix
-        names = " and ".join(rule.name for rule in RULES if not rule.whole)
+        names = " and ".join(rule.name for rule in BY_EQUATIONS if not rule.whole)
         raise UsageError(f"attach judges {names}, got {type(inner).__name__} ({allowed})")
     for number, group in enumerate(inner.param_groups):
         foreign = known.foreign_option(inner, group)
@@ -71,7 +74,7 @@ def check_kind(optimizer: Optimizer) -> None:
 
 def group_options(optimizer: Optimizer) -> tuple[GroupOptions, ...]:
     """Return the options of the parameter groups of an optimizer that `check_kind` let pass."""
-    known = known_optimizer(owned_part(optimizer))
+    known = known_optimizer(owned_part(optimizer), BY_EQUATIONS)
     assert known is not None
     found = []
     for group in optimizer.param_groups:

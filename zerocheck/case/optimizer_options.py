@@ -43,6 +43,8 @@ def with_options(case: Case, fixed: Mapping[str, Any]) -> Case:
     if case.optimizer.kind == "muon":
         options = _of_muon(case.optimizer, case.model, source, fixed)
         return _replace(case, optimizer=options)
+    if case.optimizer.kind != "sgd":
+        return _replace(case, optimizer=_of_another(case, source, fixed))
     momentum = MOMENTA[int(source.random() * len(MOMENTA))]
     nesterov = source.random() < 0.5
     options = _replace(
@@ -80,6 +82,22 @@ def _of_muon(
     if "bf16" in parameter_dtypes(model).values():
         # Without Nesterov's form torch divides a buffer in bf16 by its norm (reports/findings/).
         chosen["nesterov"] = True
+    given = {name: fixed.get(f"optimizer.{name}", value) for name, value in chosen.items()}
+    return _replace(options, **given)
+
+
+def _of_another(case: Case, source: random.Random, fixed: Mapping[str, Any]) -> Optimizer:
+    """Return options with those of an optimizer that is its own reference."""
+    options = case.optimizer
+    chosen: dict[str, Any] = {}
+    if options.kind != "adam":
+        chosen["amsgrad"] = False
+    if options.kind == "rmsprop":
+        chosen["momentum"] = MOMENTA[int(source.random() * len(MOMENTA))]
+    if options.kind == "asgd":
+        chosen["schedule"] = "constant"
+        scale = max(1.0, case.data.loss_factor)
+        chosen["groups"] = tuple(_scaled(one, scale) for one in options.groups)
     given = {name: fixed.get(f"optimizer.{name}", value) for name, value in chosen.items()}
     return _replace(options, **given)
 

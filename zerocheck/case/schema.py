@@ -45,7 +45,20 @@ WrapKind = Literal["whole", "block", "layer", "size"]
 MomentsKind = Literal["zero", "typical", "tiny", "huge"]
 ScheduleKind = Literal["constant", "warmup", "cosine"]
 KernelKind = Literal["foreach", "for-loop", "fused"]
-OptimizerKind = Literal["adamw", "sgd", "muon"]
+OptimizerKind = Literal[
+    "adamw",
+    "sgd",
+    "muon",
+    "adam",
+    "nadam",
+    "radam",
+    "adamax",
+    "adagrad",
+    "adadelta",
+    "rmsprop",
+    "rprop",
+    "asgd",
+]
 AdjustmentKind = Literal["original", "match_rms_adamw"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ParameterDtype = Literal["fp32", "bf16"]
@@ -214,13 +227,14 @@ class Optimizer(_Data, frozen=True, kw_only=True):
 
     kind: OptimizerKind = "adamw"
     """sgd ignores beta1, beta2 and eps of its groups; its weight decay is added to the gradient.
-    muon is for matrices; AdamW updates all else, with the same groups."""
+    muon is for matrices; AdamW updates all else, with the same groups. adadelta has beta2 for its
+    rho, rmsprop for its alpha; all others read the options that torch's have by these names."""
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=16)] = (Group(),)
     amsgrad: bool = False
-    """adamw alone."""
+    """adamw and adam alone."""
     maximize: bool = False
     momentum: Fraction = 0.0
-    """sgd and muon; sgd has no dampening, and without a momentum no buffer."""
+    """sgd, muon and rmsprop; sgd has no dampening, and without a momentum no buffer."""
     nesterov: bool = False
     """sgd and muon, with a momentum."""
     adjustment: AdjustmentKind = "original"

@@ -202,17 +202,29 @@ def _check_masked(case: Case) -> None:
 
 def _check_optimizer(case: Case) -> None:
     options = case.optimizer
-    of_others: dict[OptimizerKind, dict[str, object]] = {
-        "adamw": {"momentum": 0.0, "nesterov": False, "adjustment": "original", "fallback": ()},
-        "sgd": {"amsgrad": False, "adjustment": "original", "fallback": ()},
-        "muon": {"amsgrad": False, "maximize": False},
+    of_one: dict[str, tuple[object, tuple[OptimizerKind, ...]]] = {
+        "amsgrad": (False, ("adamw", "adam")),
+        "momentum": (0.0, ("sgd", "muon", "rmsprop")),
+        "nesterov": (False, ("sgd", "muon")),
+        "adjustment": ("original", ("muon",)),
+        "fallback": ((), ("muon",)),
     }
-    for name, default in of_others[options.kind].items():
-        if getattr(options, name) != default:
+    for name, (default, kinds) in of_one.items():
+        if options.kind not in kinds and getattr(options, name) != default:
             raise UsageError(
                 f"optimizer.{name} is {getattr(options, name)!r}, and optimizer.kind is "
                 f"{options.kind!r}, which has none; allowed: {default!r}"
             )
+    if options.maximize and options.kind == "muon":
+        raise UsageError(
+            "optimizer.maximize is True, and optimizer.kind is 'muon', which has none; allowed: "
+            "False"
+        )
+    if options.schedule != "constant" and options.kind == "asgd":
+        raise UsageError(
+            f"optimizer.schedule is {options.schedule!r}, and ASGD keeps the rate of the step "
+            "before in its state; allowed with optimizer.kind 'asgd': 'constant'"
+        )
     if options.nesterov and not options.momentum:
         raise UsageError(
             "optimizer.nesterov needs a momentum, and optimizer.momentum is 0; allowed: above 0"

@@ -92,6 +92,17 @@ class States:
             into(moment, role)
         if counted:
             self._set_count(entry, parameter, full[name, "step"])
+            self._set_scalars(entry, parameter, int(full[name, "step"]))
+
+    def _set_scalars(self, entry: dict[str, Any], parameter: torch.Tensor, count: int) -> None:
+        """Set the states that are one number, of an optimizer of torch that has some."""
+        holder = self.optimizers.holder_of(parameter)
+        known = None if holder is None or self.declared is not None else known_optimizer(holder)
+        if holder is None or known is None:
+            return
+        for group in holder.param_groups:
+            if any(parameter is one for one in group["params"]):
+                entry.update(known.scalar_states(group, count))
 
     def _entry(self, parameter: torch.Tensor) -> dict[str, Any] | None:
         """Return the state of a parameter to write into, None if this rank has none of it."""

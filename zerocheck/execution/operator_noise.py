@@ -92,17 +92,59 @@ class OperatorNoise(CancellationNoise):  # type: ignore[no-untyped-call]
         return result.mul_(factor.to(result.dtype).to(result.device))
 
 
-def round_off(make: Callable[[], torch.Tensor], exact: torch.Tensor) -> torch.Tensor:
+class StepNoise(OperatorNoise):  # type: ignore[no-untyped-call]
+    """Mode for a step of an optimizer: it moves what operators write in place too.
+
+    An operator that adds a product rounds the product by itself where its loop is not vectorized,
+    or is without fused multiply-add; the sum may cancel, so that its own round-off does not show
+    that. So it is moved by round-off of the product as well. A 0-d tensor counts steps.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removesuffix("_")
+        product = _product(name, args, kwargs)  # before an argument is written to
+        result = func(*args, **kwargs)
+        if name in EXACT or not isinstance(result, torch.Tensor) or not result.dim():
+            return result
+        moved = self._moved(result)
+        if product is not None and moved.is_floating_point():
+            unit = NEXT * unit_roundoff(moved.dtype)
+            moved.add_((unit * product * self._signs(moved.shape)).to(moved.dtype))
+        return moved
+
+
+def _product(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Return the largest product that an operator rounds before it adds it, |.| in float64."""
+    if name in ("aten::add", "aten::sub") and isinstance(args[1], torch.Tensor):
+        added: torch.Tensor = args[1].double() * float(kwargs.get("alpha", 1))
+        return added.abs()
+    if name == "aten::lerp":
+        start, end, weight = (one.double() if torch.is_tensor(one) else one for one in args[:3])
+        found: torch.Tensor = (weight * (end - start)).abs()
+        return found
+    if name in ("aten::addcmul", "aten::addcdiv"):
+        one, other = (tensor.double() for tensor in args[1:3])
+        made: torch.Tensor = one * other if name == "aten::addcmul" else one / other
+        return 2 * (float(kwargs.get("value", 1)) * made).abs()
+    return None
+
+
+def round_off(
+    make: Callable[[], torch.Tensor],
+    exact: torch.Tensor,
+    mode: Callable[[int], CancellationNoise] = OperatorNoise,
+) -> torch.Tensor:
     """Estimate how far each element of `make()` is from `exact` by round-off, float64.
 
     exact: what `make` returns without noise. From REPLICAS_EACH runs in which the result of every
     operator is moved to a neighbouring number, times MARGIN_EACH; at least the distance to a
-    neighbouring number.
+    neighbouring number. mode: what moves them, of the number of a run.
     """
     exact = exact.double()
     largest = NEXT * unit_roundoff(make().dtype) * exact.abs()
     for replica in range(REPLICAS_EACH):
-        with OperatorNoise(replica):
+        with mode(replica):
             moved = make()
         torch.maximum(largest, (moved.double() - exact).abs(), out=largest)
     return MARGIN_EACH * largest

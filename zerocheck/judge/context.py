@@ -335,6 +335,7 @@ class StepContext:
             or self.skipping[0]
             or self.applied is not None
             or self.judged.hidden_states is not None
+            or not all(rule.recovers for rule in recipe.optimizer.rules)
             or (states and states[0] not in self.after.present)
             or "ownership" in self.verdicts.violations
         ):

@@ -5,6 +5,7 @@
 - `muon/`: Muon for matrices, with AdamW for all else
 - `sgd/`: SGD with momentum
 - `specification.py`: interface of an optimizer
+- `unsharded/`: optimizers of torch that are their own reference
 - `trial.py`: test that a class is an optimizer that is known, run alone on one whole tensor
 """
 
@@ -20,6 +21,7 @@ from .muon.optimizer import Muon
 from .muon.pair import MuonWithAdamW
 from .sgd.optimizer import SGD
 from .specification import OptimizerSpecification, StateRole, UpdateRule
+from .unsharded.catalogue import UNSHARDED
 
 _ADAMW = AdamW()
 
@@ -27,6 +29,7 @@ OPTIMIZERS: dict[OptimizerKind, OptimizerSpecification] = {
     "adamw": _ADAMW,
     "sgd": SGD(),
     "muon": MuonWithAdamW(Muon(), _ADAMW),
+    **{one.kind: one for one in UNSHARDED},
 }
 """All of them, by their name in cases."""
 
@@ -76,9 +79,15 @@ def rule_of(options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:
     return optimizer_of(options).rule(options, name, shape)
 
 
-def known_optimizer(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
-    """Return the rule of an object of torch, or of a subclass; None for others."""
-    for one in RULES:
-        if isinstance(optimizer, (one.torch_class, *one.lookalikes)):
-            return one
-    return None
+def known_optimizer(
+    optimizer: torch.optim.Optimizer, among: Sequence[UpdateRule] = RULES
+) -> UpdateRule | None:
+    """Return the rule of an object of torch, or of a subclass; None for others.
+
+    torch's AdamW is a subclass of its Adam: the nearest class counts, and then what looks like it.
+    """
+    for kind in type(optimizer).__mro__:
+        for one in among:
+            if kind is one.torch_class:
+                return one
+    return next((one for one in among if isinstance(optimizer, one.lookalikes)), None)

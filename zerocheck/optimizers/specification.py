@@ -12,7 +12,19 @@ from zerocheck_reference import OptimizerOptions, OptimizerState
 from ..case.schema import Group, Optimizer, OptimizerKind
 from ..floating_point import FP32, Enclosure, Format
 
-StateRole = Literal["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"]
+StateRole = Literal[
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "exp_inf",
+    "sum",
+    "square_avg",
+    "acc_delta",
+    "prev",
+    "step_size",
+    "ax",
+]
 """Role of a state of an optimizer that has the shape of its parameter."""
 
 Reading = Literal["double", "single rate", "single", "same kernels", "estimated"]
@@ -171,12 +183,22 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """Ways in which right implementations compute a step, the usual one first."""
     whole: bool
     """True if it computes with whole parameters; False if element by element."""
+    itself: bool
+    """True if its reference is the optimizer itself, run unsharded; False if its equations are."""
+    recovers: bool
+    """True if the gradient of a step can be recovered from its states."""
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch's optimizer."""
 
     def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
         """Say in words which option of a group makes it another optimizer; "" if none does."""
+
+    def scalar_states(self, group: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
+        """Return states that are one number, after `count` steps with a group of torch.
+
+        The step count is not among them.
+        """
 
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state as of gradients of the size `scale`."""
@@ -253,6 +275,9 @@ class UpdateRule(OptimizerSpecification, Protocol):
 class OneRule:
     """Base of optimizers that update every parameter alike."""
 
+    itself = False
+    recovers = True
+
     @property
     def rules(self: UpdateRule) -> tuple[UpdateRule, ...]:
         """Return the optimizer itself."""
@@ -261,6 +286,12 @@ class OneRule:
     def rule(self: UpdateRule, options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:
         """Return the optimizer itself."""
         return self
+
+    def scalar_states(
+        self: UpdateRule, group: Mapping[str, Any], count: int
+    ) -> dict[str, torch.Tensor]:
+        """Return nothing: all states have the shape of their parameter, or count steps."""
+        return {}
 
     def read_group(self: UpdateRule, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a case that a group has by the same names."""

@@ -35,9 +35,9 @@ def template_of(
     of decoupled decay is a cause that the judge names. Raises UsageError for another optimizer.
     """
     kind = type(optimizer)
-    known = known_optimizer(optimizer)
-    if known in wanted.rules:
+    if known_optimizer(optimizer, wanted.rules) is not None:
         return None
+    known = known_optimizer(optimizer)
     name = kind.__name__
     if known is not None:
         raise UsageError(
@@ -77,8 +77,8 @@ def _lacks(state: Mapping[str, Any], keys: Mapping[str, str], rule: UpdateRule) 
 
 def others() -> str:
     """Say in words which optimizers are known, and how a run asks for them."""
-    known = " and ".join(f"{one.name} (--optimizer {kind})" for kind, one in OPTIMIZERS.items())
-    return f"zerocheck judges {known}"
+    *some, last = (f"{one.name} (--optimizer {kind})" for kind, one in OPTIMIZERS.items())
+    return f"zerocheck judges {', '.join(some)} and {last}"
 
 
 def check_state(

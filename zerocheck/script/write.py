@@ -85,8 +85,13 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
             "parameters are unfrozen after the first step, and zerocheck tells your code which "
             "(training.unfreeze)"
         )
-    if len(optimizer_of(case.optimizer).rules) > 1:
+    optimizer = optimizer_of(case.optimizer)
+    if len(optimizer.rules) > 1:
         found.append("it has two optimizers (optimizer.kind)")
+    elif any(rule.itself for rule in optimizer.rules):
+        found.append(
+            f"scripts are written for AdamW and SGD, it has {optimizer.name} (optimizer.kind)"
+        )
     if found:
         raise UsageError(
             f"no script of torch alone for this case: {'; '.join(found)}; "

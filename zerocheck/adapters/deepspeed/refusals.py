@@ -12,14 +12,22 @@ from ...case.shapes import (
     transposed,
 )
 from ...contract.groups import group_of
-from ..shared.limits import bf16_only, elementwise, norms_cast, one_axis, one_precision, unpinned
+from ..shared.limits import (
+    bf16_only,
+    by_equations,
+    elementwise,
+    norms_cast,
+    one_axis,
+    one_precision,
+    unpinned,
+)
 from .options import options_of
 
 
 def refusal(case: Case, stage: int) -> str | None:
     """Return the reason why DeepSpeed cannot run the case, or None."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
-    reason = reason or elementwise(case)
+    reason = reason or elementwise(case) or by_equations(case)
     if stage:
         reason = reason or unpinned(case)
     if reason is not None:

@@ -40,6 +40,14 @@ def elementwise(case: Case) -> str | None:
     return None
 
 
+def by_equations(case: Case) -> str | None:
+    """Return the reason to reject an optimizer that the library does not make, or None."""
+    optimizer = optimizer_of(case.optimizer)
+    if any(rule.itself for rule in optimizer.rules):
+        return f"is checked with AdamW and SGD, and not with {optimizer.name}"
+    return None
+
+
 def one_precision(case: Case) -> str | None:
     """Return the reason to reject mixed parameter dtypes under a single compute dtype, or None."""
     if reduced_precision(case) and set(parameter_dtypes(case.model).values()) != {"fp32"}:

@@ -17,7 +17,7 @@ from ...case.schema import Case
 from ...contract import Shard
 from ...contract.groups import optimizer_over
 from ...contract.shard import Role
-from ...optimizers import STATES
+from ...optimizers import STATES, optimizer_of
 from .partition import Piece
 
 MOMENTS: tuple[Role, ...] = STATES
@@ -39,9 +39,9 @@ class OwnedPiece:
 
 
 class ShardedOptimizer:
-    """torch's optimizer over the pieces of one rank, as the case asks.
+    """Optimizer of torch over the pieces of one rank, as the case asks.
 
-    AdamW and SGD are elementwise, so a slice of a parameter is updated as it would be inside of the
+    All but Muon are elementwise, so a slice of a parameter is updated as it would be inside of the
     whole. Each slice has its own states, which keeps the options of parameter groups exact where
     one shard holds pieces of several groups.
     """
@@ -53,6 +53,7 @@ class ShardedOptimizer:
         group: dist.ProcessGroup,
         device: str = "cpu",
     ) -> None:
+        self.case = case
         self.owned = list(owned)
         self.group = group
         self.device = device  # a rank that owns nothing has no tensor to tell it
@@ -136,6 +137,15 @@ class ShardedOptimizer:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)
                     state[role] = whole[piece.index].view_as(one.parameter).clone()
+            if "step" in state:
+                self._restore_scalars(one.parameter, int(state["step"]))
+
+    def _restore_scalars(self, parameter: torch.Tensor, count: int) -> None:
+        """Restore the states that are one number, as NAdam has one."""
+        for rule in optimizer_of(self.case.optimizer).rules:
+            for group in self.optimizer.param_groups if rule.itself else ():
+                if any(parameter is one for one in group["params"]):
+                    self.optimizer.state[parameter].update(rule.scalar_states(group, count))
 
     def close(self) -> None:
         """Drop all state."""

@@ -58,8 +58,8 @@ OPTIMIZER = table(
     ("sgd", "SGD in place of AdamW", lambda c: c.optimizer.kind == "sgd"),
     (
         "momentum",
-        "SGD with momentum",
-        lambda c: c.optimizer.kind == "sgd" and c.optimizer.momentum > 0,
+        "SGD or RMSprop with momentum",
+        lambda c: c.optimizer.kind in ("sgd", "rmsprop") and c.optimizer.momentum > 0,
     ),
     (
         "nesterov",
@@ -100,6 +100,8 @@ OPTIMIZER = table(
 )
 
 
+_OF_ADAM = ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "maximize")
+
 OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
     "adamw": ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "amsgrad", "maximize"),
     "sgd": ("sgd", "momentum", "nesterov", "maximize"),
@@ -107,6 +109,15 @@ OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
         *("muon", "muon-plain", "muon-rms", "muon-everywhere"),
         *("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95"),
     ),
+    "adam": (*_OF_ADAM, "amsgrad"),
+    "nadam": _OF_ADAM,
+    "radam": _OF_ADAM,
+    "adamax": _OF_ADAM,
+    "adagrad": ("eps-1e-3", "eps-1e-6", "maximize"),
+    "adadelta": _OF_ADAM,
+    "rmsprop": (*_OF_ADAM, "momentum"),
+    "rprop": ("maximize",),
+    "asgd": ("maximize",),
 }
 """Features that cases with this optimizer have, and not those with every other."""
 

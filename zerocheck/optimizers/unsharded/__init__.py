@@ -1,0 +1,8 @@
+"""Optimizers of torch that are their own reference: a step of one, unsharded, run by torch.
+
+- `catalogue.py`: which of torch's optimizers these are, with their states and options
+- `optimizer.py`: optimizer whose step is computed by running it
+- `reference.py`: state and options of such an optimizer for free runs
+- `step.py`: one step run alone on whole vectors, with the round-off of its operators
+- `variants.py`: known causes of a wrong update, as further runs
+"""

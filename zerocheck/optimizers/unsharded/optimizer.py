@@ -1,0 +1,220 @@
+"""Optimizer of torch whose reference is itself, run unsharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...case.schema import Group, Optimizer, OptimizerKind
+from ...floating_point import Enclosure, Format
+from ..specification import (
+    Equation,
+    Interval,
+    OneRule,
+    OptimizerTrial,
+    OptionFields,
+    Reading,
+    Segment,
+    StateRole,
+    UpdateElements,
+)
+from . import step, variants
+from .reference import UnshardedOptions, UnshardedState
+from .step import UnshardedScalars
+
+LARGEST = 100.0
+"""Gradients that drawn states are made of: squares of larger ones leave the numbers of bf16."""
+
+RELATIVE: Mapping[StateRole, Callable[[float, float], float]] = {
+    "exp_avg": lambda scale, lr: scale,
+    "exp_avg_sq": lambda scale, lr: scale**2,
+    "max_exp_avg_sq": lambda scale, lr: scale**2,
+    "exp_inf": lambda scale, lr: scale,
+    "sum": lambda scale, lr: scale**2,
+    "square_avg": lambda scale, lr: scale**2,
+    "acc_delta": lambda scale, lr: lr**2,
+    "momentum_buffer": lambda scale, lr: scale,
+    "prev": lambda scale, lr: scale,
+    "step_size": lambda scale, lr: lr,
+    "ax": lambda scale, lr: 1.0,
+}
+"""Size of a state, from that of the gradients and the learning rate."""
+
+SIGNED: frozenset[StateRole] = frozenset(("exp_avg", "momentum_buffer", "prev"))
+"""States that have both signs; `ax` has those of the parameter."""
+
+
+class Unsharded(OneRule):
+    """Optimizer of torch that is elementwise and counts its steps."""
+
+    lookalikes: tuple[type[torch.optim.Optimizer], ...] = ()
+    hidden: tuple[StateRole, ...] = ()
+    counts_steps = True
+    whole = False
+    itself = True
+    recovers = False
+    readings: tuple[Reading, ...] = ("same kernels", "estimated")
+
+    def __init__(
+        self,
+        kind: OptimizerKind,
+        torch_class: type[torch.optim.Optimizer],
+        states: tuple[StateRole, ...],
+        fields: OptionFields,
+        options: Callable[[Group, Optimizer], dict[str, Any]],
+        *,
+        optional: Callable[[Optimizer], tuple[StateRole, ...]] = lambda options: (),
+        scalar_states: Callable[[Mapping[str, Any], int], dict[str, torch.Tensor]] = (
+            lambda group, count: {}
+        ),
+        fused: bool = False,
+    ) -> None:
+        """Describe it.
+
+        options: of a group, by torch's names; optional: states that it has with some options;
+        scalar_states(group of torch, steps taken): states that are one number; fused: it has a
+        fused kernel on the CPU.
+        """
+        self.kind = kind
+        self.name = torch_class.__name__
+        self.torch_class = torch_class
+        self.states = (*states, *(r for r in optional(_ALL) if r not in states))
+        self.fields = fields
+        self.trial = OptimizerTrial({"lr": 2.0**-6}, states)
+        self._states = states
+        self._options = options
+        self._optional = optional
+        self._scalar_states = scalar_states
+        self._fused = fused
+
+    def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
+        """Return the states that it has with these options."""
+        return (*self._states, *self._optional(options))
+
+    def swaps(self, role: str) -> Sequence[tuple[str, str]]:
+        """Return nothing: its own runs say what differs."""
+        return ()
+
+    def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
+        """Return the options of a parameter group of torch's optimizer."""
+        fused = {"fused": options.kernel == "fused"} if self._fused else {}
+        foreach = options.kernel == "foreach" or (options.kernel == "fused" and not self._fused)
+        return {
+            "lr": group.lr,
+            **self._options(group, options),
+            "maximize": options.maximize,
+            "foreach": foreach,
+            **fused,
+        }
+
+    def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+        """Return nothing: the judge compares all options."""
+        return ""
+
+    def size_of(self, role: str, scale: float) -> float:
+        """Return the size of a state, as of gradients up to LARGEST and a rate of 1e-3."""
+        return RELATIVE[role](min(scale, LARGEST), 1e-3)  # type: ignore[index]
+
+    def drawn(
+        self,
+        parameter: torch.Tensor,
+        options: Optimizer,
+        scale: float,
+        generator: torch.Generator,
+    ) -> dict[StateRole, torch.Tensor]:
+        """Draw states in mid-training: means of both signs, others between 0.1 and 1 of their size.
+
+        An average of parameters is the parameter; a step size is not 0, whatever the gradients.
+        """
+        found: dict[StateRole, torch.Tensor] = {}
+        for role in self.states_with(options):
+            size = RELATIVE[role](min(scale, LARGEST), options.groups[0].lr)
+            low = -1.0 if role in SIGNED else 0.1
+            drawn = torch.empty_like(parameter).uniform_(low, 1.0, generator=generator)
+            found[role] = parameter.clone() if role == "ax" else drawn.mul_(size)
+        if "max_exp_avg_sq" in found:
+            found["max_exp_avg_sq"] = torch.maximum(found["max_exp_avg_sq"], found["exp_avg_sq"])
+        return found
+
+    def scalars(
+        self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
+    ) -> UnshardedScalars:
+        """Return the options of a group for one step."""
+        given = {**self.torch_group(group, options), "lr": lr, "maximize": False}
+        return UnshardedScalars(
+            self.torch_class,
+            given,
+            self.states_with(options),
+            step - 1,
+            self._scalar_states(given, step - 1),
+            reading == "estimated",
+        )
+
+    def scalar_states(self, group: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
+        """Return the states that are one number, after `count` steps with this group of torch."""
+        return self._scalar_states(group, count)
+
+    def enclosures(
+        self, elements: UpdateElements, scalars: UnshardedScalars
+    ) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose the states and the parameter by running the step on whole vectors."""
+        yield from step.enclosures(elements, scalars).items()
+
+    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what the step would compute with each known mistake."""
+        return variants.variants(segment)
+
+    def equations(self, segment: Segment) -> Iterator[Equation]:
+        """Return no line: the equation is torch's."""
+        return iter(())
+
+    def recovered(
+        self,
+        old: Mapping[str, torch.Tensor],
+        new: Mapping[str, torch.Tensor],
+        scalars: UnshardedScalars,
+        format: Format,
+    ) -> Interval:
+        """Raise NotImplementedError: a step says nothing of its gradient."""
+        raise NotImplementedError(f"{self.name} is judged with the gradient that it was given")
+
+    def range(
+        self,
+        parameter: torch.Tensor,
+        hidden: Mapping[str, Interval],
+        gradient: Interval,
+        scalars: UnshardedScalars,
+    ) -> Enclosure:
+        """Raise NotImplementedError: see `recovered`."""
+        raise NotImplementedError(f"{self.name} is judged by its states")
+
+    def hidden_after(
+        self,
+        parameter: torch.Tensor,
+        hidden: Mapping[str, Interval],
+        gradient: Interval,
+        scalars: UnshardedScalars,
+    ) -> dict[str, Interval]:
+        """Raise NotImplementedError: see `recovered`."""
+        raise NotImplementedError(f"{self.name} is judged by its states")
+
+    def reference_options(self, group: Group, options: Optimizer) -> UnshardedOptions:
+        """Return the options of a group for free runs."""
+        given = {**self.torch_group(group, options), "foreach": False}
+        if "fused" in given:
+            given["fused"] = False
+        del given["lr"]
+        return UnshardedOptions(
+            group.lr, self.torch_class, given, self.states_with(options), self._scalar_states
+        )
+
+    def reference_state(self, held: Mapping[str, torch.Tensor]) -> UnshardedState:
+        """Return the state of one parameter for free runs."""
+        states: dict[str, torch.Tensor] = {r: held[r] for r in self.states if r in held}
+        return UnshardedState(held["parameter"], states, int(held["step"]))
+
+
+_ALL = Optimizer(amsgrad=True, momentum=0.5)
+"""Options with which an optimizer has all of its states."""
