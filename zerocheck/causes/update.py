@@ -242,6 +242,13 @@ MOMENTS_RESET = cause(
     usual="The optimizer is built again, or its state is keyed by a tensor that was replaced.",
     attributed=r"the old (moment|buffer) counts 0, where",
 )
+SCALAR_STATE_LOST = cause(
+    "scalar state lost",
+    of=("update",),
+    shows="A state that is one number started anew, as NAdam's product of momenta.",
+    usual="A checkpoint has the states of the shape of their parameter, and the step count, alone.",
+    attributed=r"state that is one number",
+)
 MOMENTS_SWAPPED = cause(
     "moments swapped",
     of=("update", "roundtrip", "export"),

@@ -20,6 +20,7 @@ from ..case.schema import Case
 from ..case.shapes import call_order, empties, leaves_a_rank_empty, sometimes_used, unfrozen
 from ..compat import reduces_unused
 from ..errors import Unsupported
+from ..optimizers import optimizer_of
 from .names import named_parameters
 
 
@@ -70,6 +71,13 @@ MUON = (
 )
 
 
+STEP_OF_DTENSORS = (
+    # torch/distributed/tensor/_dispatch.py: an operator of the optimizer has no rule for shards
+    Refusal(NotImplementedError, r"does not have a sharding strategy registered"),
+    Refusal(RuntimeError, r"in-place operations that require placement changes"),
+)
+
+
 MIXED_DTYPES = (
     # torch/distributed/fsdp/_fully_shard: FSDP2 looks at the dtypes of a unit in its first forward
     Refusal(AssertionError, r"FSDP expects uniform original parameter dtype"),
@@ -87,12 +95,16 @@ def refused_while_run(device: torch.device, error: Exception, case: Case) -> str
     """Return the reason why torch cannot run a case that raised `error` in a step, or None."""
     kinds = {block.kind for block in case.model.blocks}
     calls = call_order(case.model)
+    optimizer = optimizer_of(case.optimizer)
     on_gpus = (*ON_GPUS, *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()))
     listed = {
         f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,
         "torch refuses fused SGD of DTensors": FUSED_SGD,
         "torch refuses several dtypes in a unit": MIXED_DTYPES,
         "torch refuses Muon of DTensors": MUON if case.optimizer.kind == "muon" else (),
+        f"torch refuses {optimizer.name} of DTensors": (
+            STEP_OF_DTENSORS if any(rule.itself for rule in optimizer.rules) else ()
+        ),
         "torch refuses a module that is called twice": (
             CALLED_TWICE if len(set(calls)) < len(calls) else ()
         ),

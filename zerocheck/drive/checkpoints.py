@@ -18,6 +18,7 @@ from ..contract.shard import Shard
 from ..devices import drawn_from, random_state
 from ..errors import UsageError, did_you_mean, unknown
 from ..models.start import scramble
+from ..optimizers import SCALAR_NAMES
 from ..protocol.jobs import SegmentCheckpoints
 from ..protocol.observations import CheckpointObservation
 from .randomness import ON_CPU
@@ -199,6 +200,8 @@ def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
     """Return exported tensors as whole shards. Raises UsageError for an unknown role."""
     shards = []
     for (name, role), tensor in exported.items():
+        if role in SCALAR_NAMES:
+            continue  # they follow from the step count
         if role not in EXPORTED_ROLES:
             raise unknown("role in what export() gave", role, sorted(EXPORTED_ROLES))
         shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))  # type: ignore[arg-type]

@@ -39,6 +39,7 @@
 - `shapes.py`: faults with parameters of unusual shape or memory: 0-d, empty, transposed
 - `tensor_parallel.py`: faults of tensor parallelism: an axis of the mesh taken for the other
 - `unpredicted.py`: faults of memory in implementations without a layout
+- `unsharded.py`: faults in optimizers of torch that are their own reference
 - `unused.py`: faults with parameters that have no gradient, or no place in the buffers
 - `update.py`: faults in AdamW itself and in its inputs
 - `window.py`: faults within a step: memory is right at the end of each phase, and too large before

@@ -44,9 +44,13 @@ STATES: tuple[StateRole, ...] = tuple(
 """Roles of the states of all optimizers that have the shape of their parameter."""
 
 
+SCALAR_NAMES = frozenset(name for rule in RULES for name in rule.scalar_names)
+"""Names of states of all optimizers that are one number, other than the step count."""
+
 __all__ = [
     "OPTIMIZERS",
     "RULES",
+    "SCALAR_NAMES",
     "STATES",
     "OptimizerSpecification",
     "StateRole",

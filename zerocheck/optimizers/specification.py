@@ -187,6 +187,8 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """True if its reference is the optimizer itself, run unsharded; False if its equations are."""
     recovers: bool
     """True if the gradient of a step can be recovered from its states."""
+    scalar_names: tuple[str, ...]
+    """Names of states that are one number, other than the step count."""
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch's optimizer."""
@@ -277,6 +279,7 @@ class OneRule:
 
     itself = False
     recovers = True
+    scalar_names: tuple[str, ...] = ()
 
     @property
     def rules(self: UpdateRule) -> tuple[UpdateRule, ...]:

@@ -100,14 +100,14 @@ class Account:
         return names
 
     def moments(self, numel: int, itemsize: int, name: str = "") -> int:
-        """Bytes of the optimizer's state for `numel` elements, with its step count, if any.
+        """Bytes of the optimizer's state for `numel` elements, with counts of steps and the like.
 
         name: the parameter that they are of, where the case has several optimizers.
         """
         options = self.case.optimizer
         shape = self.parameters[name].shape if name else ()
         rule = rule_of(options, name, shape)
-        counted = STEP_BYTES * rule.counts_steps
+        counted = STEP_BYTES * (rule.counts_steps + len(rule.scalar_names))
         return len(rule.states_with(options)) * numel * itemsize + counted
 
     def scaler(self, step: int, phase: Phase) -> int:

@@ -137,15 +137,16 @@ class ShardedOptimizer:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)
                     state[role] = whole[piece.index].view_as(one.parameter).clone()
-            if "step" in state:
-                self._restore_scalars(one.parameter, int(state["step"]))
+        self.restore_scalars()
 
-    def _restore_scalars(self, parameter: torch.Tensor, count: int) -> None:
-        """Restore the states that are one number, as NAdam has one."""
-        for rule in optimizer_of(self.case.optimizer).rules:
-            for group in self.optimizer.param_groups if rule.itself else ():
-                if any(parameter is one for one in group["params"]):
-                    self.optimizer.state[parameter].update(rule.scalar_states(group, count))
+    def restore_scalars(self) -> None:
+        """Compute the states that are one number, as NAdam has one, from the step counts."""
+        for rule in optimizer_of(self.case.optimizer).rules if self.optimizer.state else ():
+            for group in self.optimizer.param_groups if rule.scalar_names else ():
+                for parameter in group["params"]:
+                    state = self.optimizer.state.get(parameter, {})
+                    if "step" in state:
+                        state.update(rule.scalar_states(group, int(state["step"])))
 
     def close(self) -> None:
         """Drop all state."""

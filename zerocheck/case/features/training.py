@@ -82,6 +82,11 @@ OPTIMIZER = table(
         "Muon for the matrices of stem and head too",
         lambda c: c.optimizer.kind == "muon" and not c.optimizer.fallback,
     ),
+    (
+        "other-optimizer",
+        "another optimizer of torch",
+        lambda c: c.optimizer.kind not in ("adamw", "sgd", "muon"),
+    ),
     ("maximize", "maximize", lambda c: c.optimizer.maximize),
     ("schedule-warmup", "warm-up schedule", lambda c: c.optimizer.schedule == "warmup"),
     ("schedule-cosine", "cosine schedule", lambda c: c.optimizer.schedule == "cosine"),
@@ -100,7 +105,7 @@ OPTIMIZER = table(
 )
 
 
-_OF_ADAM = ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "maximize")
+_OF_ADAM = ("other-optimizer", "eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "maximize")
 
 OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
     "adamw": ("eps-1e-3", "eps-1e-6", "beta2-0.9999", "beta2-0.95", "amsgrad", "maximize"),
@@ -113,11 +118,11 @@ OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
     "nadam": _OF_ADAM,
     "radam": _OF_ADAM,
     "adamax": _OF_ADAM,
-    "adagrad": ("eps-1e-3", "eps-1e-6", "maximize"),
+    "adagrad": ("other-optimizer", "eps-1e-3", "eps-1e-6", "maximize"),
     "adadelta": _OF_ADAM,
     "rmsprop": (*_OF_ADAM, "momentum"),
-    "rprop": ("maximize",),
-    "asgd": ("maximize",),
+    "rprop": ("other-optimizer", "maximize"),
+    "asgd": ("other-optimizer", "maximize"),
 }
 """Features that cases with this optimizer have, and not those with every other."""
 

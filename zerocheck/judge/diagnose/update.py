@@ -59,6 +59,7 @@ SENTENCES = {
     bugs.LOCAL_GRADIENT_ONLY: "{optimizer} was given the local gradient of one rank",
     bugs.GRADIENT_OF_THE_PREVIOUS_STEP: "{optimizer} was given the gradient of the step before",
     bugs.NO_BIAS_CORRECTION: "the bias corrections were left out",
+    bugs.SCALAR_STATE_LOST: "a state that is one number started anew, while the step count went on",
     bugs.MOMENTS_RESET: "the moments of the step before were lost",
     bugs.MOMENTS_SWAPPED: "exp_avg and exp_avg_sq changed places",
     bugs.MOMENTS_OF_THE_PREVIOUS_STEP: "{optimizer} computed with moments from before this step",

@@ -105,7 +105,13 @@ UNSHARDED: tuple[Unsharded, ...] = (
         fused=True,
     ),
     Unsharded(
-        "nadam", torch.optim.NAdam, _MEANS, _OF_ADAM, _of_adam, scalar_states=_of_nadam_in_all
+        "nadam",
+        torch.optim.NAdam,
+        _MEANS,
+        _OF_ADAM,
+        _of_adam,
+        scalar_states=_of_nadam_in_all,
+        scalar_names=("mu_product",),
     ),
     Unsharded("radam", torch.optim.RAdam, _MEANS, _OF_ADAM, _of_adam),
     Unsharded("adamax", torch.optim.Adamax, ("exp_avg", "exp_inf"), _OF_ADAM, _of_adam),
@@ -135,6 +141,7 @@ UNSHARDED: tuple[Unsharded, ...] = (
         OptionFields(("lr", "weight_decay"), ("maximize",)),
         _of_asgd,
         scalar_states=_of_asgd_in_all,
+        scalar_names=("eta", "mu"),
     ),
 )
 """All of them, by their kind in cases."""

@@ -69,6 +69,7 @@ class Unsharded(OneRule):
         scalar_states: Callable[[Mapping[str, Any], int], dict[str, torch.Tensor]] = (
             lambda group, count: {}
         ),
+        scalar_names: tuple[str, ...] = (),
         fused: bool = False,
     ) -> None:
         """Describe it.
@@ -87,6 +88,7 @@ class Unsharded(OneRule):
         self._options = options
         self._optional = optional
         self._scalar_states = scalar_states
+        self.scalar_names = scalar_names
         self._fused = fused
 
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
@@ -149,6 +151,7 @@ class Unsharded(OneRule):
             self.states_with(options),
             step - 1,
             self._scalar_states(given, step - 1),
+            self._scalar_states(given, 0),
             reading == "estimated",
         )
 

@@ -60,6 +60,7 @@ class UnshardedOptions:
             self.states,
             given.count,
             self.scalar_states(options, given.count),
+            {},
             estimated=False,
         )
         made = run(given.parameter, gradient, given.states, scalars)

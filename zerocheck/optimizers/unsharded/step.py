@@ -23,8 +23,8 @@ class UnshardedScalars(NamedTuple):
     """Options of one step.
 
     torch_class: the optimizer; options: of its group, without maximize; states: roles; taken: steps
-    before this one; scalar_states: states without the shape of their parameter, by name; estimated:
-    round-off may be another one.
+    before this one; scalar_states: states that are one number, by name; new_scalar_states: the same
+    before the first step; estimated: round-off may be another one.
     """
 
     torch_class: type[torch.optim.Optimizer]
@@ -32,6 +32,7 @@ class UnshardedScalars(NamedTuple):
     states: tuple[str, ...]
     taken: int
     scalar_states: Mapping[str, torch.Tensor]
+    new_scalar_states: Mapping[str, torch.Tensor]
     estimated: bool
 
     def with_options(self, **options: Any) -> UnshardedScalars:

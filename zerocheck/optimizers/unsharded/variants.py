@@ -55,14 +55,16 @@ def _of_options(segment: Segment) -> Named:
             yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, _result(segment, s.with_options(lr=rate))
     for group, rate in segment.others:
         changed = {
-            "lr": rate,
             "betas": (group.beta1, group.beta2),
+            "rho": group.beta2,
+            "alpha": group.beta2,
             "eps": group.eps,
             "weight_decay": group.weight_decay,
         }
-        other = s.with_options(**{n: value for n, value in changed.items() if n in s.options})
-        if other != s:
-            yield bugs.OPTIONS_OF_ANOTHER_GROUP, _result(segment, other)
+        more = {name: value for name, value in changed.items() if name in s.options}
+        for other in (s.with_options(lr=rate), s.with_options(lr=rate, **more)):
+            if other != s:
+                yield bugs.OPTIONS_OF_ANOTHER_GROUP, _result(segment, other)
     if "betas" in s.options:
         swapped = s.with_options(betas=s.options["betas"][::-1])
         yield bugs.BETAS_SWAPPED, _result(segment, swapped)
@@ -82,8 +84,10 @@ def _of_states(segment: Segment) -> Named:
     if any(bool(state.any()) for state in old.values()):
         zeros = {role: torch.zeros_like(state) for role, state in old.items()}
         yield bugs.MOMENTS_RESET, _result(segment, old=zeros)
+    if s.taken and s.new_scalar_states:
+        yield (
+            bugs.SCALAR_STATE_LOST,
+            _result(segment, s._replace(scalar_states=s.new_scalar_states)),
+        )
     for ahead in (-1, 1) if s.taken else ():
         yield bugs.STEP_COUNT, _result(segment, s._replace(taken=s.taken + ahead))
-    if len(segment.ranks) and segment.role == "parameter":
-        kept = segment.elements.parameter
-        yield bugs.NEVER_UPDATED, Enclosure(kept, torch.zeros_like(kept))

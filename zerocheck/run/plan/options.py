@@ -25,6 +25,13 @@ BACKENDS = ("gloo", "nccl")
 SEED_LIMIT = 1 << 62
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
+NOT_JUDGED = {
+    "adafactor": "its states are rows and columns of a matrix, and not of the shape of a parameter",
+    "lbfgs": "it calls the model several times in one step",
+    "lion": "torch has none",
+    "sparseadam": "it takes sparse gradients",
+}
+"""Optimizers that users ask for, with the reason for which none is judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +82,11 @@ class RunOptions:
                     f"unknown feature {name!r}{did_you_mean(name, FEATURES)} "
                     "(`zerocheck list` shows all)"
                 )
+        if self.optimizer in NOT_JUDGED:
+            reason, allowed = NOT_JUDGED[self.optimizer], ", ".join(sorted(OPTIMIZERS))
+            raise UsageError(
+                f"optimizer {self.optimizer!r} is not judged: {reason} (allowed: {allowed})"
+            )
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         for obligation in self.obligations:

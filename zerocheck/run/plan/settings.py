@@ -156,8 +156,9 @@ SETTINGS: dict[str, Setting] = {
             name="optimizer",
             kind="text",
             default="adamw",
-            help="Optimizer of every case: adamw, sgd (momentum, nesterov), or muon for matrices "
-            "with adamw for all else.",
+            help="Optimizer of every case: adamw, sgd (momentum, nesterov), muon for matrices with "
+            "adamw for all else; or, judged by torch's own, run unsharded: adam, nadam, radam, "
+            "adamax, adagrad, adadelta, rmsprop, rprop, asgd.",
         ),
         Setting(
             name="known_issues",

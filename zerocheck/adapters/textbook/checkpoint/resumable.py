@@ -151,6 +151,7 @@ class Resumable(Exporter):
         self.make_room(transfer.keys(found))
         self.take_tensors(found, training)
         self.take_groups(training.groups)
+        self.optimizer.restore_scalars()
         self.scaler.load_state_dict(training.loss_scaler)
         loader.load_state_dict(training.loader)
         self._publish()
