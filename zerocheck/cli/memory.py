@@ -65,7 +65,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="NAME",
     default="adamw",
     show_default=True,
-    help="adamw, with two moments; or sgd, with a momentum buffer.",
+    help="adamw, with two moments; sgd, with a momentum buffer; or another one of torch.",
 )
 @click.option(
     "--momentum",

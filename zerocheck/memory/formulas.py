@@ -23,12 +23,41 @@ from typing import Literal
 from ..errors import UsageError, unknown
 
 STAGES = (0, 1, 2, 3)
-StateKind = Literal["sgd", "momentum", "adam", "adamw", "amsgrad"]
+StateKind = Literal[
+    "sgd",
+    "momentum",
+    "adam",
+    "adamw",
+    "amsgrad",
+    "nadam",
+    "radam",
+    "adamax",
+    "adagrad",
+    "adadelta",
+    "rmsprop",
+    "rprop",
+    "asgd",
+]
 PrecisionKind = Literal["mixed", "fp32"]
 
-STATES: dict[StateKind, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "amsgrad": 3}
+STATES: dict[StateKind, int] = {
+    "sgd": 0,
+    "momentum": 1,
+    "adam": 2,
+    "adamw": 2,
+    "amsgrad": 3,
+    "nadam": 2,
+    "radam": 2,
+    "adamax": 2,
+    "adagrad": 1,
+    "adadelta": 2,
+    "rmsprop": 1,
+    "rprop": 2,
+    "asgd": 1,
+}
 """Tensors of a parameter's size that the optimizer keeps: none, the momentum, two moments, and
-with amsgrad the largest second moment. Step counts (4 bytes per tensor in torch) aside."""
+with amsgrad the largest second moment. Of torch's others, as torch/optim makes them; the step count
+and other numbers (4 bytes each per tensor in torch) aside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from ..adapters.shared.simulation import SimulationTraits, traits_of
 from ..case.schema import (
@@ -24,8 +24,17 @@ from .formulas import BytesRecipe, PrecisionKind, StateKind, recipe
 DDP_BUCKET = 25 * 2**20 // 4
 """Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
 
-OPTIMIZERS: tuple[OptimizerKind, ...] = ("adamw", "sgd")
-"""Optimizers whose bytes are an element's alone; those of Muon follow the shapes."""
+NOT_SIMULATED: dict[OptimizerKind, str] = {
+    "muon": "its bytes follow the shapes of the matrices",
+    "nadam": "it reads its states, and a simulation has tensors without data",
+    "adagrad": "it reads its states, and a simulation has tensors without data",
+    "rprop": "torch cannot run it on the shards of FSDP2",
+}
+"""Optimizers whose memory is not simulated, with the reason."""
+
+OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
+    kind for kind in get_args(OptimizerKind) if kind not in NOT_SIMULATED
+)
 
 MOMENTUM = 0.9
 """Momentum of SGD, where none is given."""
@@ -73,6 +82,11 @@ class Setup:
         if self.wrap not in WRAPS:
             raise unknown("wrap", self.wrap, WRAPS)
         recipe(self.precision)
+        if self.optimizer in NOT_SIMULATED:
+            reason = NOT_SIMULATED[self.optimizer]
+            raise UsageError(
+                f"--optimizer {self.optimizer}: {reason} (allowed: {', '.join(OPTIMIZERS)})"
+            )
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         if self.momentum is not None and self.optimizer != "sgd":
@@ -104,23 +118,23 @@ class Setup:
         """Bytes per parameter as torch holds them.
 
         Weights and gradients in fp32 (4 + 4), and of AdamW two moments (8), of SGD its momentum
-        buffer (4), if any. In mixed precision the weights are the master, so with AdamW it is 16 as
-        in the paper.
+        buffer (4), if any; 4 of each state of others. In mixed precision the weights are the
+        master, so with AdamW it is 16 as in the paper.
         """
         return recipe("fp32", self.states)
 
     @property
     def states(self) -> StateKind:
         """Optimizer in the words of the formulas."""
-        if self.optimizer == "adamw":
-            return "adamw"
-        return "momentum" if self.options.momentum else "sgd"
+        if self.options.momentum:
+            return "momentum"
+        return cast(StateKind, self.optimizer)
 
     @property
     def options(self) -> Optimizer:
         """Optimizer of the case."""
-        if self.optimizer == "adamw":
-            return Optimizer()
+        if self.optimizer != "sgd":
+            return Optimizer(kind=cast(OptimizerKind, self.optimizer))
         return Optimizer(kind="sgd", momentum=MOMENTUM if self.momentum is None else self.momentum)
 
     def case(self, blocks: int) -> Case:

@@ -189,6 +189,8 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """True if the gradient of a step can be recovered from its states."""
     scalar_names: tuple[str, ...]
     """Names of states that are one number, other than the step count."""
+    states_at_once: bool
+    """True if torch makes the states with the optimizer, and not in the first step."""
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch's optimizer."""
@@ -280,6 +282,7 @@ class OneRule:
     itself = False
     recovers = True
     scalar_names: tuple[str, ...] = ()
+    states_at_once = False
 
     @property
     def rules(self: UpdateRule) -> tuple[UpdateRule, ...]:

@@ -14,7 +14,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import uncalled, unfrozen
 from ...contract.layout import Category, Layout, Line, Phase
-from ...optimizers import rule_of
+from ...optimizers import optimizer_of, rule_of
 
 STEP_BYTES = 4
 """Step count of a parameter, of an optimizer that has one: a 0-d fp32 tensor."""
@@ -92,6 +92,8 @@ class Account:
 
         graded(step): names of what has a gradient when that step updates.
         """
+        if any(rule.states_at_once for rule in optimizer_of(self.case.optimizer).rules):
+            return set(self.ever())
         names = {n for n, one in self.parameters.items() if one.trains and self.restored}
         first = self.case.training.first
         for before in range(first, step + (phase == "step")):

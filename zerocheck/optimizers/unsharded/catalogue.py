@@ -115,7 +115,15 @@ UNSHARDED: tuple[Unsharded, ...] = (
     ),
     Unsharded("radam", torch.optim.RAdam, _MEANS, _OF_ADAM, _of_adam),
     Unsharded("adamax", torch.optim.Adamax, ("exp_avg", "exp_inf"), _OF_ADAM, _of_adam),
-    Unsharded("adagrad", torch.optim.Adagrad, ("sum",), _PLAIN, _of_adagrad, fused=True),
+    Unsharded(
+        "adagrad",
+        torch.optim.Adagrad,
+        ("sum",),
+        _PLAIN,
+        _of_adagrad,
+        states_at_once=True,
+        fused=True,
+    ),
     Unsharded(
         "adadelta", torch.optim.Adadelta, ("square_avg", "acc_delta"), _BY_BETA2, _of_adadelta
     ),

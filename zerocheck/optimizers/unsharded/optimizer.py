@@ -70,6 +70,7 @@ class Unsharded(OneRule):
             lambda group, count: {}
         ),
         scalar_names: tuple[str, ...] = (),
+        states_at_once: bool = False,
         fused: bool = False,
     ) -> None:
         """Describe it.
@@ -89,6 +90,7 @@ class Unsharded(OneRule):
         self._optional = optional
         self._scalar_states = scalar_states
         self.scalar_names = scalar_names
+        self.states_at_once = states_at_once
         self._fused = fused
 
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
