@@ -22,7 +22,7 @@ from zerocheck.case.schema import (
     TrainingSegment,
 )
 from zerocheck.optimizers.unsharded.catalogue import UNSHARDED
-from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME
+from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
 
@@ -74,6 +74,16 @@ def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
     assert outcome.status == "holds", wrong
     assert outcome.judgement is not None
     assert outcome.judgement.statuses["roundtrip"] == "holds"
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "nadam", "rmsprop"])
+@pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2", "zero-redundancy"])
+def test_bytes_are_those_of_the_layout(pool: Pool, name: str, kind: OptimizerKind) -> None:
+    """Adagrad makes its states with the optimizer, and NAdam has one number more."""
+    case = _case(kind, start=0)
+    outcome = Trial(pool, name, case, obligations=MEMORY).outcome()
+    wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
+    assert outcome.status == "holds", wrong
 
 
 def test_what_refuses_it() -> None:

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
+from zerocheck.case.features import features
 from zerocheck.case.optimizer_options import fused_fails, is_matrix_of_muon
 from zerocheck.case.reductions import simpler
-from zerocheck.case.schema import Block, Case, Model, Optimizer, Training
+from zerocheck.case.schema import Block, Case, Model, Optimizer, OptimizerKind, Training
 from zerocheck.case.shapes import parameter_dtypes
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
@@ -135,3 +136,32 @@ def test_matrices_of_muon() -> None:
         ("b", (2, 3, 4)),
     ):
         assert not is_matrix_of_muon(options, name, shape)
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop", "asgd", "rprop"])
+def test_cases_with_another_optimizer_are_valid_and_differ_by_it_alone(kind: OptimizerKind) -> None:
+    cases = draw(40, seed=3, world_sizes=(2, 3), fixed={"optimizer": {"kind": kind}})
+    with_adamw = draw(40, seed=3, world_sizes=(2, 3))
+    for one, other in zip(cases, with_adamw, strict=True):
+        check(one)
+        assert one.optimizer.kind == kind
+        assert (one.model, one.sharding, one.data) == (other.model, other.sharding, other.data)
+        assert "other-optimizer" in features(one) and "other-optimizer" not in features(other)
+    options = [one.optimizer for one in cases]
+    assert any(one.amsgrad for one in options) == (kind == "adam")
+    assert any(one.momentum for one in options) == (kind == "rmsprop")
+    assert (kind == "asgd") <= all(one.schedule == "constant" for one in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Optimizer(kind="radam", amsgrad=True), "optimizer.amsgrad is True"),
+        (Optimizer(kind="adam", momentum=0.5), "optimizer.momentum is 0.5"),
+        (Optimizer(kind="rmsprop", momentum=0.5, nesterov=True), "optimizer.nesterov is True"),
+        (Optimizer(kind="asgd", schedule="cosine"), "ASGD keeps the rate of the step before"),
+    ],
+)
+def test_options_that_others_do_not_have(options: Optimizer, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check(Case(optimizer=options))

@@ -11,7 +11,12 @@ import torch
 
 from zerocheck.case.schema import Block, Case, Data, Model
 from zerocheck.contract.semantics import Semantics
-from zerocheck.execution.operator_noise import CancellationNoise, OperatorNoise
+from zerocheck.execution.operator_noise import (
+    CancellationNoise,
+    OperatorNoise,
+    StepNoise,
+    round_off,
+)
 from zerocheck.judge.estimate import MARGIN, REPLICAS, Tolerances, estimate_by_tensor
 from zerocheck.judge.expected import expected
 from zerocheck.judge.layout import ParameterLayout
@@ -157,3 +162,19 @@ def test_numbers_that_are_counted_are_not_off() -> None:
 def test_what_is_not_finite_gives_no_room() -> None:
     one = Passes(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), [[float("inf")]], [{}])
     assert estimate_by_tensor(one, [one], ParameterLayout.of_places([])).loss == 0.0
+
+
+def test_a_step_is_moved_in_place_and_by_products_that_cancel() -> None:
+    """g + w p = 0 hides how the product was rounded; a count of steps is never moved."""
+    p, count = torch.full((64,), 0.75), torch.tensor(3.0)
+
+    def step() -> torch.Tensor:
+        gradient = torch.full((64,), -0.375)
+        count.copy_(3.0).add_(1.0)
+        return gradient.add_(p, alpha=0.5).mul_(1.0)
+
+    exact = step()
+    assert not bool(exact.any())
+    assert float(round_off(step, exact, StepNoise).min()) >= 2.0**-24 * 0.375
+    assert float(round_off(step, exact).max()) == 0.0
+    assert float(count) == 4.0
