@@ -58,7 +58,7 @@ DECOUPLED_INSTEAD_OF_L2 = cause(
     of=("update",),
     shows="Weight decay shrank the parameter and is not in the momentum buffer of SGD.",
     usual="The decay of AdamW is used with SGD.",
-    attributed=r"counts 0 \(no weight decay\)",
+    attributed=r"counts 0 \(no weight decay\)|weight decay decoupled",
 )
 GRADIENT_DAMPENED = cause(
     "gradient dampened",
@@ -198,7 +198,7 @@ BETAS_SWAPPED = cause(
     of=("update",),
     shows="beta1 and beta2 were exchanged.",
     usual="They are passed in the wrong order.",
-    attributed=r"the old moment counts beta2, where beta1|counts 1 - beta2, where 1 - beta1",
+    attributed=r"old moment counts beta2, where beta1|counts 1 - beta2, where 1 - beta1|exchanged",
 )
 OPTIONS_OF_ANOTHER_GROUP = cause(
     "options of another group",
@@ -226,7 +226,7 @@ GRADIENT_WITH_THE_WRONG_SIGN = cause(
     of=("update",),
     shows="The optimizer took in the negated gradient.",
     usual="maximize is ignored or applied twice.",
-    attributed=r"the gradient counts -",
+    attributed=r"the gradient counts -|of the other sign",
 )
 NO_BIAS_CORRECTION = cause(
     "no bias correction",
@@ -240,7 +240,7 @@ MOMENTS_RESET = cause(
     of=("update",),
     shows="The moments of the step before were lost.",
     usual="The optimizer is built again, or its state is keyed by a tensor that was replaced.",
-    attributed=r"the old (moment|buffer) counts 0, where",
+    attributed=r"the old (moment|buffer) counts 0, where|with states of 0",
 )
 SCALAR_STATE_LOST = cause(
     "scalar state lost",

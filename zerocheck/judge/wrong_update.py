@@ -13,7 +13,7 @@ from ..protocol.verdicts import Violation
 from . import vectors
 from .attribution.guard import guarded
 from .attribution.tensors import tensors
-from .attribution.update import copies, edits
+from .attribution.update import copies, edits, reruns
 from .compare import describe
 from .diagnose.memory_order import orders_of
 from .diagnose.named import named
@@ -96,14 +96,15 @@ class WrongUpdate:
             return text
         for reading in self._readings(rule):
             of = [self._read(one, wrong, reading) for one in segments]
-            found = ", or ".join(edit.words for edit in edits(rule, of))
+            found = ", or ".join([*(edit.words for edit in edits(rule, of)), *reruns(rule, of)])
             if found:
                 return found
         return ""
 
     def _readings(self, rule: UpdateRule) -> Sequence[Reading]:
         """Return the readings under which causes are looked for, the most exact one first."""
-        return self.readings[rule.name] if rule.whole else self.readings[rule.name][:1]
+        every = rule.whole or rule.itself
+        return self.readings[rule.name] if every else self.readings[rule.name][:1]
 
     def _read(self, segment: Segment, wrong: WrongRole, reading: Reading) -> Segment:
         """Return a segment with its scalars under another reading."""

@@ -236,6 +236,12 @@ class UpdateRule(OptimizerSpecification, Protocol):
         Then with one input replaced by another that exists, or one operation moved.
         """
 
+    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose the segment's role after a step with one thing changed: (in words, enclosure).
+
+        Of an optimizer that is its own reference, and has no equations.
+        """
+
     def recovered(
         self,
         old: Mapping[str, torch.Tensor],
@@ -298,6 +304,10 @@ class OneRule:
     ) -> dict[str, torch.Tensor]:
         """Return nothing: all states have the shape of their parameter, or count steps."""
         return {}
+
+    def reruns(self: UpdateRule, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Return nothing: equations say what was changed."""
+        return iter(())
 
     def read_group(self: UpdateRule, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a case that a group has by the same names."""

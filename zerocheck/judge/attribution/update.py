@@ -8,6 +8,7 @@ several explain all elements, each is said.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, product
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 
 from ...floating_point import Enclosure
 from ...optimizers.specification import Equation, Segment, UpdateRule
+from ..compare import compare
 from .table import rows, solve
 
 MOST_ANSWERS = 8
@@ -68,6 +70,15 @@ def edits(optimizer: UpdateRule, segments: Sequence[Segment]) -> list[Edit]:
                 if edit.words not in {one.words for one in found}:
                     found.append(edit)
     return found[:MOST_ANSWERS]
+
+
+def reruns(optimizer: UpdateRule, segments: Sequence[Segment]) -> list[str]:
+    """Return in words with which change a further run gives every element of all segments."""
+    fitting: Counter[str] = Counter()
+    for segment in segments:
+        for words, enclosure in optimizer.reruns(segment):
+            fitting[words] += compare(segment.observed, enclosure)[1] is None
+    return [words for words, count in fitting.items() if count == len(segments)][:MOST_ANSWERS]
 
 
 def _edits(

@@ -171,6 +171,10 @@ class Unsharded(OneRule):
         """Enclose what the step would compute with each known mistake."""
         return variants.variants(segment)
 
+    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what the step would compute with one thing changed, in words."""
+        return variants.reruns(segment)
+
     def equations(self, segment: Segment) -> Iterator[Equation]:
         """Return no line: the equation is torch's."""
         return iter(())

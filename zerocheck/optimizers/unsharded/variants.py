@@ -1,14 +1,16 @@
-"""Known causes of a wrong update, each as one more run of the optimizer."""
+"""Further runs of the optimizer, each with one input or option changed, by cause or in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from ... import causes as bugs
 from ...floating_point import Enclosure
+from ..inputs import gradients
 from ..specification import Segment
 from . import step
 from .step import UnshardedScalars
@@ -16,20 +18,16 @@ from .step import UnshardedScalars
 Named = Iterator[tuple[str, Enclosure]]
 
 
+class Change(NamedTuple):
+    """One change. cause: "" for none; made: encloses the role of the segment."""
+
+    cause: str
+    words: str
+    made: Callable[[], Enclosure]
+
+
 def variants(segment: Segment) -> Named:
     """Enclose the segment's role after a step with each known mistake: (cause, enclosure)."""
-    yield from _of_gradients(segment)
-    yield from _of_options(segment)
-    yield from _of_states(segment)
-
-
-def _result(segment: Segment, scalars: UnshardedScalars | None = None, **inputs: Any) -> Enclosure:
-    """Enclose the role of the segment with some inputs changed."""
-    scalars = segment.scalars if scalars is None else scalars
-    return step.enclosures(segment.elements, scalars, **inputs)[segment.role]
-
-
-def _of_gradients(segment: Segment) -> Named:
     g = segment.elements.gradient
     others = [
         (bugs.GRADIENT_BEFORE_CLIPPING, segment.unclipped),
@@ -41,18 +39,51 @@ def _of_gradients(segment: Segment) -> Named:
     for cause, gradient in others:
         if gradient is not None and bool((gradient != g).any()):
             yield cause, _result(segment, gradient=gradient)
+    for change in _changes(segment):
+        yield change.cause, change.made()
 
 
-def _of_options(segment: Segment) -> Named:
+def reruns(segment: Segment) -> Named:
+    """Enclose the segment's role after a step with one thing changed: (in words, enclosure)."""
+    for words, gradient in gradients(segment):
+        yield f"with {words} in place of the gradient", _result(segment, gradient=gradient)
+    negated = _result(segment, gradient=-segment.elements.gradient)
+    yield "with the gradient of the other sign", negated
+    for change in _changes(segment):
+        yield change.words, change.made()
+
+
+def _result(segment: Segment, scalars: UnshardedScalars | None = None, **inputs: Any) -> Enclosure:
+    """Enclose the role of the segment with some inputs changed."""
+    scalars = segment.scalars if scalars is None else scalars
+    return step.enclosures(segment.elements, scalars, **inputs)[segment.role]
+
+
+def _changes(segment: Segment) -> Iterator[Change]:
+    yield from _of_options(segment)
+    yield from _of_states(segment)
+
+
+def _of_options(segment: Segment) -> Iterator[Change]:
     s: UnshardedScalars = segment.scalars
+    run = partial(partial, _result, segment)
     decay = s.options.get("weight_decay", 0.0)
     if decay:
-        yield bugs.WEIGHT_DECAY_MISSING, _result(segment, s.with_options(weight_decay=0.0))
-        yield bugs.WEIGHT_DECAY_TWICE, _result(segment, s.with_options(weight_decay=2 * decay))
-        yield bugs.DECOUPLED_INSTEAD_OF_L2, _decoupled(segment)
+        without, twice = s.with_options(weight_decay=0.0), s.with_options(weight_decay=2 * decay)
+        yield Change(bugs.WEIGHT_DECAY_MISSING, "without weight decay", run(without))
+        yield Change(bugs.WEIGHT_DECAY_TWICE, "with weight decay twice", run(twice))
+        yield Change(
+            bugs.DECOUPLED_INSTEAD_OF_L2,
+            "with weight decay decoupled from the gradient",
+            partial(_decoupled, segment),
+        )
     for rate in segment.rates:
         if rate != s.options["lr"]:
-            yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, _result(segment, s.with_options(lr=rate))
+            yield Change(
+                bugs.LEARNING_RATE_OF_ANOTHER_STEP,
+                f"with lr of another step ({rate:.6g})",
+                run(s.with_options(lr=rate)),
+            )
     for group, rate in segment.others:
         changed = {
             "betas": (group.beta1, group.beta2),
@@ -62,12 +93,16 @@ def _of_options(segment: Segment) -> Named:
             "weight_decay": group.weight_decay,
         }
         more = {name: value for name, value in changed.items() if name in s.options}
-        for other in (s.with_options(lr=rate), s.with_options(lr=rate, **more)):
+        for other, words in (
+            (s.with_options(lr=rate), "lr"),
+            (s.with_options(lr=rate, **more), "the options"),
+        ):
             if other != s:
-                yield bugs.OPTIONS_OF_ANOTHER_GROUP, _result(segment, other)
+                words = f"with {words} of another group ({group.pattern!r})"
+                yield Change(bugs.OPTIONS_OF_ANOTHER_GROUP, words, run(other))
     if "betas" in s.options:
         swapped = s.with_options(betas=s.options["betas"][::-1])
-        yield bugs.BETAS_SWAPPED, _result(segment, swapped)
+        yield Change(bugs.BETAS_SWAPPED, "with beta1 and beta2 exchanged", run(swapped))
 
 
 def _decoupled(segment: Segment) -> Enclosure:
@@ -79,15 +114,20 @@ def _decoupled(segment: Segment) -> Enclosure:
     return Enclosure(exact, bound + 3 * e.format.u * exact.abs())
 
 
-def _of_states(segment: Segment) -> Named:
+def _of_states(segment: Segment) -> Iterator[Change]:
     s, old = segment.scalars, segment.elements.old
     if any(bool(state.any()) for state in old.values()):
         zeros = {role: torch.zeros_like(state) for role, state in old.items()}
-        yield bugs.MOMENTS_RESET, _result(segment, old=zeros)
+        yield Change(bugs.MOMENTS_RESET, "with states of 0", partial(_result, segment, old=zeros))
     if s.taken and s.new_scalar_states:
-        yield (
+        yield Change(
             bugs.SCALAR_STATE_LOST,
-            _result(segment, s._replace(scalar_states=s.new_scalar_states)),
+            f"with new {' and '.join(s.new_scalar_states)}, a state that is one number",
+            partial(_result, segment, s._replace(scalar_states=s.new_scalar_states)),
         )
-    for ahead in (-1, 1) if s.taken else ():
-        yield bugs.STEP_COUNT, _result(segment, s._replace(taken=s.taken + ahead))
+    for ahead, words in ((-1, "less"), (1, "more")) if s.taken else ():
+        yield Change(
+            bugs.STEP_COUNT,
+            f"with a step count of one {words}",
+            partial(_result, segment, s._replace(taken=s.taken + ahead)),
+        )
