@@ -84,17 +84,32 @@ def test_a_learning_rate_that_is_a_tensor_stays_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        name
-        for name in ("NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD")
-        if hasattr(torch.optim, name)
-    ],
+    "kind", ["NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD"]
 )
-def test_other_optimizers_of_torch_are_refused(parameters: list[nn.Parameter], kind: str) -> None:
+def test_other_optimizers_of_torch_say_which_option_they_need(
+    parameters: list[nn.Parameter], kind: str
+) -> None:
+    made = getattr(torch.optim, kind)(parameters)
     for wanted in (ADAMW, SGD):
-        with pytest.raises(UsageError, match=f"Built.optimizer is {kind}; zerocheck judges AdamW"):
-            template_of(getattr(torch.optim, kind)(parameters), {}, wanted)
+        with pytest.raises(UsageError, match=f"is {kind}, .* --optimizer {kind.lower()}"):
+            template_of(made, {}, wanted)
+    assert template_of(made, {}, OPTIMIZERS[kind.lower()]) is None
+
+
+def test_optimizers_of_torch_that_are_not_judged_are_refused(
+    parameters: list[nn.Parameter],
+) -> None:
+    for kind in (torch.optim.Adafactor, torch.optim.SparseAdam):
+        with pytest.raises(UsageError, match=f"is {kind.__name__}; zerocheck judges AdamW"):
+            template_of(kind(parameters), {}, ADAMW)
+
+
+def test_adam_is_taken_for_adamw_where_the_case_has_that(parameters: list[nn.Parameter]) -> None:
+    adam = torch.optim.Adam(parameters)
+    assert template_of(adam, {}, ADAMW) is None
+    assert template_of(adam, {}, OPTIMIZERS["adam"]) is None
+    with pytest.raises(UsageError, match=r"is AdamW, and the cases .* Adam: .* --optimizer adamw"):
+        template_of(adamw(parameters), {}, OPTIMIZERS["adam"])
 
 
 def test_another_one_that_is_known_says_which_option_it_needs(

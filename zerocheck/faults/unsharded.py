@@ -52,7 +52,7 @@ class SumOfSquaresForgotten(WithOptimizer):
     kind = _NewSum
 
 
-class _Decoupled(ShardedOptimizer):
+class _ShrinksFirst(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         for rate, group in zip(rates, self.optimizer.param_groups, strict=True):
             for parameter in group["params"]:
@@ -69,10 +69,10 @@ class DecayOfAdamW(WithOptimizer):
     """The case has Adam, and the parameters decay as AdamW's do."""
 
     fixed = _fixed("adam")
-    kind = _Decoupled
+    kind = _ShrinksFirst
 
 
-class _Swapped(ShardedOptimizer):
+class _ExchangesBetas(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         for group in self.optimizer.param_groups:
             group["betas"] = group["betas"][::-1]
@@ -86,7 +86,7 @@ class BetasOfAdamaxSwapped(WithOptimizer):
     """Adamax is given beta2 and beta1."""
 
     fixed = _fixed("adamax")
-    kind = _Swapped
+    kind = _ExchangesBetas
 
 
 class _FirstGroup(ShardedOptimizer):

@@ -35,9 +35,10 @@ def template_of(
     of decoupled decay is a cause that the judge names. Raises UsageError for another optimizer.
     """
     kind = type(optimizer)
-    if known_optimizer(optimizer, wanted.rules) is not None:
-        return None
     known = known_optimizer(optimizer)
+    alike = tuple(kind for rule in wanted.rules for kind in rule.lookalikes)
+    if known in wanted.rules or isinstance(optimizer, alike):
+        return None
     name = kind.__name__
     if known is not None:
         raise UsageError(
