@@ -69,6 +69,11 @@ def test_what_counts_as_the_true_cause() -> None:
     assert summary.attributed == Share(2, 5) and summary.attributed_always == Share(0, 5)
 
 
+def test_a_cause_with_more_said_names_the_true_one() -> None:
+    more = tried("a", causes=("gradient x W, elements in memory order",))
+    assert more.named and not tried("a", causes=("gradient x W squared",)).named
+
+
 def test_seconds_of_the_diagnosis() -> None:
     rows = [tried("a", diagnosis=0.5), tried("b", diagnosis=1.5), tried("c", caught_by="crashed")]
     summary = Summary([started("a", "b", "c"), *rows, DONE])

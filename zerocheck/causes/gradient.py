@@ -9,28 +9,28 @@ GRADIENT_TIMES_W = cause(
     of=("gradient", "update"),
     shows="The gradient is W times too large on W ranks.",
     usual="It is summed over ranks and never divided by their number.",
-    attributed=r"every .* counts \S+ times \((.* = )?W = |the gradient times W in",
+    attributed=r"every .* counts \S+ times \((.* = )?[WS] = |the gradient times W in",
 )
 GRADIENT_OVER_W = cause(
     "gradient / W",
     of=("gradient", "update"),
     shows="The gradient is W times too small on W ranks.",
     usual="It is divided by the number of ranks twice, in the loss and in the reduction.",
-    attributed=r"every .* counts \S+ times \((.* = )?1/W = |the gradient over W in",
+    attributed=r"every .* counts \S+ times \((.* = )?1/[WS] = |the gradient over W in",
 )
 GRADIENT_TIMES_ROOT_W = cause(
     "gradient x sqrt(W)",
     of=("gradient",),
     shows="The gradient is sqrt(W) times too large.",
     usual="A division by sqrt(W) before and after the sum is left out once.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?sqrt\(W\) = ",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?sqrt\([WS]\) = ",
 )
 GRADIENT_OVER_ROOT_W = cause(
     "gradient / sqrt(W)",
     of=("gradient",),
     shows="The gradient is sqrt(W) times too small.",
     usual="A division by sqrt(W) before and after the sum is made once too often.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/sqrt\(W\) = ",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/sqrt\([WS]\) = ",
 )
 GRADIENT_TIMES_GA = cause(
     "gradient x GA",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -141,7 +142,7 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
         """
         if not self.true_causes or not self.caught:
             return None
-        return set(self.true_causes) <= set(self.causes)
+        return self._among(self.causes)
 
     @property
     def named_by_any(self) -> bool | None:
@@ -149,8 +150,12 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
 
         None as for `named`.
         """
-        among = {*self.causes, *self.other_causes}
-        return None if self.named is None else set(self.true_causes) <= among
+        return None if self.named is None else self._among((*self.causes, *self.other_causes))
+
+    def _among(self, causes: Iterable[str]) -> bool:
+        """Return True if these name the true causes, maybe with more after a comma."""
+        found = {*causes, *(cause.partition(", ")[0] for cause in causes)}
+        return found.issuperset(self.true_causes)
 
     @property
     def attributed(self) -> bool | None:
