@@ -11,7 +11,7 @@ from zerocheck.case.schema import Block, Case, Model, Training
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.findings import case_file as casefile
-from zerocheck.run.findings.findings import Bug
+from zerocheck.run.findings.bug import Bug
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.single_case import SingleCaseJudge
 

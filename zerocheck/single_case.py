@@ -11,9 +11,10 @@ from .case.validity import check
 from .report.text import finding_text
 from .run.execute.environment import environment
 from .run.execute.trial import Trial
+from .run.findings.bug import Bug
 from .run.findings.case_file import of_bug, write
 from .run.findings.confirmation import confirm
-from .run.findings.findings import Bug, Findings
+from .run.findings.findings import Findings
 from .run.findings.issue_matcher import KnownIssueMatcher
 from .run.plan.options import RunOptions
 from .run.records.records import Finding

@@ -27,7 +27,7 @@ from ..ranks.result import JobResult
 from .execute.free_runs import copies, free_run_case, mean_loss
 from .execute.rank_replies import complete, read_observations
 from .execute.trial import RankPool, Trial
-from .findings.findings import Bug
+from .findings.bug import Bug
 from .records.records import CaseFinished, Drift, FreeRun
 
 CASES = 24

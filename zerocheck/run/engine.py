@@ -29,9 +29,10 @@ from .execute.outcome import Results
 from .execute.rank_requests import check_builds, describe, refusals
 from .execute.trial import RankPool, Trial
 from .execute.user_model import with_models
+from .findings.bug import Bug
 from .findings.case_file import of_bug, write
 from .findings.confirmation import TRIES, confirm
-from .findings.findings import Bug, Findings
+from .findings.findings import Findings
 from .findings.issue_matcher import KnownIssueMatcher
 from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .findings.suspicion import Confirmer

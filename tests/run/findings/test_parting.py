@@ -8,7 +8,8 @@ import pytest
 from zerocheck.case.schema import Case, Model, Training, TrainingSegment
 from zerocheck.case.validity import check
 from zerocheck.protocol.verdicts import Judgement, Violation
-from zerocheck.run.findings.findings import Findings, Parted
+from zerocheck.run.findings.bug import Parted
+from zerocheck.run.findings.findings import Findings
 from zerocheck.run.findings.parting import distinct, variants
 from zerocheck.run.records.records import CaseFinished
 from zerocheck.run.records.tally import Tally
@@ -111,6 +112,8 @@ def test_a_distinct_case_whose_cause_is_another_one_refutes_all() -> None:
     (bug,) = findings.bugs
     assert bug.causes == ("gradient scaled",)
     assert bug.title == "on 3 ranks: it is gradient scaled"
+    # An entry of known issues is held against the causes of the case that fails.
+    assert bug.fingerprint == "mine / gradient / gradient x W+gradient doubled"
 
 
 def test_a_distinct_case_without_a_cause_leaves_them() -> None:

@@ -21,8 +21,9 @@ from zerocheck.report.text import finding_text
 from zerocheck.run import engine
 from zerocheck.run.engine import run
 from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings.bug import Bug, Shrunk
 from zerocheck.run.findings.case_file import read
-from zerocheck.run.findings.findings import Bug, Findings, Shrunk
+from zerocheck.run.findings.findings import Findings
 from zerocheck.run.findings.shrink import HANG_TRIES, TRIES, Limits, cost, shrink, worth
 from zerocheck.run.known_issues.entries import KnownIssue
 from zerocheck.run.plan.options import RunOptions

@@ -1,5 +1,6 @@
 """Findings: one for each bug, with its smallest case and its extent.
 
+- `bug.py`: bug of a run: all failing cases that it explains, and what is said of it
 - `case_file.py`: case files, which findings leave behind for `zerocheck replay`
 - `confirmation.py`: confirmation of findings in freshly started rank processes, with counts
 - `consequences.py`: violations that follow from others: of one bug only the source is a finding

@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...protocol.verdicts import Obligation
 from ..records.journal import encode
 from ..records.records import CaseFile, Environment
-from .findings import Bug
+from .bug import Bug
 
 FORMAT = 1
 """Version of the case file; the case in it has its own."""

@@ -11,7 +11,7 @@ from ...protocol.verdicts import Obligation, Status, Violation
 from ..execute.trial import RankPool, Trial
 from ..records.journal import encode
 from ..records.records import Outcome
-from .findings import Bug
+from .bug import Bug
 
 TRIES = 5
 """Runs in fresh rank processes of a finding that the first of them does not show."""

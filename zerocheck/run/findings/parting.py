@@ -17,7 +17,7 @@ from ...case.validity import check
 from ...errors import UsageError
 from ...hosts import Hosts
 from ...protocol.verdicts import Violation
-from .findings import Bug, Parted
+from .bug import Bug, Parted
 
 _OF_ONE_AXIS = ((3,), 5), ((5,), 3)
 """(ranks), microbatches, those tried first that have the most to tell."""
@@ -34,7 +34,8 @@ def parts(bug: Bug) -> bool:
 def parted(variant: Case, violation: Violation) -> Parted:
     """Return what a variant says of a bug."""
     count = variant.training.microbatches
-    return Parted(f"on {variant.world_size} ranks with {count} microbatches", violation)
+    many = "1 microbatch" if count == 1 else f"{count} microbatches"
+    return Parted(f"on {variant.world_size} ranks with {many}", violation)
 
 
 def better(one: Parted | None, other: Parted) -> Parted:

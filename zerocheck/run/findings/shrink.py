@@ -19,9 +19,9 @@ from ...case.shapes import parameter_elements
 from ...protocol.verdicts import Obligation, Violation
 from ..execute.trial import RankPool, Trial
 from ..records.records import CaseFinished
+from .bug import Bug, HeldCase, Parted, Shrunk
 from .contrast import WrongCase
 from .extent import Tried, extent, groups, not_searched, size
-from .findings import Bug, HeldCase, Parted, Shrunk
 from .parting import better, parted, parts, variants
 
 TRIES = 80

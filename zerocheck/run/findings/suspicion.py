@@ -12,8 +12,9 @@ from ...ranks.result import JobResult
 from ..execute.trial import RankPool, Trial
 from ..records.records import CaseFinished, Outcome
 from ..records.tally import FAILING, status_of_case
+from .bug import Bug
 from .confirmation import confirm, shows
-from .findings import Bug, Findings
+from .findings import Findings
 
 RACE = "a race, or memory that is read before it is written"
 

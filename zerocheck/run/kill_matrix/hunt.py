@@ -12,7 +12,8 @@ from ...causes.registry import find
 from ...faults.fault import Fault
 from ...protocol.verdicts import MEMORY
 from ..execute.free_runs import free_run_case
-from ..findings.findings import Bug, Findings, Parted
+from ..findings.bug import Bug, Parted
+from ..findings.findings import Findings
 from ..findings.parting import better, parted, parts, variants
 from ..findings.shrink import paths
 from ..plan.plan import Plan, PlannedCase

@@ -1,0 +1,292 @@
+"""Bug of a run: all failing cases that it explains, and what is said of it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...case.schema import Case
+from ...protocol.verdicts import (
+    MEMORY,
+    Obligation,
+    Status,
+    Violation,
+    with_attribution,
+)
+from ..known_issues.entries import KnownIssue, joined
+from ..records.exercised import able
+from ..records.records import CaseFinished, Finding
+from .consequences import independent
+from .contrast import WrongCase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """Smallest case that was found to fail in the same way.
+
+    finished: its result in fresh rank processes; violation: None for a crash or hang; size,
+    extent, groups: see Finding; tries, seconds: of the search; spent: the cost of the tries
+    (see shrink.py).
+    """
+
+    finished: CaseFinished
+    violation: Violation | None
+    size: str
+    extent: str
+    groups: tuple[str, ...]
+    tries: int
+    spent: float
+    seconds: float
+    parted: Parted | None = None
+    """What a variant with distinct numbers says, where a gradient is wrong."""
+
+
+class Parted(NamedTuple):
+    """Violation of a variant whose numbers tell causes apart; see parting.py.
+
+    where: its numbers in words, such as "on 3 ranks with 4 microbatches".
+    """
+
+    where: str
+    violation: Violation
+
+    @property
+    def attribution(self) -> str:
+        """Sentence of attribution on it, with its numbers; "" for none."""
+        said = self.violation.attribution
+        return f"{self.where}, {said}" if said else ""
+
+
+class HeldCase(NamedTuple):
+    """Case and the obligations that hold in it, though they could have failed."""
+
+    implementation: str
+    case: Case
+    status: Status
+    obligations: frozenset[Obligation]
+
+    @classmethod
+    def of(cls, finished: CaseFinished) -> HeldCase:
+        """Return what holds in a finished case; no obligation does if it was not judged."""
+        judgement = finished.judgement
+        held = frozenset[Obligation]()
+        if judgement is not None:
+            statuses = judgement.statuses
+            held = frozenset(one for one in able(judgement) if statuses[one] == "holds")
+        return cls(finished.implementation, finished.case, finished.status, held)
+
+    def could_show(self, bug: Bug) -> bool:
+        """Return True if the case holds, though what the bug violates could have failed in it."""
+        if self.implementation != bug.implementation:
+            return False
+        if bug.violation is None:
+            return self.status == "holds"
+        return bug.violation.obligation in self.obligations
+
+
+@dataclass
+class Bug:
+    """Bug: all failing cases that it explains.
+
+    causes: those that explain every one of them; a small world size makes causes coincide, so
+    each further case can only rule some out. issue: the listed known issue that it is; refuted:
+    causes that only seemed to explain it; listed: what explains the cases, where that is refuted;
+    merged: number of the bug that it turned out to be.
+    """
+
+    implementation: str
+    status: Status
+    violation: Violation | None
+    causes: tuple[str, ...]
+    first: CaseFinished
+    issue: KnownIssue | None = None
+    cases: int = 1
+    confirmed: int = 0
+    tries: int = 0
+    otherwise: Counter[str] = field(default_factory=Counter)
+    """What came of tries in fresh rank processes that did not show it."""
+    case_file: str = ""
+    shrunk: Shrunk | None = None
+    extent: str = ""
+    """Why it is not known, where it was to be found and was not."""
+    words: tuple[str, ...] = ()
+    """Other declared semantics under which every one of these cases holds."""
+    headline: str = ""
+    """Result of a run with traced collectives on a crash or hang."""
+    suspicion: str = ""
+    """Possible cause of a failure that no fresh rank processes showed. It fails no run."""
+    shown: list[WrongCase] = field(default_factory=list)
+    """Cases that show it."""
+    parted: Parted | None = None
+    refuted: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
+    merged: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Join implementation, obligation, role and cause to a key without numbers."""
+        if self.issue is not None:
+            return self.issue.fingerprint
+        if self.violation is None:
+            return joined(self.implementation, self.status, self.first.error)
+        violation = self.violation
+        # A known issue is matched by what explains its failing cases.
+        causes = "+".join(self.listed or self.causes)
+        return joined(self.implementation, violation.obligation, violation.role, causes)
+
+    @property
+    def replayed(self) -> CaseFinished:
+        """Smallest known case, which is the one to replay."""
+        return self.first if self.shrunk is None else self.shrunk.finished
+
+    @property
+    def _estimated(self) -> bool:
+        """True if the bound that the replayed case violates is estimated."""
+        violation, judgement = self.violation, self.replayed.judgement
+        return (
+            violation is not None
+            and judgement is not None
+            and violation.obligation in judgement.estimated
+        )
+
+    def _follows(self) -> tuple[Obligation, ...]:
+        judgement = self.first.judgement
+        if judgement is None:
+            return ()
+        obligations = {violation.obligation for violation in independent(judgement.violations)}
+        return tuple(v.obligation for v in judgement.violations if v.obligation not in obligations)
+
+    @property
+    def title(self) -> str:
+        """Title of the finding, one plain sentence.
+
+        It speaks of the case to replay, or names the case that it speaks of.
+        """
+        if self.violation is not None:
+            return self._sentence
+        text = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
+        return self.headline or self.first.title or text
+
+    @property
+    def _sentence(self) -> str:
+        """Return what the violation is, in words of the smallest case if that says as much."""
+        shrunk = None if self.shrunk is None else _with_parted(self.shrunk)
+        shown = self.violation if shrunk is None else shrunk
+        assert self.violation is not None and shown is not None
+        if not self.causes:
+            return shown.attribution.split("; ")[0] or shown.explanation
+        if shown.causes == self.causes:
+            return shown.explanation
+        if self.parted is not None and self.parted.violation.causes == self.causes:
+            return f"{self.parted.where}: {self.parted.violation.explanation}"
+        # A small case does not tell its causes apart.
+        case = f" (case {self.first.number})" if shown is not self.violation else ""
+        return self.violation.explanation + case
+
+    @property
+    def slug(self) -> str:
+        """Fingerprint as a file name, without the place of the implementation."""
+        short = self.fingerprint.replace(self.implementation, self.implementation.split(":")[-1])
+        return re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:100]
+
+    def narrow(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
+    ) -> bool:
+        """Keep the causes and words that are left; return True if the report of the bug changes.
+
+        A case that distinguishes causes becomes the one to replay.
+        """
+        if violation is None:
+            return False
+        words = tuple(word for word in self.words if word in words_of(finished, violation))
+        fewer_words, self.words = len(words) < len(self.words), words
+        return self._narrow_causes(causes, finished, violation) or fewer_words
+
+    def _narrow_causes(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation
+    ) -> bool:
+        fewer = len(causes) < len(self.causes)
+        worse = self.violation is not None and self.violation.mild
+        if worse and not violation.mild:
+            # With clipping inactive a wrong norm harms nothing; here it did.
+            self.violation, self.first, self.causes = violation, finished, causes
+            self._unconfirmed()
+            return True
+        self.causes = causes
+        if not fewer or violation.causes != causes:
+            return False
+        self.violation, self.first = violation, finished
+        self._unconfirmed()
+        return True
+
+    def similar(self, finished: CaseFinished) -> Iterator[Violation]:
+        """Iterate over the violations of a case of the bug's obligation and role."""
+        violations = () if finished.judgement is None else finished.judgement.violations
+        for violation in independent(violations):
+            wanted = self.violation
+            if wanted is not None and (violation.obligation, violation.role) == (
+                wanted.obligation,
+                wanted.role,
+            ):
+                yield violation
+
+    def seen_again(
+        self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
+    ) -> None:
+        """Reproduce a further case of a bug that could not be reproduced so far."""
+        self.causes, self.first, self.violation = causes, finished, violation
+        self._unconfirmed()
+
+    def _unconfirmed(self) -> None:
+        self.confirmed = self.tries = 0
+        self.otherwise.clear()
+
+    def finding(self, number: int) -> Finding:
+        """Return the record of this bug as known now. number: its place among the bugs."""
+        shrunk, user = self.shrunk, self.replayed.case.model.user
+        return Finding(
+            number=number,
+            fingerprint=self.fingerprint,
+            implementation=self.implementation,
+            status=self.status,
+            title=self.title,
+            case_number=self.first.number,
+            obligation=None if self.violation is None else self.violation.obligation,
+            violation=self.violation if shrunk is None else _with_parted(shrunk),
+            causes=self.causes,
+            reason=self.replayed.reason,
+            detail=self.replayed.detail,
+            follows=self._follows(),
+            confirmed=self.confirmed,
+            tries=self.tries,
+            otherwise=dict(self.otherwise),
+            cases=self.cases,
+            case_file=self.case_file,
+            size="" if shrunk is None else shrunk.size,
+            extent=self.extent if shrunk is None else shrunk.extent,
+            groups=() if shrunk is None else shrunk.groups,
+            known=None if self.issue is None else self.issue.record,
+            model=user.factory if user is not None else "",
+            estimated=self._estimated,
+            words=self.words,
+            suspicion=self.suspicion,
+            merged=self.merged,
+        )
+
+
+def _with_parted(shrunk: Shrunk) -> Violation | None:
+    """Return the violation of the smallest case, with what a distinct case says of it."""
+    parted = "" if shrunk.parted is None else shrunk.parted.attribution
+    if shrunk.violation is None or not parted:
+        return shrunk.violation
+    return with_attribution(shrunk.violation, parted)
+
+
+def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, ...]:
+    """Return other declared semantics under which a case holds; none for obligations of memory."""
+    if violation is None or finished.judgement is None or violation.obligation in MEMORY:
+        return ()
+    return finished.judgement.words
