@@ -15,6 +15,7 @@ from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
+from zerocheck.faults import unsharded
 from zerocheck.faults.fault import Fault
 from zerocheck.protocol.verdicts import RESUME
 from zerocheck.run.known_issues.entries import ours
@@ -40,6 +41,14 @@ MISSED = 1e-6
 def optimizer_of(features: Collection[str]) -> str:
     """Return the kind of optimizer that the features ask for."""
     return next((KINDS[one] for one in features if one in KINDS), "adamw")
+
+
+def optimizer_of_fault(fault: Fault) -> str:
+    """Return the kind of optimizer that a fault is of: what its class fixes, or its features."""
+    module, _, name = fault.where.partition(":")
+    if module != unsharded.__name__:
+        return optimizer_of(fault.features)
+    return str(getattr(unsharded, name).fixed["optimizer"]["kind"])
 
 
 def repetitions(fault: Fault) -> int:
@@ -167,7 +176,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
                 restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
                 replicates=replicates,
-                optimizer=optimizer_of(fault.features),
+                optimizer=optimizer_of_fault(fault),
             )
             if set(fault.features) <= has
             and not has & set(fault.without)

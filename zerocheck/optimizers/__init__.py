@@ -5,8 +5,8 @@
 - `muon/`: Muon for matrices, with AdamW for all else
 - `sgd/`: SGD with momentum
 - `specification.py`: interface of an optimizer
-- `unsharded/`: optimizers of torch that are their own reference
 - `trial.py`: test that a class is an optimizer that is known, run alone on one whole tensor
+- `unsharded/`: optimizers of torch that are their own reference
 """
 
 from __future__ import annotations

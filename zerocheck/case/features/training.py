@@ -58,8 +58,8 @@ OPTIMIZER = table(
     ("sgd", "SGD in place of AdamW", lambda c: c.optimizer.kind == "sgd"),
     (
         "momentum",
-        "SGD or RMSprop with momentum",
-        lambda c: c.optimizer.kind in ("sgd", "rmsprop") and c.optimizer.momentum > 0,
+        "SGD with momentum",
+        lambda c: c.optimizer.kind == "sgd" and c.optimizer.momentum > 0,
     ),
     (
         "nesterov",
@@ -120,7 +120,7 @@ OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
     "adamax": _OF_ADAM,
     "adagrad": ("other-optimizer", "eps-1e-3", "eps-1e-6", "maximize"),
     "adadelta": _OF_ADAM,
-    "rmsprop": (*_OF_ADAM, "momentum"),
+    "rmsprop": _OF_ADAM,
     "rprop": ("other-optimizer", "maximize"),
     "asgd": ("other-optimizer", "maximize"),
 }

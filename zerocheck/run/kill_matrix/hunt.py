@@ -211,29 +211,6 @@ class Hunt:
             failing=self.row.failing + 1,
             attributions=(*self.row.attributions, _attribution(outcome, self.fault)),
         )
-        import os
-
-        if os.environ.get("DBG2"):
-            j = outcome.judgement
-            print(
-                "DBG2",
-                self.fault.name,
-                outcome.status,
-                outcome.error,
-                [
-                    (
-                        v.obligation,
-                        v.role,
-                        v.step,
-                        v.causes,
-                        v.explanation,
-                        v.attribution,
-                        v.tensors,
-                    )
-                    for v in (j.violations if j else ())
-                ],
-                case,
-            )
         self._shown()
 
     def _shown(self) -> None:

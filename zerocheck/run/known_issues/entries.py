@@ -43,7 +43,16 @@ _BROKEN = ("crashed", "hung")
 ROLES = frozenset(
     (
         *("parameter", "master", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"),
-        "momentum_buffer",
+        *(
+            "momentum_buffer",
+            "exp_inf",
+            "sum",
+            "square_avg",
+            "acc_delta",
+            "prev",
+            "step_size",
+            "ax",
+        ),
         *("buffer", "padding", "norm", "loss", "loss_scale", "checkpoint", "data", "rng"),
         *("optimizer", "bucket", "gathered", "activation", "other", "unexplained"),
         *("working", "gathering", "reducing"),
