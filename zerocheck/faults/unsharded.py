@@ -11,6 +11,7 @@ from .. import causes as bugs
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from .fault import fault
 from .parts import WithOptimizer
+from .update import FirstGroupsRate
 
 
 def _fixed(kind: str, **options: Any) -> Mapping[str, Any]:
@@ -89,11 +90,6 @@ class BetasOfAdamaxSwapped(WithOptimizer):
     kind = _ExchangesBetas
 
 
-class _FirstGroup(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        super().step([rates[0]] * len(rates))
-
-
 @fault(
     "zero1", "update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="seen often", features=("groups",),
 )  # fmt: skip
@@ -101,20 +97,16 @@ class RateOfTheFirstGroup(WithOptimizer):
     """RMSprop has the learning rate of the first group for all of them."""
 
     fixed = _fixed("rmsprop")
-    kind = _FirstGroup
+    kind = FirstGroupsRate
 
 
 class _NegatedGradient(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.neg_()
+        for gradient in self.given():
+            gradient.neg_()
         super().step(rates)
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.neg_()
+        for gradient in self.given():
+            gradient.neg_()
 
 
 @fault("zero1", "update", bugs.GRADIENT_WITH_THE_WRONG_SIGN, source="none known")

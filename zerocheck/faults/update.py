@@ -267,7 +267,9 @@ class MasterRounded(WithOptimizer):
     kind = _MasterRounded
 
 
-class _FirstGroupsRate(ShardedOptimizer):
+class FirstGroupsRate(ShardedOptimizer):
+    """Optimizer with the learning rate of the first group for all."""
+
     def step(self, rates: Sequence[float]) -> None:
         super().step([rates[0]] * len(rates))
 
@@ -276,7 +278,7 @@ class _FirstGroupsRate(ShardedOptimizer):
 class GroupsCollapse(WithOptimizer):
     """All groups use the first one's rate."""
 
-    kind = _FirstGroupsRate
+    kind = FirstGroupsRate
 
 
 class _NoSchedule(ShardedOptimizer):

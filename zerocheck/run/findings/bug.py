@@ -41,7 +41,7 @@ class Shrunk:
     spent: float
     seconds: float
     parted: Parted | None = None
-    """What a variant with distinct numbers says, where a gradient is wrong."""
+    """Violation of a variant with distinct numbers, where a gradient is wrong."""
 
 
 class Parted(NamedTuple):
@@ -107,7 +107,7 @@ class Bug:
     confirmed: int = 0
     tries: int = 0
     otherwise: Counter[str] = field(default_factory=Counter)
-    """What came of tries in fresh rank processes that did not show it."""
+    """Outcomes of tries in fresh rank processes that did not show it, counted."""
     case_file: str = ""
     shrunk: Shrunk | None = None
     extent: str = ""
@@ -225,15 +225,14 @@ class Bug:
     def similar(self, finished: CaseFinished) -> Iterator[Violation]:
         """Iterate over the violations of a case of the bug's obligation and role."""
         violations = () if finished.judgement is None else finished.judgement.violations
+        wanted = self.violation
+        if wanted is None:
+            return
         for violation in independent(violations):
-            wanted = self.violation
-            if wanted is not None and (violation.obligation, violation.role) == (
-                wanted.obligation,
-                wanted.role,
-            ):
+            if (violation.obligation, violation.role) == (wanted.obligation, wanted.role):
                 yield violation
 
-    def seen_again(
+    def reproduce(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation | None
     ) -> None:
         """Reproduce a further case of a bug that could not be reproduced so far."""

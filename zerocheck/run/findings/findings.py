@@ -107,7 +107,7 @@ class Findings:
                     bug.shown.append(_shown(finished, violation))
                     self.of_last.append(bug)
                     if bug.suspicion:
-                        bug.seen_again(common, finished, violation)
+                        bug.reproduce(common, finished, violation)
                         return [bug]
                     if issue is not None and finished.case == issue.case:
                         # The small case that is listed, rather than the first that came by.

@@ -119,7 +119,7 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     findings: int = 0
     attributions: tuple[str, ...] = ()
     parted: str = ""
-    """What attribution says of a case whose numbers tell causes apart."""
+    """Attribution of a case whose numbers tell causes apart, "" for none."""
     diagnosis: float | None = None
     """Seconds that the judge took longer for the first failing case than for its parent's."""
     rubric: str = ""
