@@ -68,6 +68,8 @@ def cases(
             )
     if model is not None and not name:
         raise UsageError(f"model {model!r} needs an implementation to look at it")
+    if optimizer is not None and ":" in optimizer and not name:
+        raise UsageError(f"optimizer {optimizer!r} needs an implementation to look at it")
     CaseSpace(options.world_sizes, (), fixed)  # contradictions are reported at once
     space = cache(lambda: _space_of(name, options, fixed or {}))
     return st.deferred(lambda: _cases(space()))
@@ -99,6 +101,7 @@ def _asked(name: str, options: RunOptions) -> tuple[Description, Asking]:
     from .run.execute.environment import environment
     from .run.execute.rank_requests import describe, refusals
     from .run.execute.user_model import with_models
+    from .run.execute.user_optimizer import with_optimizers
     from .run.findings.issue_matcher import KnownIssueMatcher
     from .run.plan.plan import PlannedCase
     from .shared_ranks import shared_ranks
@@ -106,6 +109,7 @@ def _asked(name: str, options: RunOptions) -> tuple[Description, Asking]:
     size = min(options.world_sizes)
     declared = {name: describe(shared_ranks(name), name, world_size=size)}
     described, _ = with_models(shared_ranks(name), declared, options)
+    described = with_optimizers(shared_ranks(name), described, options.optimizer, world_size=size)
     matcher = KnownIssueMatcher(options, environment(options.device).torch)
 
     def ask(cases: Sequence[Case]) -> list[str | None]:

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from zerocheck.case.schema import Case
 from zerocheck.contract import Shard
 from zerocheck.drive.collectives import CollectiveTrace
 from zerocheck.drive.forward_probe import ForwardProbe
 from zerocheck.drive.poison import poison_memory
-from zerocheck.drive.recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+from zerocheck.drive.recorder import GRADIENT_ROLES, Recorder, state_roles
 from zerocheck.execution.alignment import ALIGNMENT, place
 from zerocheck.judge.mirrors import pass_detached, pass_through
 from zerocheck.protocol.observations import Lie
@@ -111,7 +112,7 @@ def test_equal_manifests_are_kept_once() -> None:
             Shard("w", "gradient", None, (6,), slice(2, 5)),
             Shard("n", "buffer", torch.tensor(step), ()),
         ]
-        recorder.take(step, "state", shards, STATE_ROLES)
+        recorder.take(step, "state", shards, state_roles(Case()))
         recorder.take(step, "reduced", shards, GRADIENT_ROLES)
     assert len(recorder.manifests) == 3
     assert [record.role for record in recorder.records[:3]] == ["parameter", "buffer", "gradient"]
@@ -126,7 +127,7 @@ def test_equal_manifests_are_kept_once() -> None:
 def test_a_shard_of_another_size_than_its_index() -> None:
     wrong = Shard("w", "parameter", torch.zeros(4), (6,), slice(2, 5))
     with pytest.raises(ValueError, match=r"'w' with 4 elements .* for an index of 3 elements"):
-        Recorder(_Store()).take(0, "state", [wrong], STATE_ROLES)
+        Recorder(_Store()).take(0, "state", [wrong], state_roles(Case()))
 
 
 @pytest.mark.parametrize("offset", [0, 4, 32, 60])

@@ -9,6 +9,7 @@ import torch
 
 from ..floating_point import Format
 from ..judge.layout import ParameterLayout, ParameterPlace
+from ..optimizers import STATES
 from ..protocol.observations import Entry, Point
 from .step_record import AFTER, RankVerdict, StepSummary, dtype_of
 
@@ -61,6 +62,7 @@ class ShardMap:
     """Shards that all ranks hold after a checked step: a `judge.ownership.Shards`."""
 
     replicated = None
+    states = STATES
 
     def __init__(self, verdicts: Sequence[RankVerdict]) -> None:
         self._verdicts = verdicts

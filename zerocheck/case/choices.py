@@ -249,6 +249,7 @@ class Choices(Picker):
     def optimizer(self, model: Model) -> Optimizer:
         return Optimizer(
             kind=self._fixed.get("optimizer.kind", "adamw"),
+            user=self._fixed.get("optimizer.user"),
             groups=self.field("optimizer.groups", lambda: self.groups(model)),
             amsgrad=self.flag("optimizer.amsgrad", 15),
             maximize=self.flag("optimizer.maximize", 10),

@@ -94,8 +94,11 @@ def _of_another(case: Case, source: random.Random, fixed: Mapping[str, Any]) -> 
         chosen["amsgrad"] = False
     if options.kind == "rmsprop":
         chosen["momentum"] = MOMENTA[int(source.random() * len(MOMENTA))]
+    if options.user is not None and not options.user.maximize:
+        chosen["maximize"] = False
     if options.kind == "asgd":
         chosen["schedule"] = "constant"
+    if options.kind in ("asgd", "user"):
         scale = max(1.0, case.data.loss_factor)
         chosen["groups"] = tuple(_scaled(one, scale) for one in options.groups)
     given = {name: fixed.get(f"optimizer.{name}", value) for name, value in chosen.items()}

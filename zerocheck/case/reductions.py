@@ -183,7 +183,7 @@ def _bare(model: Model) -> Model:
 
 def _usual(optimizer: Optimizer) -> Optimizer:
     """Return the simplest optimizer of the same kind: another kind is another case."""
-    return Optimizer(kind=optimizer.kind)
+    return Optimizer(kind=optimizer.kind, user=optimizer.user)
 
 
 def _fewer_segments(case: Case) -> Iterator[Case]:

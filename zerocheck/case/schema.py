@@ -58,7 +58,9 @@ OptimizerKind = Literal[
     "rmsprop",
     "rprop",
     "asgd",
+    "user",
 ]
+CountKind = Literal["none", "int", "float", "tensor"]
 AdjustmentKind = Literal["original", "match_rms_adamw"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ParameterDtype = Literal["fp32", "bf16"]
@@ -222,6 +224,43 @@ class Group(_Data, frozen=True, kw_only=True):
     weight_decay: NonNegative = 1e-2
 
 
+class UserState(_Data, frozen=True, kw_only=True):
+    """State of the user's optimizer that has the shape of its parameter, as it was at inspection.
+
+    Of gradients of the size s it has the size `size` * s^`power`.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    """Key in the optimizer's state of a parameter."""
+    size: NonNegative = 1.0
+    power: Annotated[int, Meta(ge=0, le=4)] = 1
+    signed: bool = True
+    """It has elements below 0."""
+    wide: bool = False
+    """It is fp32 for a parameter in bf16 too."""
+
+
+class UserOptimizer(_Data, frozen=True, kw_only=True, cache_hash=True):
+    """User's own optimizer class: its location, and its properties at inspection.
+
+    Plain data, as `UserModel`. The class alone, on whole parameters, is the reference.
+    """
+
+    location: Annotated[str, Meta(min_length=3, max_length=1024)]
+    """`package.module:Class` or `path/to/file.py:Class`."""
+    states: Annotated[tuple[UserState, ...], Meta(max_length=32)] = ()
+    count: CountKind = "none"
+    """Type of `step` in its state, which counts steps, if it has one."""
+    elementwise: bool = True
+    """A step of part of a parameter is part of the step of the whole."""
+    weight_decay: bool = False
+    """It has an option of this name."""
+    maximize: bool = False
+    """It has an option of this name."""
+    bf16: bool = True
+    """It takes parameters in bf16."""
+
+
 class Optimizer(_Data, frozen=True, kw_only=True):
     """Optimizer and its parameter groups."""
 
@@ -244,6 +283,9 @@ class Optimizer(_Data, frozen=True, kw_only=True):
     schedule: ScheduleKind = "constant"
     kernel: KernelKind = "foreach"
     """Which of torch's kernels of the optimizer the built-in implementations use."""
+    user: UserOptimizer | None = None
+    """The user's own class, with kind `user`. Of groups it reads lr and weight_decay; its other
+    options are at their defaults."""
 
 
 class Start(_Data, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from .shapes import (
     empties,
     matching,
     overflowing,
+    parameter_dtypes,
     parameter_elements,
     parameter_shapes,
     sometimes_used,
@@ -215,6 +216,27 @@ def _check_optimizer(case: Case) -> None:
                 f"optimizer.{name} is {getattr(options, name)!r}, and optimizer.kind is "
                 f"{options.kind!r}, which has none; allowed: {default!r}"
             )
+    user = options.user
+    if (options.kind == "user") != (user is not None):
+        raise UsageError(
+            f"optimizer.kind is {options.kind!r}, and optimizer.user is "
+            f"{'not given' if user is None else 'given'}; allowed: optimizer.user with kind 'user'"
+        )
+    if user is not None:
+        check_factory(user.location)
+        names = [one.name for one in user.states]
+        reserved = sorted({*names} & {"parameter", "master", "gradient", "step", "buffer"})
+        if reserved or len({*names}) < len(names):
+            raise UsageError(f"optimizer.user.states has {names}; allowed: each name once")
+        if not user.bf16 and "bf16" in parameter_dtypes(case.model).values():
+            raise UsageError(
+                f"the model has parameters in bf16, which {user.location} does not take; allowed: "
+                "fp32"
+            )
+    if options.maximize and user is not None and not user.maximize:
+        raise UsageError(
+            f"optimizer.maximize is True, and {user.location} has no such option; allowed: False"
+        )
     if options.maximize and options.kind == "muon":
         raise UsageError(
             "optimizer.maximize is True, and optimizer.kind is 'muon', which has none; allowed: "

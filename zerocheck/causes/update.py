@@ -11,6 +11,13 @@ L2_INSTEAD_OF_DECOUPLED = cause(
     usual="Adam with L2 is used in place of AdamW.",
     attributed=r"the decayed parameter counts 1 - beta|the parameter counts \(1 - momentum\)",
 )
+STEP_OF_EACH_SHARD = cause(
+    "step of each shard alone",
+    of=("update",),
+    shows="The update is that of the parameter's shards, each taken for a whole parameter.",
+    usual="An optimizer that needs whole parameters is run on local shards.",
+    attributed=r"of each of \d+ ranks alone",
+)
 WEIGHT_DECAY_TWICE = cause(
     "weight decay twice",
     of=("update",),

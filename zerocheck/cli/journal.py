@@ -64,13 +64,16 @@ def _run_recorded(options: RunOptions, ranks: RankPool | None) -> int:
 def show_replay(
     case: Path,
     implementation: str | None,
-    model: str | None,
+    own: tuple[str | None, str | None],
     ranks: RankPool | None,
     *,
     device: str | None = None,
     backend: str | None = None,
 ) -> int:
-    """Replay a case file, on these ranks or on new ones, print the result; return the exit code."""
+    """Replay a case file, on these ranks or on new ones, print the result; return the exit code.
+
+    own: the user's model and optimizer, as they are named.
+    """
     if ranks is None:
         _check_machine((1,))
     from rich.text import Text
@@ -82,7 +85,8 @@ def show_replay(
     replayed = replaying.replay(
         case,
         implementation=implementation,
-        model=model,
+        model=own[0],
+        optimizer=own[1],
         ranks=ranks,
         device=device,
         backend=backend,

@@ -27,6 +27,11 @@ from .output import say
     help="Your own model, path/to/file.py:factory. Needed where the case was found with one.",
 )
 @click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="Your own optimizer, path/to/file.py:Class. Needed where the case was found with one.",
+)
+@click.option(
     "--script",
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     metavar="FILE",
@@ -40,6 +45,7 @@ def replay(
     case: Path,
     implementation: str | None,
     model: str | None,
+    optimizer: str | None,
     script: Path | None,
     ranks: str | None,
     timeout: float,
@@ -62,8 +68,8 @@ def replay(
 
     if implementation is not None:
         check_spelling(implementation)
-    if model is not None:
-        check_factory(model)
+    for location in filter(None, (model, optimizer)):
+        check_factory(location)
     kind = choose_ranks(ranks)
     check_device(device or CPU)
     check_backend(backend, device or CUDA)
@@ -79,13 +85,14 @@ def replay(
     if script is not None:
         return _write_script(case, implementation, script)
     note_untested()
+    own = model, optimizer
     if kind == "processes":
-        return show_replay(case, implementation, model, None, device=device, backend=backend)
+        return show_replay(case, implementation, own, None, device=device, backend=backend)
     from ..run.execute.launch import with_ranks
 
     return with_ranks(
         kind,
-        lambda opened: show_replay(case, implementation, model, opened),
+        lambda opened: show_replay(case, implementation, own, opened),
         device=device or CPU,
         backend=backend,
         timeout_s=timeout,

@@ -6,8 +6,6 @@ from typing import Literal, get_args
 
 import msgspec
 
-from ..optimizers import STATES
-
 Phase = Literal["built", "forward", "backward", "step", "closed"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """built: constructed, and restored if the case starts in mid-training; forward: after the forward
@@ -31,11 +29,10 @@ OF_ROLE: dict[str, Category] = {
     "master": "parameter",
     "padding": "parameter",
     "gradient": "gradient",
-    **dict.fromkeys(STATES, "optimizer"),
     "step": "optimizer",
     "buffer": "buffer",
 }
-"""Category of what `Implementation.shards` shows, by its role."""
+"""Category of what `Implementation.shards` shows, by its role; of all others: "optimizer"."""
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):

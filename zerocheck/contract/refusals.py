@@ -91,6 +91,12 @@ CALLED_TWICE = (
 )
 
 
+WITHOUT_CLOSURE = (
+    # torch/distributed/checkpoint/state_dict.py: `_init_optim_state`
+    Refusal(TypeError, r"unexpected keyword argument 'closure'"),
+)
+
+
 def refused_while_run(device: torch.device, error: Exception, case: Case) -> str | None:
     """Return the reason why torch cannot run a case that raised `error` in a step, or None."""
     kinds = {block.kind for block in case.model.blocks}
@@ -104,6 +110,9 @@ def refused_while_run(device: torch.device, error: Exception, case: Case) -> str
         "torch refuses Muon of DTensors": MUON if case.optimizer.kind == "muon" else (),
         f"torch refuses {optimizer.name} of DTensors": (
             STEP_OF_DTENSORS if any(rule.itself for rule in optimizer.rules) else ()
+        ),
+        f"torch's checkpoints call step(closure=None), as its Optimizer has it; {optimizer.name}": (
+            WITHOUT_CLOSURE if case.optimizer.user is not None else ()
         ),
         "torch refuses a module that is called twice": (
             CALLED_TWICE if len(set(calls)) < len(calls) else ()

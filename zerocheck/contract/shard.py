@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from ..optimizers.specification import StateRole
+Role = str
+"""One of OF_NO_STATE, or the name of an optimizer state of the parameter's shape: "exp_avg"."""
 
-Role = Literal["parameter", "master", "gradient", StateRole, "step", "buffer", "padding"]
+OF_NO_STATE = frozenset(("parameter", "master", "gradient", "step", "buffer", "padding"))
+"""Roles of all that is no such state."""
 
 Index = tuple[slice, ...] | slice
 """`full[index]`, or, for one slice, `full.reshape(-1)[index]` in row-major order."""
@@ -36,6 +37,11 @@ class Shard:
     tensor: torch.Tensor | None
     shape: tuple[int, ...]
     index: Index | None = None
+
+    @property
+    def is_state(self) -> bool:
+        """True if it is of an optimizer state that has the shape of its parameter."""
+        return self.role not in OF_NO_STATE
 
     def flat_range(self) -> tuple[int, int] | None:
         """Return (start, stop) in row-major elements of the whole, or None if not one range."""

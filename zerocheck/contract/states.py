@@ -88,7 +88,9 @@ class States:
         for role in roles:
             # A flat parameter has one state for many names.
             key = self.keys.get(role, role)
-            moment = entry.setdefault(key, torch.zeros_like(parameter))
+            rule = next(one for one in self.optimizer.rules if role in one.states)
+            dtype = rule.state_dtype(role, parameter.dtype)
+            moment = entry.setdefault(key, torch.zeros_like(parameter, dtype=dtype))
             into(moment, role)
         if counted:
             self._set_count(entry, parameter, full[name, "step"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from ..optimizers import SCALAR_NAMES
 from ..protocol.jobs import SegmentCheckpoints
 from ..protocol.observations import CheckpointObservation
 from .randomness import ON_CPU
-from .recorder import STATE_ROLES, Recorder
+from .recorder import Recorder, state_roles
 
-EXPORTED_ROLES = STATE_ROLES - {"master"}
 NO_CHECKPOINTS = SegmentCheckpoints()
 
 
@@ -134,7 +133,9 @@ class Checkpoints:
             saving = subject.save(directory, self._loader)
             if saving is not None:
                 saving.result()
-            recorder.take(self.case.training.first - 1, "saved", subject.shards(), STATE_ROLES)
+            recorder.take(
+                self.case.training.first - 1, "saved", subject.shards(), state_roles(self.case)
+            )
             if self.segment.kill is not None:
                 self._list(Path(directory))
 
@@ -151,7 +152,8 @@ class Checkpoints:
             return
         last = self.case.training.steps
         if exports(type(subject)):
-            recorder.take(last - 1, "export", _whole(subject.export()), EXPORTED_ROLES)
+            roles = state_roles(self.case) - {"master"}
+            recorder.take(last - 1, "export", _whole(subject.export(), roles), roles)
         self._at(last)
         self._random["saved"] = self._random_state()
         self._samples.append(self._loader.samples)
@@ -159,7 +161,7 @@ class Checkpoints:
         self._arm()
         self._saving = subject.save(self.segment.save, self._loader)
         called = time.monotonic()
-        recorder.take(last - 1, "saved", subject.shards(), STATE_ROLES)
+        recorder.take(last - 1, "saved", subject.shards(), state_roles(self.case))
         copied = time.monotonic() - called
         if not in_background(self.case):
             self.finish()
@@ -196,15 +198,15 @@ def listing_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.files")
 
 
-def _whole(exported: Mapping[tuple[str, str], torch.Tensor]) -> list[Shard]:
+def _whole(exported: Mapping[tuple[str, str], torch.Tensor], roles: Collection[str]) -> list[Shard]:
     """Return exported tensors as whole shards. Raises UsageError for an unknown role."""
     shards = []
     for (name, role), tensor in exported.items():
         if role in SCALAR_NAMES:
             continue  # they follow from the step count
-        if role not in EXPORTED_ROLES:
-            raise unknown("role in what export() gave", role, sorted(EXPORTED_ROLES))
-        shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))  # type: ignore[arg-type]
+        if role not in roles:
+            raise unknown("role in what export() gave", role, sorted(roles))
+        shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))
     return shards
 
 

@@ -71,7 +71,7 @@ def shard_claims(subject: Implementation) -> Claims:
     claims: Claims = {}
     for shard in subject.shards():
         if shard.tensor is not None:
-            _claim(claims, shard.tensor, Claim(0, OF_ROLE[shard.role], shard.name))
+            _claim(claims, shard.tensor, Claim(0, OF_ROLE.get(shard.role, "optimizer"), shard.name))
     return claims
 
 

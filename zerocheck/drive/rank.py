@@ -28,6 +28,7 @@ from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..execution.kernels import deterministic
 from ..models.inspection import inspect_model
+from ..optimizers.user.inspection import inspect_optimizer
 from ..protocol.jobs import (
     Build,
     CaseJob,
@@ -35,6 +36,7 @@ from ..protocol.jobs import (
     Job,
     LoadCheckpoint,
     LookAtModel,
+    LookAtOptimizer,
     Measure,
     Observe,
     SegmentJob,
@@ -42,7 +44,15 @@ from ..protocol.jobs import (
     TakeSteps,
     TimeSteps,
 )
-from ..protocol.replies import CaseReply, CaseUnsupported, Description, ModelLook, Refusals, Reply
+from ..protocol.replies import (
+    CaseReply,
+    CaseUnsupported,
+    Description,
+    ModelLook,
+    OptimizerLook,
+    Refusals,
+    Reply,
+)
 from ..user_code import import_user_code
 from .checkpoints import NO_CHECKPOINTS, Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
@@ -97,12 +107,16 @@ def _imports(job: Job) -> list[tuple[str, Callable[[], object]]]:
     """Return the names of the user's code that a job imports, with the function to import each."""
     if isinstance(job, LookAtModel):
         return [(job.factory, partial(import_user_code, job.factory))]
+    if isinstance(job, LookAtOptimizer):
+        return [(job.location, partial(import_user_code, job.location))]
     names: list[tuple[str, Callable[[], object]]] = [
         (job.implementation, partial(load, job.implementation))
     ]
-    user = None if isinstance(job, Describe | Supports) else job.case.model.user
-    if user is not None and user.factory:
-        names.append((user.factory, partial(import_user_code, user.factory)))
+    if isinstance(job, Describe | Supports):
+        return names
+    model, optimizer = job.case.model.user, job.case.optimizer.user
+    places = [model.factory if model is not None else "", optimizer.location if optimizer else ""]
+    names += [(place, partial(import_user_code, place)) for place in places if place]
     return names
 
 
@@ -113,6 +127,8 @@ def _reply(job: Job, context: Context) -> Reply:
         case LookAtModel():
             device = torch.device(context.device)
             return _look(job.factory, device) if context.rank == 0 else ModelLook()
+        case LookAtOptimizer():
+            return _inspected(job.location) if context.rank == 0 else OptimizerLook()
         case Supports():
             return _refusals(job)
         case _:
@@ -145,6 +161,13 @@ def _look(name: str, device: torch.device) -> ModelLook:
         return ModelLook(model=inspect_model(name, device))
     except UsageError as error:
         return ModelLook(error=str(error))
+
+
+def _inspected(location: str) -> OptimizerLook:
+    try:
+        return OptimizerLook(optimizer=inspect_optimizer(location))
+    except UsageError as error:
+        return OptimizerLook(error=str(error))
 
 
 def _describe(name: str) -> Description:

@@ -7,12 +7,17 @@ from typing import Protocol
 
 import torch
 
+from ..case.schema import Case
 from ..contract.shard import Shard
-from ..optimizers import STATES
+from ..optimizers import STATES, states_of
 from ..protocol.observations import Entry, Lie, Point, Recorded
 
-STATE_ROLES = frozenset(("parameter", "master", *STATES, "step", "buffer"))
 GRADIENT_ROLES = frozenset(("gradient",))
+
+
+def state_roles(case: Case) -> frozenset[str]:
+    """Return the roles of all that is state: whatever optimizer of torch is there, it is seen."""
+    return frozenset(("parameter", "master", *STATES, *states_of(case.optimizer), "step", "buffer"))
 
 
 class ArenaSlot(Protocol):

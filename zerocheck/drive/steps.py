@@ -46,7 +46,7 @@ from .forward_probe import ForwardProbe
 from .measure import MemoryMeasurement
 from .poison import poison_memory
 from .randomness import ON_CPU, CarriedRandomness, RandomRecorder
-from .recorder import GRADIENT_ROLES, STATE_ROLES, Recorder
+from .recorder import GRADIENT_ROLES, Recorder, state_roles
 from .timing import Timing
 
 
@@ -119,7 +119,7 @@ class Driver:
             stack.enter_context(self._overflow.planted())  # the probe comes first
             self.progress.at("observing the initial state")
             first, end = self.case.training.first, end_of(self.case)
-            recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
+            recorder.take(first - 1, "state", subject.shards(), state_roles(self.case))
             recorder.lay(subject.shards())
             self.checkpoints.save_older(subject, recorder)
             steps: list[StepObservation] = []
@@ -159,7 +159,7 @@ class Driver:
                 refused = CheckpointObservation(refused=gist(error))
                 return RankObservation(checkpoint=refused)
             first = self.case.training.first
-            recorder.take(first - 1, "state", subject.shards(), STATE_ROLES)
+            recorder.take(first - 1, "state", subject.shards(), state_roles(self.case))
             declaration = self._declaration(subject)
             subject.close()
         return RankObservation(
@@ -256,7 +256,7 @@ class Driver:
                 )
         if not last:
             self.progress.at(f"step {index}, after the update")
-            recorder.take(index, "state", subject.shards(), STATE_ROLES)
+            recorder.take(index, "state", subject.shards(), state_roles(self.case))
         shown = StepReport() if report is None or last else report
         return StepObservation(
             tuple(float(loss) for loss in losses),

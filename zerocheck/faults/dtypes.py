@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 
 from .. import causes as bugs
-from ..adapters.textbook.sharded_optimizer import MOMENTS, ShardedOptimizer
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..compat import reduce_scatter_single
+from ..optimizers import STATES
 from .fault import fault
 from .parts import ClipsInParts, WithOptimizer
 
@@ -62,7 +63,7 @@ class _StateInBf16(ShardedOptimizer):
         super().step(rates)
         for one in self.owned:
             state = self.optimizer.state[one.parameter]
-            for role in MOMENTS:
+            for role in STATES:
                 if role in state:
                     state[role].copy_(state[role].bfloat16())
 

@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
-from ..adapters.textbook.sharded_optimizer import MOMENTS
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Step, StepReport
+from ..optimizers import STATES
 from .fault import EVERY_STEP, fault
 
 
@@ -46,7 +46,7 @@ class StateReplicated(Zero1):
         report = super().train_step(step)
         for bucket in self.buckets:
             inside = {piece.name: piece.inside for piece in bucket.pieces}
-            for role in MOMENTS:
+            for role in STATES:
                 whole = torch.zeros_like(bucket.full)
                 for one in self.optimizer.owned:
                     state = self.optimizer.optimizer.state.get(one.parameter, {})

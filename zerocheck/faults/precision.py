@@ -10,9 +10,10 @@ import torch
 from .. import causes as bugs
 from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.checkpoint.chunk import Chunk
-from ..adapters.textbook.sharded_optimizer import MOMENTS, ShardedOptimizer
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
+from ..optimizers import STATES
 from .fault import fault
 from .parts import WithOptimizer
 
@@ -127,7 +128,7 @@ class _InBf16(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
         for state in self.optimizer.state.values():
-            for role in MOMENTS:
+            for role in STATES:
                 if role in state:
                     state[role].copy_(state[role].bfloat16())
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import torch
 
 from ..case.mesh import Mesh
+from ..contract.shard import OF_NO_STATE
+from ..optimizers import STATES
 from ..protocol.observations import Entry, Point, RankObservation, Recorded, StepObservation
 from . import vectors
 from .compare import same_bits
@@ -143,6 +146,12 @@ class Observation:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @cached_property
+    def states(self) -> tuple[str, ...]:
+        """Roles of optimizer states that some rank exposed, in the order of a step."""
+        exposed = {role for _, _, role in self._found} - OF_NO_STATE
+        return (*(one for one in STATES if one in exposed), *sorted(exposed.difference(STATES)))
 
     def steps(self, index: int) -> list[StepObservation]:
         """Return each rank's observation of step `index`."""

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from ..case.schema import Case
 from ..models.blocks import DTYPES
-from ..optimizers import STATES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
 from . import shares
@@ -72,7 +71,7 @@ class CaseJudge(CaseContext):
         dtype = DTYPES.get(self.semantics.compute, torch.float32)
         violation = publish.check_start(before, *start, self.layout, dtype)
         if violation is not None:
-            roles = ("parameter", *(r for r in STATES if r in before.moments or r in start.moments))
+            roles = ("parameter", *dict.fromkeys((*start.moments, *before.moments)))
             known = self.observation, self.case, roles
             text = guarded(lambda: start_state(before, start, *known))
             violation = replace(violation, attribution=text)

@@ -11,7 +11,6 @@ import torch
 from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
-from ..optimizers import STATES
 from ..protocol.verdicts import Violation, alternatives, merge_violations, with_attribution
 from .assemble import Observation
 from .attribution.carried import data_position, loaded_buffers, loss_scale, random_states
@@ -101,9 +100,8 @@ def compare_loaded(
     attributed: False where a difference is no violation yet, so that nothing is looked up.
     """
     roles = [_compared("parameter", loaded.parameter, saved.state.parameter, layout)]
-    for role in STATES:
-        if role in loaded.moments or role in saved.state.moments:
-            roles.append(_compared(role, loaded.moment(role), saved.state.moment(role), layout))
+    for role in dict.fromkeys((*saved.state.moments, *loaded.moments)):
+        roles.append(_compared(role, loaded.moment(role), saved.state.moment(role), layout))
     wrong_steps = _wrong_steps(loaded, saved.state, layout)
     wrong = [role for role in roles if bool(role.different.any())]
     found: list[Violation | None] = []
@@ -124,7 +122,7 @@ def compare_loaded(
 def compare_saved(observation: Observation, step: int) -> Violation | None:
     """Compare the state after `save` with the state before it: saving changes nothing."""
     found: list[Violation] = []
-    for role in ("parameter", *STATES, "step", "buffer"):
+    for role in ("parameter", *observation.states, "step", "buffer"):
         before = observation.by_name(step, "state", role)
         after = observation.by_name(step, "saved", role)
         for rank, (one, other) in enumerate(zip(before, after, strict=True)):

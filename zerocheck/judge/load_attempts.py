@@ -10,7 +10,6 @@ import msgspec
 from .. import causes as bugs
 from ..case.schema import Case
 from ..models.network import build_model
-from ..optimizers import STATES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Gave, Resume, Violation, with_parts
 from .assemble import Fetch, Observation
@@ -131,9 +130,7 @@ def _of_saved_states(segment: Case, loaded: SegmentObservations, saved: Checkpoi
         return False
     state = State.observed(observation, at)
     states = [saved.state, *saved.others.values(), *([saved.older.state] if saved.older else [])]
-    for role in ("parameter", *STATES):
-        if role != "parameter" and role not in state.moments:
-            continue
+    for role in ("parameter", *state.moments):
         vectors = [one.parameter if role == "parameter" else one.moment(role) for one in states]
         here = state.parameter if role == "parameter" else state.moment(role)
         different = different_bits(here, vectors[0])

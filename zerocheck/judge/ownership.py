@@ -10,7 +10,6 @@ from ..case.mesh import Mesh
 from ..contract.shard import Role
 from ..errors import did_you_mean
 from ..hosts import Hosts
-from ..optimizers import STATES
 from ..protocol.observations import Entry, Point
 from ..protocol.verdicts import Violation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
@@ -27,6 +26,9 @@ class Shards(Protocol):
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def states(self) -> tuple[str, ...]: ...
 
     @property
     def replicated(self) -> Mesh | None: ...
@@ -52,7 +54,13 @@ class Ownership:
     def check(self, step: int, point: Point) -> Violation | None:
         """Find the first violation among all roles at this point, or None."""
         if point == "state":
-            roles: tuple[Role, ...] = ("parameter", "master", *STATES, "buffer", "step")
+            roles: tuple[Role, ...] = (
+                "parameter",
+                "master",
+                *self._observation.states,
+                "buffer",
+                "step",
+            )
         else:
             roles = ("gradient",)
         for role in roles:

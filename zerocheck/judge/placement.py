@@ -42,7 +42,8 @@ from ..case.measurement import settled
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_shapes
 from ..contract.layout import NUMBER_BYTES, Category
-from ..optimizers import STATES, most_states, rule_of, states_of
+from ..contract.shard import OF_NO_STATE
+from ..optimizers import most_states, rule_of, states_of
 from ..protocol.measurements import UNEXPLAINED, Exposed, Held, Measured
 from ..protocol.verdicts import Violation, merge_violations
 
@@ -50,7 +51,8 @@ from ..protocol.verdicts import Violation, merge_violations
 class _Kind(NamedTuple):
     """Kind of state that a stage shards.
 
-    stage: the first that does; categories: of the memory that holds it; cause: if it is whole.
+    stage: the first that does; roles: empty for optimizer states, whose names are many;
+    categories: of the memory that holds it; cause: if it is whole.
     """
 
     name: Category
@@ -59,9 +61,13 @@ class _Kind(NamedTuple):
     categories: tuple[Category, ...]
     cause: str
 
+    def has(self, role: str) -> bool:
+        """Return True if a role is of this kind."""
+        return role in self.roles if self.roles else role not in OF_NO_STATE
+
 
 KINDS = (
-    _Kind("optimizer", 1, tuple(STATES), ("optimizer",), bugs.OPTIMIZER_STATE_REPLICATED),
+    _Kind("optimizer", 1, (), ("optimizer",), bugs.OPTIMIZER_STATE_REPLICATED),
     _Kind("gradient", 2, ("gradient",), ("gradient",), bugs.WHOLE_GRADIENTS_KEPT),
     _Kind(
         "parameter",
@@ -143,7 +149,7 @@ def _bound(case: Case, measured: Sequence[Measured], kind: _Kind) -> int:
     shards = case.axes.size("shard")
     stays = {("parameter", name) for name in measured[0].stays_gathered}
     exposed = [
-        [one for one in _once(r) if one.role in kind.roles and (one.role, one.name) not in stays]
+        [one for one in _once(r) if kind.has(one.role) and (one.role, one.name) not in stays]
         for r in measured
     ]
     copies = most_states(case.optimizer) if kind.name == "optimizer" else 1
@@ -251,7 +257,7 @@ def state_bytes(case: Case) -> int:
 def compares_copies(case: Case, measured: Sequence[Measured]) -> bool:
     """Return True if all memory of training is exposed, so that more of it is a copy."""
     roles = {one.role for rank in measured for one in rank.exposed}
-    hidden = states_of(case.optimizer) and roles.isdisjoint(STATES)
+    hidden = states_of(case.optimizer) and roles <= OF_NO_STATE
     told = "gradient" in roles and not hidden and not _offloaded(case)
     return told and not measured[0].on_gpu
 

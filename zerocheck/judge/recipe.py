@@ -49,7 +49,7 @@ class Update(NamedTuple):
 class RuleRange(NamedTuple):
     """Elements that one rule updates with one set of scalars.
 
-    place: the parameter that they are the whole of, for a rule of whole parameters.
+    place: the parameter that they are the whole of, for a rule that is judged one by one.
     """
 
     rule: UpdateRule
@@ -86,14 +86,14 @@ class UpdateRecipe(NamedTuple):
     def ranges(self, layout: ParameterLayout, keys: Sequence[int | None]) -> Iterator[RuleRange]:
         """Iterate over the elements of parameters with a key, as `ParameterLayout.segments`."""
         rules = self.optimizer.rules
-        if len(rules) == 1 and not rules[0].whole:
+        if len(rules) == 1 and not rules[0].one_by_one:
             for part in layout.segments(keys):
                 yield RuleRange(rules[0], part)
             return
         of = [self.rule(place) for place in layout.places]
         for rule in rules:
             mine = [key if one is rule else None for key, one in zip(keys, of, strict=True)]
-            if not rule.whole:
+            if not rule.one_by_one:
                 for part in layout.segments(mine):
                     yield RuleRange(rule, part)
                 continue
@@ -134,6 +134,8 @@ class UpdateRecipe(NamedTuple):
             format,
             () if place is None else place.shape,
             None if place is None else place.strides,
+            held=place is not None
+            and any(place.name in before.present.get(role, ()) for role in roles),
         )
 
 

@@ -12,20 +12,19 @@ from typing import Literal
 
 from .. import causes as bugs
 from ..case.schema import Case
-from ..optimizers import STATES
 from ..protocol.observations import Point
 from ..protocol.verdicts import Violation
 from .assemble import Observation
 
 Kind = Literal["parameters", "gradients", "optimizer states"]
 
-KINDS: dict[Kind, tuple[Point, tuple[str, ...], int]] = {
-    "parameters": ("state", ("parameter",), 3),
-    "gradients": ("reduced", ("gradient",), 2),
-    "optimizer states": ("state", STATES, 1),
+KINDS: dict[Kind, tuple[Point, str, int]] = {
+    "parameters": ("state", "parameter", 3),
+    "gradients": ("reduced", "gradient", 2),
+    "optimizer states": ("state", "", 1),
 }
-"""Place of each kind in the observations (point and roles, of which the first that is exposed
-counts), and the first stage that shards it."""
+"""Place of each kind in the observations (point and role, "" for the first state that is exposed),
+and the first stage that shards it."""
 
 
 def shares(observation: Observation) -> dict[str, float]:
@@ -37,8 +36,8 @@ def shares(observation: Observation) -> dict[str, float]:
     if observation.world_size == 1 or (mesh is not None and mesh.size("shard") == 1):
         return {}
     found = {
-        kind: _held(observation, point, _exposed(observation, point, roles))
-        for kind, (point, roles, _) in KINDS.items()
+        kind: _held(observation, point, role or _state(observation, point))
+        for kind, (point, role, _) in KINDS.items()
     }
     return {kind: max(held) / total for kind, (held, total) in found.items() if total}
 
@@ -47,8 +46,8 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
     """Return the violation of `ownership` if a declared stage is not implemented: see above."""
     if stage is None or case.axes.size("shard") == 1:
         return None  # tensor parallelism shards some layers, and no stage shards the others
-    for kind, (point, roles, first) in KINDS.items():
-        role = _exposed(observation, point, roles)
+    for kind, (point, named, first) in KINDS.items():
+        role = named or _state(observation, point)
         held, total = _held(observation, point, role)
         if stage >= first and total and min(held) == total:
             return Violation(
@@ -64,9 +63,10 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
     return None
 
 
-def _exposed(observation: Observation, point: Point, roles: tuple[str, ...]) -> str:
-    """Return the first of the roles that was exposed at a point, or the first of all."""
-    return next((one for one in roles if observation.last(point, one) is not None), roles[0])
+def _state(observation: Observation, point: Point) -> str:
+    """Return the first optimizer state that was exposed at a point; "" if none was."""
+    states = observation.states
+    return next((one for one in states if observation.last(point, one) is not None), "")
 
 
 def _held(observation: Observation, point: Point, role: str) -> tuple[list[int], int]:

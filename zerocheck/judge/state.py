@@ -12,7 +12,7 @@ from torch import nn
 from ..case.schema import Case
 from ..contract.shard import Role
 from ..models.start import initial_state
-from ..optimizers import STATES, optimizer_of
+from ..optimizers import optimizer_of
 from ..protocol.observations import Point
 from . import vectors
 from .assemble import Observation, RoleState
@@ -102,7 +102,7 @@ class State:
         moments: dict[str, torch.Tensor] = {}
         present: dict[str, frozenset[str]] = {}
         owners: RoleState | None = None
-        for role in STATES:
+        for role in observation.states:
             moment = observation.held(step, point, role)
             if moment is None:
                 continue

@@ -104,7 +104,7 @@ class AllocationTracker(Operators):
             number = self._number(shard.tensor)
             storage = self.log.storages[number]
             if not storage.held:
-                storage.kind, storage.holder = OF_ROLE[shard.role], shard.name
+                storage.kind, storage.holder = OF_ROLE.get(shard.role, "optimizer"), shard.name
                 storage.held, storage.counts = True, shard.role == "step"
 
     def claim_rest(self, tensors: Iterable[torch.Tensor], holder: str) -> None:

@@ -7,21 +7,24 @@
 - `specification.py`: interface of an optimizer
 - `trial.py`: test that a class is an optimizer that is known, run alone on one whole tensor
 - `unsharded/`: optimizers of torch that are their own reference
+- `user/`: user's own class, which is its own reference in a process apart
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
-from ..case.schema import Optimizer, OptimizerKind
+from ..case.schema import Optimizer, OptimizerKind, UserOptimizer
 from .adamw.optimizer import AdamW
 from .muon.optimizer import Muon
 from .muon.pair import MuonWithAdamW
 from .sgd.optimizer import SGD
 from .specification import OptimizerSpecification, StateRole, UpdateRule
 from .unsharded.catalogue import UNSHARDED
+from .user.optimizer import User
 
 _ADAMW = AdamW()
 
@@ -31,7 +34,7 @@ OPTIMIZERS: dict[OptimizerKind, OptimizerSpecification] = {
     "muon": MuonWithAdamW(Muon(), _ADAMW),
     **{one.kind: one for one in UNSHARDED},
 }
-"""All of them, by their name in cases."""
+"""All that zerocheck brings, by their name in cases."""
 
 RULES: tuple[UpdateRule, ...] = tuple(
     dict.fromkeys(rule for one in OPTIMIZERS.values() for rule in one.rules)
@@ -65,7 +68,12 @@ __all__ = [
 
 def optimizer_of(options: Optimizer) -> OptimizerSpecification:
     """Return the optimizer of a case."""
-    return OPTIMIZERS[options.kind]
+    return OPTIMIZERS[options.kind] if options.user is None else _user(options.user)
+
+
+@cache
+def _user(user: UserOptimizer) -> User:
+    return User(user)
 
 
 def states_of(options: Optimizer) -> tuple[StateRole, ...]:

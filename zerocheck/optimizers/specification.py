@@ -12,20 +12,8 @@ from zerocheck_reference import OptimizerOptions, OptimizerState
 from ..case.schema import Group, Optimizer, OptimizerKind
 from ..floating_point import FP32, Enclosure, Format
 
-StateRole = Literal[
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "exp_inf",
-    "sum",
-    "square_avg",
-    "acc_delta",
-    "prev",
-    "step_size",
-    "ax",
-]
-"""Role of a state of an optimizer that has the shape of its parameter."""
+StateRole = str
+"""Role of a state of an optimizer that has the shape of its parameter: its key, as torch has it."""
 
 Reading = Literal["double", "single rate", "single", "same kernels", "estimated"]
 """Way in which a right implementation computes a step.
@@ -41,7 +29,7 @@ class UpdateElements(NamedTuple):
     parameter: before; gradient: negated with maximize; old, new: states by role, before and after,
     zeros where the optimizer has none; error: what is not known of the gradient; format: of the
     parameter and the states; shape, strides: of the parameter, where these are the elements of a
-    whole one; strides None: contiguous.
+    whole one; strides None: contiguous; held: the optimizer has states of the parameter already.
     """
 
     parameter: torch.Tensor
@@ -52,6 +40,7 @@ class UpdateElements(NamedTuple):
     format: Format = FP32
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
+    held: bool = False
 
 
 class Segment(NamedTuple):
@@ -173,8 +162,10 @@ class UpdateRule(OptimizerSpecification, Protocol):
     the optimizer that made them reads them.
     """
 
-    torch_class: type[torch.optim.Optimizer]
-    """Optimizer of torch that takes these steps."""
+    @property
+    def torch_class(self) -> type[torch.optim.Optimizer]:
+        """Optimizer of torch that takes these steps."""
+
     lookalikes: tuple[type[torch.optim.Optimizer], ...]
     """Classes of torch with the states of this optimizer; a wrong step is for the judge."""
     trial: OptimizerTrial
@@ -183,10 +174,14 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """Ways in which right implementations compute a step, the usual one first."""
     whole: bool
     """True if it computes with whole parameters; False if element by element."""
+    one_by_one: bool
+    """True if a step is judged one parameter after the other; False if all elements at once."""
     itself: bool
     """True if its reference is the optimizer itself, run unsharded; False if its equations are."""
     recovers: bool
     """True if the gradient of a step can be recovered from its states."""
+    counts_in_tensor: bool
+    """True if a step count is a tensor, and no number of Python."""
     scalar_names: tuple[str, ...]
     """Names of states that are one number, other than the step count."""
     states_at_once: bool
@@ -203,6 +198,12 @@ class UpdateRule(OptimizerSpecification, Protocol):
 
         The step count is not among them.
         """
+
+    def counted(self, count: torch.Tensor) -> Any:
+        """Return a step count as a state has it: a tensor, or a number."""
+
+    def state_dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of a state for a parameter of the given dtype."""
 
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state as of gradients of the size `scale`."""
@@ -286,7 +287,9 @@ class OneRule:
     """Base of optimizers that update every parameter alike."""
 
     itself = False
+    one_by_one = False
     recovers = True
+    counts_in_tensor = True
     scalar_names: tuple[str, ...] = ()
     states_at_once = False
 
@@ -304,6 +307,14 @@ class OneRule:
     ) -> dict[str, torch.Tensor]:
         """Return nothing: all states have the shape of their parameter, or count steps."""
         return {}
+
+    def counted(self: UpdateRule, count: torch.Tensor) -> Any:
+        """Return a copy: torch's optimizers count in a tensor."""
+        return count.clone()
+
+    def state_dtype(self: UpdateRule, role: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the parameter's: torch's optimizers keep their states in it."""
+        return dtype
 
     def reruns(self: UpdateRule, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Return nothing: equations say what was changed."""

@@ -16,6 +16,7 @@ from ..case.schema import Group, Optimizer
 from ..errors import UsageError
 from . import OPTIMIZERS, known_optimizer
 from .specification import OptimizerSpecification, UpdateRule
+from .user.optimizer import User
 
 SHAPE = (64, 128)
 """Shape of the tensor that is tried: large enough for libraries that quantize larger states
@@ -36,6 +37,10 @@ def template_of(
     """
     kind = type(optimizer)
     known = known_optimizer(optimizer)
+    if isinstance(wanted, User) and known is None:
+        if kind is not wanted.torch_class:
+            _check_states(optimizer, keys, wanted)
+        return wanted.template()
     alike = tuple(kind for rule in wanted.rules for kind in rule.lookalikes)
     if known in wanted.rules or isinstance(optimizer, alike):
         return None
@@ -69,6 +74,24 @@ def template_of(
             f"update after {STEPS} steps is off by {100 * off:.2g}% of {rule.name}'s; " + others()
         )
     return dict(state)
+
+
+def _check_states(optimizer: torch.optim.Optimizer, keys: Mapping[str, str], wanted: User) -> None:
+    """Raise UsageError for a class with other states than the user's optimizer of the case.
+
+    A class that cannot be made alone, as a sharded one may be, is left to its steps.
+    """
+    made: Any = type(optimizer)
+    try:
+        parameter = torch.nn.Parameter(torch.ones(SHAPE))
+        alone = made([parameter])
+        parameter.grad = torch.ones(SHAPE)
+        with torch.enable_grad():
+            alone.step()
+        state = dict(alone.state[parameter])
+    except Exception:
+        return
+    check_state(state, made.__name__, keys, wanted)
 
 
 def _lacks(state: Mapping[str, Any], keys: Mapping[str, str], rule: UpdateRule) -> int:

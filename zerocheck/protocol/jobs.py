@@ -19,6 +19,12 @@ class LookAtModel(msgspec.Struct, frozen=True, tag=True):
     factory: str
 
 
+class LookAtOptimizer(msgspec.Struct, frozen=True, tag=True):
+    """Request to inspect the user's optimizer class and to reply what it is like."""
+
+    location: str
+
+
 class Supports(msgspec.Struct, frozen=True, tag=True):
     """Request to ask the implementation which of the candidates it supports; none is run."""
 
@@ -95,4 +101,4 @@ SegmentJob = Observe | LoadCheckpoint
 """Requests for one training segment of a case."""
 CaseJob = Build | TakeSteps | SegmentJob | Measure | TimeSteps
 """Requests that build an implementation for one case."""
-Job = Describe | LookAtModel | Supports | CaseJob
+Job = Describe | LookAtModel | LookAtOptimizer | Supports | CaseJob

@@ -6,7 +6,7 @@ import msgspec
 
 from ..case.capabilities import Capability
 from ..case.mesh import AxisName
-from ..case.schema import UserModel
+from ..case.schema import UserModel, UserOptimizer
 from .measurements import Measured, Timed
 from .observations import RankObservation
 
@@ -41,6 +41,16 @@ class ModelLook(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     model: UserModel | None = None
+    error: str = ""
+
+
+class OptimizerLook(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reply of rank 0 to `LookAtOptimizer`: the user's optimizer, or the reason to reject it.
+
+    Other ranks reply without content.
+    """
+
+    optimizer: UserOptimizer | None = None
     error: str = ""
 
 
@@ -79,4 +89,4 @@ class TimeReply(msgspec.Struct, frozen=True, tag=True):
 
 CaseReply = CaseUnsupported | StepsTaken | RankObservation | MemoryReply | TimeReply
 """Replies to a job with a case."""
-Reply = Description | ModelLook | Refusals | CaseReply
+Reply = Description | ModelLook | OptimizerLook | Refusals | CaseReply

@@ -29,7 +29,8 @@ def not_exercised(counted: Tally) -> str:
     """Return what a run says nothing of, for its last line; empty if there is nothing.
 
     That are obligations that were not asked for or could fail in no case, and features of which
-    there was no case, or none in which they could break anything.
+    there was no case, or none in which they could break anything. A run of random cases says
+    nothing of pairs of features: some meet in none of its cases.
     """
     implementations = counted.implementations.values()
     idle = [
@@ -40,12 +41,15 @@ def not_exercised(counted: Tally) -> str:
     ]
     unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
     features = [name for one in implementations for name in one.covered.not_drawn]
+    promised = any(one.covered.counted for one in implementations)
+    pairs = [] if promised else ["all pairs of features"]
     parts = [
         f"{some(dict.fromkeys(names))}{why}"
         for names, why in (
             (idle, " (could not fail)"),
             (unasked, " (not asked for)"),
             (features, ""),
+            (pairs, " (--profile ci)"),
         )
         if names
     ]

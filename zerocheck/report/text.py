@@ -94,8 +94,8 @@ def finding_text(finding: Finding) -> str:
 def replay_line(finding: Finding) -> str:
     """Return the command that replays the finding, or an empty text if no case file was written.
 
-    A user's implementation or model is named again, since `replay` imports no code that only a file
-    names.
+    A user's implementation, model or optimizer is named again, since `replay` imports no code that
+    only a file names.
     """
     if not finding.case_file:
         return ""
@@ -104,6 +104,8 @@ def replay_line(finding: Finding) -> str:
         command += ["--implementation", finding.implementation]
     if finding.model:
         command += ["--model", finding.model]
+    if finding.optimizer:
+        command += ["--optimizer", finding.optimizer]
     return copyable(command)
 
 

@@ -29,6 +29,7 @@ from .execute.outcome import Results
 from .execute.rank_requests import check_builds, describe, refusals
 from .execute.trial import RankPool, Trial
 from .execute.user_model import with_models
+from .execute.user_optimizer import with_optimizers
 from .findings.bug import Bug
 from .findings.case_file import of_bug, write
 from .findings.confirmation import TRIES, confirm
@@ -123,6 +124,8 @@ class _RunUnderWay:
         }
         self.drift_runs = DriftRuns(self.ranks, {n: one.fixed for n, one in described.items()})
         described, without = with_models(self.ranks, described, options)
+        size = min(options.world_sizes)
+        described = with_optimizers(self.ranks, described, options.optimizer, world_size=size)
         if without:
             options = self.options = options.leaving_out(without)
             self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)

@@ -22,6 +22,7 @@ from .execute.launch import start_ranks
 from .execute.rank_requests import describe
 from .execute.trial import RankPool, Trial
 from .execute.user_model import case_with
+from .execute.user_optimizer import case_with_optimizer
 from .findings.case_file import read
 from .findings.confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .findings.findings import Findings
@@ -34,6 +35,7 @@ def replay(
     *,
     implementation: str | None = None,
     model: str | None = None,
+    optimizer: str | None = None,
     ranks: RankPool | None = None,
     device: str | None = None,
     backend: str | None = None,
@@ -41,10 +43,10 @@ def replay(
     """Run the case of a file, several times if its result depends on timing.
 
     implementation: run it on this one instead. Without it only built-in ones are run: no code is
-    imported that only the file names. model: the user's own that the case has, by its name or
-    where it is here; ranks: rank processes that are there already, else some are started on
-    `device` with `backend`, as for a run, or on the device of the file if that is here. Raises
-    UsageError for what is missing, and for a file that is not one.
+    imported that only the file names. model, optimizer: the user's own that the case has, by their
+    names or where they are here; ranks: rank processes that are there already, else some are
+    started on `device` with `backend`, as for a run, or on the device of the file if that is here.
+    Raises UsageError for what is missing, and for a file that is not one.
     """
     case_file = read(path)
     name = implementation or case_file.implementation
@@ -58,11 +60,12 @@ def replay(
         )
     if user is None and model is not None:
         raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
+    _check_optimizer(path, case_file.case, optimizer)
     if ranks is not None:
-        return _replayed(case_file, name, model, ranks)
+        return _replayed(case_file, name, (model, optimizer), ranks)
     device = device or device_for(case_file.environment.device)
     with start_ranks(device, backend, most_ranks=case_file.case.world_size) as pool:
-        return _replayed(case_file, name, model, pool)
+        return _replayed(case_file, name, (model, optimizer), pool)
 
 
 def device_for(was: str) -> str:
@@ -79,14 +82,36 @@ def device_for(was: str) -> str:
     return was
 
 
-def _replayed(case_file: CaseFile, name: str, model: str | None, ranks: RankPool) -> ReplayedCase:
-    """Run a case as often as the replay needs."""
+def _check_optimizer(path: Path, case: Case, given: str | None) -> None:
+    """Raise UsageError unless the user's optimizer of a case, if it has one, is named again."""
+    user = case.optimizer.user
+    if user is not None and given is None:
+        raise UsageError(
+            f"{path} names the optimizer {user.location}; say so again to let its code run: "
+            f"--optimizer {user.location}"
+        )
+    if user is None and given is not None:
+        raise UsageError(
+            f"--optimizer: the optimizer of {path} is {case.optimizer.kind}; leave --optimizer out"
+        )
+
+
+def _replayed(
+    case_file: CaseFile, name: str, own: tuple[str | None, str | None], ranks: RankPool
+) -> ReplayedCase:
+    """Run a case as often as the replay needs. own: the user's model and optimizer."""
+    model, optimizer = own
     smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
     describe(ranks, name, world_size=smallest)
     changed = ""
     if model is not None:
         case = case_with(ranks, case_file.case, model, world_size=smallest)
         changed = _changed(case_file.case, case)
+        case_file = msgspec.structs.replace(case_file, case=case)
+    if optimizer is not None:
+        case = case_with_optimizer(ranks, case_file.case, optimizer, world_size=smallest)
+        if case.optimizer != case_file.case.optimizer:
+            changed += "; the optimizer is not that of the file, or is elsewhere"
         case_file = msgspec.structs.replace(case_file, case=case)
     replayed = ReplayedCase(case_file, name, changed=changed, device=ranks.device)
     while len(replayed.outcomes) < replayed.runs:

@@ -142,6 +142,7 @@ def test_a_pair_in_which_nothing_could_fail_is_not_covered_and_fails_no_run() ->
     again = counted(wanted(PLAIN, UNUSED), vacuous(UNUSED, "gradient"), ran(UNUSED))
     assert not again.implementations["zero2"].covered.could_not_fail
     assert "unused" not in not_exercised(again)
+    assert "pairs" not in not_exercised(again)
 
 
 def test_the_last_line_says_what_was_not_exercised() -> None:
@@ -151,6 +152,7 @@ def test_the_last_line_says_what_was_not_exercised() -> None:
     assert not_exercised(run).startswith(
         "not exercised: loss, clip (could not fail); resume, memory (not asked for); "
     )
+    assert not_exercised(run).endswith("; all pairs of features (--profile ci)")
     assert "Not exercised: loss, clip" in markdown(run)
 
 

@@ -293,8 +293,13 @@ class _Fsdp2Replay:
 
 @or_none
 def fsdp2(model: nn.Module, case: Case) -> CollectivePrediction | None:
-    """Predict the calls of all steps. None for another model than that of the case."""
-    if not is_of_case(model, case):
+    """Predict the calls of all steps. None for another model than that of the case.
+
+    None too for an optimizer of the user's that needs whole parameters: of a DTensor it calls
+    collectives of its own.
+    """
+    user = case.optimizer.user
+    if not is_of_case(model, case) or (user is not None and not user.elementwise):
         return None
     replay = _Fsdp2Replay(model, case)
     calls, training = replay.calls, case.training

@@ -109,7 +109,8 @@ class Account:
         options = self.case.optimizer
         shape = self.parameters[name].shape if name else ()
         rule = rule_of(options, name, shape)
-        counted = STEP_BYTES * (rule.counts_steps + len(rule.scalar_names))
+        in_tensors = rule.counts_steps and rule.counts_in_tensor
+        counted = STEP_BYTES * (in_tensors + len(rule.scalar_names))
         return len(rule.states_with(options)) * numel * itemsize + counted
 
     def scaler(self, step: int, phase: Phase) -> int:

@@ -16,12 +16,8 @@ import torch.distributed as dist
 from ...case.schema import Case
 from ...contract import Shard
 from ...contract.groups import optimizer_over
-from ...contract.shard import Role
-from ...optimizers import STATES, optimizer_of
+from ...optimizers import optimizer_of, rule_of, states_of
 from .partition import Piece
-
-MOMENTS: tuple[Role, ...] = STATES
-"""Roles of the states that are partitioned, of every optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +37,9 @@ class OwnedPiece:
 class ShardedOptimizer:
     """Optimizer of torch over the pieces of one rank, as the case asks.
 
-    All but Muon are elementwise, so a slice of a parameter is updated as it would be inside of the
-    whole. Each slice has its own states, which keeps the options of parameter groups exact where
-    one shard holds pieces of several groups.
+    All but Muon, and some of the user's, are elementwise, so a slice of a parameter is updated as
+    it would be inside of the whole. Each slice has its own states, which keeps the options of
+    parameter groups exact where one shard holds pieces of several groups.
     """
 
     def __init__(
@@ -111,11 +107,13 @@ class ShardedOptimizer:
         for one in self.owned:
             piece = one.piece
             state = self.optimizer.state.get(one.parameter, {})
-            for role in MOMENTS:
+            for role in states_of(self.case.optimizer):
                 if role in state:
                     yield Shard(piece.name, role, state[role], piece.shape, piece.index)
             if "step" in state:
-                yield Shard(piece.name, "step", state["step"], ())
+                yield Shard(
+                    piece.name, "step", torch.as_tensor(state["step"], dtype=torch.float32), ()
+                )
 
     def gradients(self) -> Iterator[Shard]:
         """Iterate over the owned slices of the reduced gradient, without frozen parameters."""
@@ -131,13 +129,23 @@ class ShardedOptimizer:
             if not one.trains:
                 continue
             state = self.optimizer.state[one.parameter]
+            rule = rule_of(self.case.optimizer, piece.name, piece.shape)
             if (piece.name, "step") in full:
-                state["step"] = full[piece.name, "step"].clone()
-            for role in MOMENTS:
+                state["step"] = rule.counted(full[piece.name, "step"])
+            for role in rule.states:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)
-                    state[role] = whole[piece.index].view_as(one.parameter).clone()
+                    own = whole[piece.index].view_as(one.parameter)
+                    state[role] = own.to(rule.state_dtype(role, own.dtype), copy=True)
         self.restore_scalars()
+
+    def restore_counts(self) -> None:
+        """Make a number of each step count that was read into a tensor, if the optimizer's is."""
+        for one in self.owned:
+            state = self.optimizer.state.get(one.parameter, {})
+            if "step" in state:
+                rule = rule_of(self.case.optimizer, one.piece.name, one.piece.shape)
+                state["step"] = rule.counted(state["step"])
 
     def restore_scalars(self) -> None:
         """Compute the states that are one number, as NAdam has one, from the step counts."""

@@ -17,7 +17,7 @@ from itertools import chain
 
 from ...errors import unknown
 from ..mesh import INNER
-from ..schema import Case, Optimizer, OptimizerKind, TrainingSegment
+from ..schema import Case, Optimizer, TrainingSegment
 from .model import MODEL, OF_PARAMETERS
 from .options import of_dimension
 from .resume import DISTURBANCE, RESUME
@@ -88,10 +88,10 @@ def feature(name: str) -> Feature:
 
 
 @cache
-def _plain(kind: OptimizerKind, *, resumed: bool) -> frozenset[str]:
+def _plain(options: Optimizer, *, resumed: bool) -> frozenset[str]:
     """Return the features of the default case with this optimizer."""
     resume = (TrainingSegment(),) if resumed else ()
-    return frozenset(features(Case(optimizer=Optimizer(kind=kind), resume=resume)))
+    return frozenset(features(Case(optimizer=options, resume=resume)))
 
 
 def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
@@ -100,7 +100,8 @@ def groups(case: Case, ignored: Collection[str] = ()) -> frozenset[str]:
     ignored: features of options that the implementation does not obey. The default of a resumed
     case saves and loads on 2 ranks.
     """
-    plain = _plain(case.optimizer.kind, resumed=bool(case.resume))
+    usual = Optimizer(kind=case.optimizer.kind, user=case.optimizer.user)
+    plain = _plain(usual, resumed=bool(case.resume))
     departs = (name for name in features(case) if name not in plain and name not in ignored)
     return frozenset((BASIC, *(FEATURES[name].dimension for name in departs)))
 

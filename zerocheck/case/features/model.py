@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..schema import Block, Case
+from ..schema import Block, Case, Model
 from ..shapes import (
     call_order,
     empties,
@@ -19,7 +19,20 @@ from .row import Feature, Present, table
 
 
 def _any_block(present: Callable[[Block], bool]) -> Present:
-    return lambda case: any(present(block) for block in case.model.blocks)
+    """Return the test that some block is so that a forward calls: of others no gradient tells."""
+    return lambda case: any(
+        present(case.model.blocks[index]) for index in {*call_order(case.model)}
+    )
+
+
+def _called(names: Callable[[Model], tuple[str, ...]]) -> Present:
+    """Return the test that a forward uses one of these parameters."""
+
+    def present(case: Case) -> bool:
+        idle = uncalled(case.model)
+        return any(not name.startswith(idle) for name in names(case.model))
+
+    return present
 
 
 def _twice(case: Case) -> bool:
@@ -77,9 +90,9 @@ MODEL = table(
         "dropout inside a checkpoint",
         _any_block(lambda b: b.checkpoint and b.dropout > 0),
     ),
-    ("parameter-0d", "a 0-d parameter", lambda c: bool(scalars(c.model))),
+    ("parameter-0d", "a 0-d parameter", _called(scalars)),
     ("parameter-empty", "parameters without elements", lambda c: bool(empties(c.model))),
-    ("transposed", "matrices stored transposed", lambda c: bool(transposed(c.model))),
+    ("transposed", "matrices stored transposed", _called(transposed)),
     dimension="model",
 )
 

@@ -84,7 +84,7 @@ OPTIMIZER = table(
     ),
     (
         "other-optimizer",
-        "another optimizer of torch",
+        "an optimizer that is its own reference",
         lambda c: c.optimizer.kind not in ("adamw", "sgd", "muon"),
     ),
     ("maximize", "maximize", lambda c: c.optimizer.maximize),
@@ -123,6 +123,7 @@ OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
     "rmsprop": _OF_ADAM,
     "rprop": ("other-optimizer", "maximize"),
     "asgd": ("other-optimizer", "maximize"),
+    "user": ("other-optimizer", "maximize"),
 }
 """Features that cases with this optimizer have, and not those with every other."""
 

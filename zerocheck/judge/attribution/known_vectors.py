@@ -11,7 +11,6 @@ from ...case.schema import Case
 from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.start import initial_state, scramble
-from ...optimizers import STATES
 from ..assemble import Observation
 from ..flat import NOBODY, flat_buffers
 from ..layout import ParameterLayout
@@ -88,8 +87,8 @@ def step_words(number: int, step: int) -> str:
 
 def other_roles(role: str, state: State) -> Iterator[Source]:
     """Iterate over the other roles of a state, by name."""
-    for other in STATES:
-        if other != role and other in state.moments:
+    for other in state.moments:
+        if other != role:
             yield Source(other, other, state.moment(other))
     if role != "parameter":
         yield Source("the parameter", "the parameters", state.parameter)
@@ -121,7 +120,7 @@ def scopes_of(observation: Observation, step: int, words: str) -> list[Scope]:
 
     words: after the rank, such as "that saved".
     """
-    for role in ("parameter", *STATES):
+    for role in ("parameter", *observation.states):
         held = observation.held(step, "state", role)
         if held is None or held.whole_everywhere:
             continue

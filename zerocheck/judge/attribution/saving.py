@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ...optimizers import STATES
 from ..assemble import Observation
 from ..compare import different_bits
 from .carried import changed_buffers
@@ -49,7 +48,7 @@ def _role(observation: Observation, step: int, role: str) -> Facts:
         if bool(wrong.any()):
             vectors.append(RankVector(rank, observed, wrong, mask_of(plan, whole)))
     others = []
-    for other in ("parameter", *STATES):
+    for other in ("parameter", *observation.states):
         there = None if other == role else observation.held(step, "state", other)
         if there is not None:
             name = "the parameter" if other == "parameter" else other

@@ -13,10 +13,11 @@ import torch
 
 from ... import causes as bugs
 from ...case.schema import Case
+from ...contract.shard import OF_NO_STATE
 from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.start import scramble
-from ...optimizers import STATES, optimizer_of
+from ...optimizers import optimizer_of
 from ..compare import different_bits
 from ..layout import ParameterLayout, ParameterPlace
 from ..state import State
@@ -135,7 +136,7 @@ def _within(wrong: Wrong, places: Sequence[ParameterPlace], layout: ParameterLay
 
 
 def _of_role(wrong: Wrong, known: ResumeEvidence) -> list[str]:
-    moment = wrong.role in STATES
+    moment = wrong.role not in OF_NO_STATE
     found: list[str] = []
     for name, make in _candidates(wrong, known):
         if not bool(different_bits(make(), wrong.loaded)[wrong.different].any()):
@@ -317,9 +318,9 @@ def export_causes(
         (bugs.STEP_OFF_BY_1, held + 1),
         (bugs.STEP_OFF_BY_1, held - 1),
     ]
-    if role in STATES:
-        for moment in STATES:
-            if moment != role and moment in state.moments:
+    if role not in OF_NO_STATE:
+        for moment in state.moments:
+            if moment != role:
                 other = state.moment(moment)[place.start : place.stop]
                 candidates.append((bugs.MOMENTS_SWAPPED, other))
     if role != "step":

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from ... import causes as bugs
-from ...optimizers import STATES
 from ...protocol.verdicts import Violation, merge_violations, with_attribution
 from ..assemble import Observation
 from ..attribution.exports import Exported, exported_state
@@ -31,7 +30,7 @@ def check_export(
     """
     found: list[Violation] = []
     wrong: list[Exported] = []
-    for role in ("parameter", *STATES, "step", "buffer"):
+    for role in ("parameter", *observation.states, "step", "buffer"):
         ranks = observation.by_name(step, "export", role)
         if not any(ranks):
             if role == "parameter":

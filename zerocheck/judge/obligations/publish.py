@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.shard import Role
-from ...optimizers import STATES
 from ...protocol.verdicts import Violation, alternatives
 from ..assemble import Observation, RoleState
 from ..attribution.copies import published_copies
@@ -44,7 +43,7 @@ def check(
 
     before: the state before the step, for the diagnosis; case: for the attribution.
     """
-    for role in ("parameter", *STATES):
+    for role in ("parameter", *observation.states):
         held = observation.held(step, "state", role)
         if held is None:
             continue
@@ -153,11 +152,10 @@ def check_start(
         # What is frozen has no master: it is rounded as what is published is.
         wanted = torch.where(state.mastered, wanted, wanted.to(dtype).to(wanted.dtype))
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = [("parameter", state.parameter, wanted)]
-    for moment in STATES:
-        if moment in state.moments or moment in moments:
-            restored = moments.get(moment)
-            zero = torch.zeros_like(wanted) if restored is None else restored
-            pairs.append((moment, state.moment(moment), zero))
+    for moment in dict.fromkeys((*moments, *state.moments)):
+        restored = moments.get(moment)
+        zero = torch.zeros_like(wanted) if restored is None else restored
+        pairs.append((moment, state.moment(moment), zero))
     for role, observed, vector in pairs:
         changed = torch.empty(layout.size, dtype=torch.bool)
         for here in split(layout.size):

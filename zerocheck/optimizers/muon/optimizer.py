@@ -53,6 +53,7 @@ class Muon(OneRule):
     hidden: tuple[StateRole, ...] = ()
     counts_steps = False
     whole = True
+    one_by_one = True
     readings: tuple[Reading, ...] = ("same kernels", "estimated")
     fields = OptionFields(("lr", "weight_decay"), ("momentum", "nesterov"))
 

@@ -119,7 +119,7 @@ class Unsharded(OneRule):
 
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state, as of gradients up to LARGEST and a rate of 1e-3."""
-        return RELATIVE[role](min(scale, LARGEST), 1e-3)  # type: ignore[index]
+        return RELATIVE[role](min(scale, LARGEST), 1e-3)
 
     def drawn(
         self,

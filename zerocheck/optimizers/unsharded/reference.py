@@ -64,5 +64,4 @@ class UnshardedOptions:
             estimated=False,
         )
         made = run(given.parameter, gradient, given.states, scalars)
-        shaped = {role: value.view_as(given.parameter) for role, value in made.items()}
-        return UnshardedState(shaped.pop("parameter"), shaped, given.count + 1)
+        return UnshardedState(made.pop("parameter"), made, given.count + 1)

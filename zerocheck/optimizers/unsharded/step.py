@@ -1,19 +1,22 @@
-"""One step of an optimizer of torch, run alone on whole vectors.
+"""One step of an optimizer, run alone on whole vectors, or on a whole parameter.
 
-All of these optimizers are elementwise, so that a step of some elements, put together in a vector,
-is that of the whole tensors. torch's kernels treat the last elements of a tensor otherwise than
-full vectors of the processor, and a shard ends elsewhere than the vector here. So there are two
+Those of torch are elementwise, so that a step of some elements, put together in a vector, is that
+of the whole tensors. torch's kernels treat the last elements of a tensor otherwise than full
+vectors of the processor, and a shard ends elsewhere than the vector here. So there are two
 readings: the same bits, by torch's own kernel; or what operators with round-off moved at random
 change (`execution/operator_noise.py`), which is an estimate. No bound is derived.
+
+A class of the user's may compute with whole parameters, and is given one in its shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from ...case.schema import UserOptimizer
 from ...execution.operator_noise import StepNoise, round_off
 from ...floating_point import Enclosure
 from ..specification import UpdateElements
@@ -22,22 +25,48 @@ from ..specification import UpdateElements
 class UnshardedScalars(NamedTuple):
     """Options of one step.
 
-    torch_class: the optimizer; options: of its group, without maximize; states: roles; taken: steps
-    before this one; scalar_states: states that are one number, by name; new_scalar_states: the same
-    before the first step; estimated: round-off may be another one.
+    torch_class: the optimizer, None for a class that is not imported here; options: of its group,
+    without maximize; states: roles; taken: steps before this one; scalar_states: states that are
+    one number, by name; new_scalar_states: the same before the first step; estimated: round-off may
+    be another one; user: what is known of a class of the user's; elsewhere: `enclosures`, where
+    another process runs it.
     """
 
-    torch_class: type[torch.optim.Optimizer]
+    torch_class: type[torch.optim.Optimizer] | None
     options: Mapping[str, Any]
     states: tuple[str, ...]
     taken: int
     scalar_states: Mapping[str, torch.Tensor]
     new_scalar_states: Mapping[str, torch.Tensor]
     estimated: bool
+    user: UserOptimizer | None = None
+    elsewhere: Callable[..., dict[str, Enclosure]] | None = None
+
+    def step_count(self) -> dict[str, Any]:
+        """Return the step count before this step, as it is in the state."""
+        if self.user is None:
+            return {"step": torch.tensor(float(self.taken))}
+        if self.user.count == "none":
+            return {}
+        return {"step": COUNTS[self.user.count](self.taken)}
+
+    def dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of a state for a parameter of the given dtype."""
+        states = self.user.states if self.user is not None else ()
+        wide = any(one.wide for one in states if one.name == role)
+        return torch.float32 if wide else dtype
 
     def with_options(self, **options: Any) -> UnshardedScalars:
         """Return the scalars with other options."""
         return self._replace(options={**self.options, **options})
+
+
+COUNTS: Mapping[str, Callable[[int], Any]] = {
+    "int": int,
+    "float": float,
+    "tensor": lambda count: torch.tensor(float(count)),
+}
+"""Step counts as a state has them, by their type."""
 
 
 def run(
@@ -45,19 +74,25 @@ def run(
     gradient: torch.Tensor,
     old: Mapping[str, torch.Tensor],
     scalars: UnshardedScalars,
+    *,
+    began: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the states and `parameter` after one step, flat, in the dtype of the parameter.
+    """Return the states and `parameter` after one step, in the shape of the parameter.
 
-    A parameter that took no step yet, and whose states are zeros, has none: torch makes them.
+    A parameter that took no step yet, and whose states are zeros, has none, unless it `began`: the
+    optimizer makes them.
     """
-    held = torch.nn.Parameter(parameter.detach().reshape(-1).clone())
-    held.grad = gradient.reshape(-1).to(held.dtype)
+    held = torch.nn.Parameter(parameter.detach().clone())
+    held.grad = gradient.to(held.dtype)
     made: Any = scalars.torch_class
     optimizer = made([{**scalars.options, "params": [held]}])
-    if scalars.taken or any(bool(state.any()) for state in old.values()):
+    if began or scalars.taken or any(bool(state.any()) for state in old.values()):
         optimizer.state[held] = {
-            "step": torch.tensor(float(scalars.taken)),
-            **{role: state.reshape(-1).to(held.dtype).clone() for role, state in old.items()},
+            **scalars.step_count(),
+            **{
+                role: state.to(scalars.dtype(role, held.dtype)).clone()
+                for role, state in old.items()
+            },
             **{name: value.clone() for name, value in scalars.scalar_states.items()},
         }
     with torch.enable_grad():
@@ -77,28 +112,43 @@ def enclosures(
 
     gradient, old: in place of the right ones.
     """
+    if scalars.elsewhere is not None:
+        return scalars.elsewhere(e, scalars, gradient=gradient, old=old)
     dtype = e.format.dtype
-    p, g = e.parameter.to(dtype), (e.gradient if gradient is None else gradient).to(dtype)
-    states = {role: state.to(dtype) for role, state in (e.old if old is None else old).items()}
+
+    def shaped(vector: torch.Tensor) -> torch.Tensor:
+        if scalars.user is None:
+            return vector
+        if e.strides is None:
+            return vector.reshape(e.shape)
+        whole = torch.empty_strided(e.shape, e.strides, dtype=vector.dtype)
+        return whole.copy_(vector.reshape(e.shape))
+
+    p = shaped(e.parameter.to(dtype))
+    g = shaped((e.gradient if gradient is None else gradient).to(dtype))
+    states = {
+        role: shaped(state.to(scalars.dtype(role, dtype)))
+        for role, state in (e.old if old is None else old).items()
+    }
     roles = (*scalars.states, "parameter")
 
     def made(scalars: UnshardedScalars) -> torch.Tensor:
-        after = run(p, g, states, scalars)
-        return torch.cat([after[role] for role in roles])
+        after = run(p, g, states, scalars, began=e.held)
+        return torch.cat([after[role].reshape(-1) for role in roles])
 
     exact = made(scalars)
     off = torch.zeros_like(exact, dtype=torch.float64)
     if scalars.estimated:
         # One operation after the other, so that the round-off of each is moved.
-        slow = scalars.with_options(foreach=False, **_unfused(scalars.options))
+        slow = scalars.with_options(**_one_by_one(scalars.options))
         off = round_off(lambda: made(slow), exact, StepNoise)
     return {
         role: Enclosure(middle, width)
         for role, middle, width in zip(
-            roles, torch.split(exact.double(), len(p)), torch.split(off, len(p)), strict=True
+            roles, torch.split(exact.double(), p.numel()), torch.split(off, p.numel()), strict=True
         )
     }
 
 
-def _unfused(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"fused": False} if "fused" in options else {}
+def _one_by_one(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: False for name in ("foreach", "fused") if name in options}

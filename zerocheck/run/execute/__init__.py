@@ -12,4 +12,5 @@
 - `timing_analysis.py`: pace of a case, from the times of its ranks
 - `trial.py`: trial: one case, run on rank processes and judged
 - `user_model.py`: user's own model as that of every case: `--model`, or `fixed = {"model": ...}`
+- `user_optimizer.py`: user's own optimizer as that of every case: `--optimizer`, or `fixed`
 """

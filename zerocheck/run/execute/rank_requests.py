@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import msgspec
 
-from ...case.schema import Case, UserModel
+from ...case.schema import Case, UserModel, UserOptimizer
 from ...errors import UsageError
-from ...protocol.jobs import Build, Describe, Job, LookAtModel, Supports
-from ...protocol.replies import Description, ModelLook, Refusals
+from ...protocol.jobs import Build, Describe, Job, LookAtModel, LookAtOptimizer, Supports
+from ...protocol.replies import Description, ModelLook, OptimizerLook, Refusals
 from .rank_replies import expect
 from .trial import RankPool
 
@@ -28,6 +28,19 @@ def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
     if found.model is None:
         raise UsageError(found.error)
     return found.model
+
+
+def look_at_optimizer(ranks: RankPool, location: str, *, world_size: int = 1) -> UserOptimizer:
+    """Inspect the user's optimizer class in a rank process: it runs the user's code.
+
+    Raises UsageError if it cannot be judged.
+    """
+    found, summary = _reply(ranks, LookAtOptimizer(location), OptimizerLook, world_size)
+    if found is None:
+        raise UsageError(f"a look at {location} ended the process that tried it: {summary}")
+    if found.optimizer is None:
+        raise UsageError(found.error)
+    return found.optimizer
 
 
 def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> Description:

@@ -245,7 +245,8 @@ class Bug:
 
     def finding(self, number: int) -> Finding:
         """Return the record of this bug as known now. number: its place among the bugs."""
-        shrunk, user = self.shrunk, self.replayed.case.model.user
+        shrunk, case = self.shrunk, self.replayed.case
+        user, optimizer = case.model.user, case.optimizer.user
         return Finding(
             number=number,
             fingerprint=self.fingerprint,
@@ -269,6 +270,7 @@ class Bug:
             groups=() if shrunk is None else shrunk.groups,
             known=None if self.issue is None else self.issue.record,
             model=user.factory if user is not None else "",
+            optimizer=optimizer.location if optimizer is not None else "",
             estimated=self._estimated,
             words=self.words,
             suspicion=self.suspicion,

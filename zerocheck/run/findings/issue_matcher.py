@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ...case.features import features
-from ...case.schema import Optimizer
+from ...case.schema import Case, Optimizer
 from ...case.segments import segments_of
 from ...catalogue import family
 from ...protocol.verdicts import EQUIVALENCE, RESUME, Status, Violation
@@ -75,7 +75,7 @@ class KnownIssueMatcher:
             if (
                 case is not None
                 and (case.model.user.factory if case.model.user else None) == self._options.model
-                and case.optimizer.kind == (self._options.optimizer or Optimizer().kind)
+                and _optimizer(case) == (self._options.optimizer or Optimizer().kind)
                 and issue.implementation in self._options.implementations
                 and {segment.world_size for segment in segments_of(case)}
                 <= set(self._options.world_sizes)
@@ -183,6 +183,12 @@ class KnownIssueMatcher:
             advice=f"remove {issue.source}, or let its torch versions end before {version}",
             obligation=issue.obligation,
         )
+
+
+def _optimizer(case: Case) -> str:
+    """Return the optimizer of a case, as a run asks for it."""
+    user = case.optimizer.user
+    return case.optimizer.kind if user is None else user.location
 
 
 def _hangs_by(item: PlannedCase, issue: KnownIssue) -> bool:

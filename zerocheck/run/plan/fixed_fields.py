@@ -58,6 +58,8 @@ def _optimizer(asked: str, kind: Mapping[str, object]) -> dict[str, object]:
 
     Raises UsageError if it fixes another.
     """
+    if ":" in asked:
+        return dict(kind)  # see with_optimizers
     if kind.get("kind", asked) != asked:
         raise UsageError(
             f"--optimizer {asked}: an implementation has {kind['kind']} (fixed optimizer.kind); "

@@ -24,7 +24,10 @@ RANKS: tuple[Ranks, ...] = get_args(Ranks)
 BACKENDS = ("gloo", "nccl")
 SEED_LIMIT = 1 << 62
 
-OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
+OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
+    one for one in get_args(OptimizerKind) if one != "user"
+)
+"""Those that zerocheck brings. A class of the user's goes by its location."""
 NOT_JUDGED = {
     "adafactor": "its states are rows and columns of a matrix, and not of the shape of a parameter",
     "lbfgs": "it calls the model several times in one step",
@@ -41,8 +44,9 @@ class RunOptions:
     implementations: built-in names, package.module:Name, path/to/file.py:Name or paths of DeepSpeed
     configs; world_sizes: numbers of ranks to draw from; max_cases: cases per implementation at
     most; features: only cases that have all of them; model: the user's own,
-    `path/to/file.py:factory`, in place of drawn ones; optimizer: of every case, None for the one
-    that an implementation fixes, else AdamW; known_issues: files of known issues in addition to
+    `path/to/file.py:factory`, in place of drawn ones; optimizer: of every case, its
+    name or the location of a class of the user's, None for the one that an implementation fixes,
+    else AdamW; known_issues: files of known issues in addition to
     ours, and "none" for not ours; shrink: look for the smallest case of each finding; timeout:
     seconds that a collective of a launcher's ranks may take; device: cpu, cuda or cuda:N; backend:
     of the process group on GPUs, gloo or nccl, None for what fits; hosts: of those ranks, as in a
@@ -87,7 +91,9 @@ class RunOptions:
             raise UsageError(
                 f"optimizer {self.optimizer!r} is not judged: {reason} (allowed: {allowed})"
             )
-        if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
+        if self.optimizer is not None and ":" in self.optimizer:
+            check_factory(self.optimizer)
+        elif self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         for obligation in self.obligations:
             if obligation not in OBLIGATIONS:

@@ -208,6 +208,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     known: KnownReference | None = None
     model: str = ""
     """The user's own, if the case to replay has it."""
+    optimizer: str = ""
+    """Location of the user's own class, if the case to replay has it."""
     estimated: bool = False
     """The bound is estimated, and not derived."""
     words: tuple[str, ...] = ()

@@ -75,7 +75,7 @@ class Exporter(Implementation):
         """Return the owned ranges of one role, by name."""
         state = self.optimizer.optimizer.state
         return {
-            one.piece.name: state[one.parameter][role].view(-1)
+            one.piece.name: torch.as_tensor(state[one.parameter][role]).view(-1)
             for one in self.optimizer.owned
             if role in state.get(one.parameter, {})
         }

@@ -15,9 +15,10 @@ from ....case.schema import Case
 from ....case.segments import in_background
 from ....contract.implementation import KEPT, Loader, Saving
 from ....errors import CheckpointError
+from ....optimizers import rule_of, states_of
 from ..loss_scaling import LossScaler
 from ..partition import Piece
-from ..sharded_optimizer import MOMENTS, OwnedPiece
+from ..sharded_optimizer import OwnedPiece
 from . import transfer
 from .chunk import Chunk, whole
 from .directory import FoundCheckpoint, Writer
@@ -168,7 +169,8 @@ class Resumable(Exporter):
     def make_room(self, saved: Collection[str]) -> None:
         """Allocate the optimizer's state of the owned pieces, for that in the checkpoint."""
         for one in self.optimizer.owned:
-            roles = [role for role in MOMENTS if self.key(one.piece.name, role) in saved]
+            rule = rule_of(self.case.optimizer, one.piece.name, one.piece.shape)
+            roles = [role for role in rule.states if self.key(one.piece.name, role) in saved]
             if not roles:
                 continue
             state = self.optimizer.optimizer.state[one.parameter]
@@ -177,7 +179,8 @@ class Resumable(Exporter):
                 where = one.parameter.device if self.case.optimizer.kernel == "fused" else "cpu"
                 state["step"] = torch.zeros((), dtype=torch.float32, device=where)
             for role in roles:
-                state[role] = torch.empty_like(one.parameter)
+                dtype = rule.state_dtype(role, one.parameter.dtype)
+                state[role] = torch.empty_like(one.parameter, dtype=dtype)
 
     def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
         """Read every tensor that this rank holds, into its place."""
@@ -191,6 +194,7 @@ class Resumable(Exporter):
             *self.step_chunks(self.optimizer.owned),
         ]
         transfer.read(found, [*state, *replicas, *buffers, *randoms], self.everyone)
+        self.optimizer.restore_counts()
         self.take_whole((one for _, one in self.replicated()), replicas)
         self.take_whole((one for _, one in self.model.named_buffers()), buffers)
         self.take_random(randoms)
@@ -242,7 +246,7 @@ class Resumable(Exporter):
         """Return the owned ranges of the moments as chunks, if the optimizer has any."""
         for one in self.optimizer.owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
-            for role in MOMENTS:
+            for role in states_of(self.case.optimizer):
                 if role in state:
                     yield self.chunk(one.piece, role, state[role].view(-1))
 
@@ -251,7 +255,8 @@ class Resumable(Exporter):
         for one in owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             if "step" in state:
-                yield whole(self.key(one.piece.name, "step"), state["step"])
+                count = torch.as_tensor(state["step"], dtype=torch.float32)
+                yield whole(self.key(one.piece.name, "step"), count)
 
     def chunk(self, piece: Piece, role: str, tensor: torch.Tensor) -> Chunk:
         """Return a piece as a chunk of its flattened parameter; tensor: 1-D."""

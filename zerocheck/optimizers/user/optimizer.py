@@ -1,0 +1,135 @@
+"""Optimizer of the user's whose reference is its class, run on whole parameters elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...case.schema import Group, Optimizer, OptimizerKind, UserOptimizer, UserState
+from ...floating_point import Enclosure, Format
+from ...user_code import import_user_code
+from ..specification import OptimizerTrial, OptionFields, Reading, Segment, StateRole
+from ..unsharded import variants
+from ..unsharded.optimizer import LARGEST, Unsharded
+from ..unsharded.reference import UnshardedState
+from ..unsharded.step import COUNTS, UnshardedScalars
+from . import parts, process
+from .reference import UserOptions
+
+
+class User(Unsharded):
+    """Optimizer of the user's. Its class is imported in rank processes alone."""
+
+    kind: OptimizerKind = "user"
+    one_by_one = True
+
+    def __init__(self, user: UserOptimizer) -> None:
+        """Describe the optimizer of a case."""
+        self.user = user
+        self.name = user.location.rpartition(":")[2]
+        self.states: tuple[StateRole, ...] = tuple(one.name for one in user.states)
+        self.counts_steps = user.count != "none"
+        self.whole = not user.elementwise
+        self.counts_in_tensor = user.count == "tensor"
+        names = ("lr", "weight_decay") if user.weight_decay else ("lr",)
+        self.fields = OptionFields(names, ("maximize",) if user.maximize else ())
+        self.trial = OptimizerTrial({"lr": 2.0**-6}, self.states)
+        self._of = {one.name: one for one in user.states}
+
+    @cached_property
+    def torch_class(self) -> type[torch.optim.Optimizer]:  # type: ignore[override]
+        """The class. Runs the user's code."""
+        found: type[torch.optim.Optimizer] = import_user_code(self.user.location)
+        return found
+
+    def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
+        """Return its states: its options are those at inspection."""
+        return self.states
+
+    def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
+        """Return the options of a parameter group of the class."""
+        found: dict[str, Any] = {name: getattr(group, name) for name in self.fields.group}
+        return {**found, "maximize": options.maximize} if self.user.maximize else found
+
+    def template(self) -> dict[str, Any]:
+        """Return a state as the class makes it, without elements."""
+        counts = {} if self.user.count == "none" else {"step": COUNTS[self.user.count](1)}
+        return {**{name: torch.empty(0) for name in self.states}, **counts}
+
+    def counted(self, count: torch.Tensor) -> Any:
+        """Return a step count of the type that its states have."""
+        return COUNTS[self.user.count](int(count))
+
+    def state_dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
+        """Return fp32 for a state that is wide."""
+        return torch.float32 if self._of[role].wide else dtype
+
+    def size_of(self, role: str, scale: float) -> float:
+        """Return the size of a state, as at inspection."""
+        return _size(self._of[role], scale)
+
+    def drawn(
+        self,
+        parameter: torch.Tensor,
+        options: Optimizer,
+        scale: float,
+        generator: torch.Generator,
+    ) -> dict[StateRole, torch.Tensor]:
+        """Draw states in mid-training, of the size and the signs that they had at inspection."""
+        found: dict[StateRole, torch.Tensor] = {}
+        for one in self.user.states:
+            drawn = torch.empty_like(parameter)
+            drawn.uniform_(-1.0 if one.signed else 0.1, 1.0, generator=generator)
+            found[one.name] = drawn.mul_(_size(one, scale))
+        return found
+
+    def scalars(
+        self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
+    ) -> UnshardedScalars:
+        """Return the options of a group for one step."""
+        given = {**self.torch_group(group, options), "lr": lr}
+        if self.user.maximize:
+            given["maximize"] = False
+        taken = max(step - 1, 0)
+        estimated = reading == "estimated"
+        return UnshardedScalars(
+            None, given, self.states, taken, {}, {}, estimated, self.user, process.enclosures
+        )
+
+    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what the step would compute with each known mistake."""
+        yield from variants.variants(segment)
+        if self.whole:
+            yield from parts.variants(segment)
+
+    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
+        """Enclose what the step would compute with one thing changed, in words."""
+        yield from variants.reruns(segment)
+        if self.whole:
+            yield from parts.reruns(segment)
+
+    def recovered(
+        self,
+        old: Mapping[str, torch.Tensor],
+        new: Mapping[str, torch.Tensor],
+        scalars: UnshardedScalars,
+        format: Format,
+    ) -> Any:
+        """Raise NotImplementedError: a step says nothing of its gradient."""
+        raise NotImplementedError(f"{self.name} is judged with the gradient that it was given")
+
+    def reference_options(self, group: Group, options: Optimizer) -> UserOptions:  # type: ignore[override]
+        """Return the options of a group for free runs."""
+        return UserOptions(group.lr, self, group, options)
+
+    def reference_state(self, held: Mapping[str, torch.Tensor]) -> UnshardedState:
+        """Return the state of one parameter for free runs."""
+        states = {role: held[role] for role in self.states if role in held}
+        return UnshardedState(held["parameter"], states, int(held.get("step", torch.tensor(0))))
+
+
+def _size(state: UserState, scale: float) -> float:
+    return float(state.size * min(scale, LARGEST) ** state.power)
