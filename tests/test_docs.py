@@ -49,6 +49,7 @@ FEW = "--world-sizes 1,2 --max-cases 2 --obligations gradient,update"
 RESUMED = "--world-sizes 1,2 --max-cases 12 --obligations roundtrip,continuation"
 ALL_HOLD = "all obligations hold in"
 OWN = "zerocheck run my_sharding.py:my_fsdp"
+LION = "zerocheck run fsdp2 ddp zero1 --optimizer my_lion.py:Lion"
 CONFIG = "zerocheck run ds_config.json"
 LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, message="pairs of features were left out")
 """A covering array that is cut short fails the run, and says so."""
@@ -59,6 +60,11 @@ RUN = {
     ),
     "zerocheck run fsdp2 zero3 my_sharding.py:my_fsdp --model my_model.py:tiny": Row(
         FEW, message="hold in 6 cases", whole=False
+    ),
+    f"{LION} --obligations equivalence,resume": Row(
+        "--world-sizes 1,2 --max-cases 2 --obligations update,roundtrip",
+        message="hold",
+        whole=False,
     ),
     "zerocheck run my_zero.py:MyZero1": Row(
         "--world-sizes 3 --max-cases 6 --obligations ownership,loss,gradient,update,publish",
@@ -169,7 +175,7 @@ def test_every_command_is_run_or_says_why_not() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """With the files that the pages show, and two checkpoints of one state."""
     path = tmp_path_factory.mktemp("reader")
-    shown = ("my_sharding.py", "my_model.py", "my_zero.py", "my_own_zero1.py")
+    shown = ("my_sharding.py", "my_model.py", "my_zero.py", "my_lion.py", "my_own_zero1.py")
     tests = ("test_my_sharding.py", "test_my_cases.py", "test_my_checks.py")
     for name in (*shown, *tests, "train.py"):
         (path / name).write_text(example(name))

@@ -87,8 +87,8 @@ INJECTED: dict[str, str] = {
     for kind in (
         "AverageBecomesSum", "DoubleAverage", "FirstStepLocal", "EveryThirdLocal", "RankLeftOut",
         "RankCountedTwice", "HalfGroup", "NeighboursShard", "LastElementLocal", "ReductionStale",
-        "ReducedInBf16", "NormLocal", "GatherStale", "GatherSwapped", "GatherRounded",
-        "BroadcastLost", "WaitTimesOut", "Nothing",
+        "ReducedInBf16", "SignedBeforeReduced", "NormLocal", "GatherStale", "GatherSwapped",
+        "GatherRounded", "BroadcastLost", "WaitTimesOut", "Nothing",
     )
 }  # fmt: skip
 """Faults that can be injected into the collectives of any implementation, and where they are.

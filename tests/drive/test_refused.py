@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
+from zerocheck.case.schema import Case, Optimizer, OptimizerKind
 from zerocheck.drive.checkpoints import gist
+from zerocheck.drive.steps import Driver
+from zerocheck.errors import Unsupported
 
 
 def test_type_and_message() -> None:
@@ -30,3 +35,32 @@ def test_the_tracebacks_of_ranks_are_left_out(tmp_path: Path) -> None:
         and "Traceback" not in message
         and "\n" not in message
     )
+
+
+class _Checkpoints:
+    """Checkpoints whose load raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def load(self, subject: object) -> None:
+        raise self.error
+
+
+IN_PLACE = "aten.add_.Tensor: in-place operations that require placement changes are not supported"
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_what_torch_cannot_run_at_all_is_no_refusal_of_a_checkpoint(
+    kind: OptimizerKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver: Any = Driver.__new__(Driver)
+    driver.device, driver.case = torch.device("cpu"), Case(optimizer=Optimizer(kind=kind))
+    driver.progress = SimpleNamespace(at=lambda text: None)
+    driver.checkpoints = _Checkpoints(RuntimeError(f"{IN_PLACE}. The input has placement"))
+    monkeypatch.setattr(Driver, "_built", lambda self, load: (None, None))
+    if kind == "adamw":
+        assert driver.load_checkpoint(None).checkpoint.refused.startswith("RuntimeError: aten.add_")
+        return
+    with pytest.raises(Unsupported, match=f"torch refuses Muon of DTensors: {IN_PLACE}"):
+        driver.load_checkpoint(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -15,7 +16,7 @@ from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
-from zerocheck.faults import unsharded
+from zerocheck.faults import unsharded, user_optimizer
 from zerocheck.faults.fault import Fault
 from zerocheck.protocol.verdicts import RESUME
 from zerocheck.run.known_issues.entries import ours
@@ -44,11 +45,13 @@ def optimizer_of(features: Collection[str]) -> str:
 
 
 def optimizer_of_fault(fault: Fault) -> str:
-    """Return the kind of optimizer that a fault is of: what its class fixes, or its features."""
+    """Return the optimizer that a fault is of, as JSON: what its class fixes, or its features."""
     module, _, name = fault.where.partition(":")
-    if module != unsharded.__name__:
-        return optimizer_of(fault.features)
-    return str(getattr(unsharded, name).fixed["optimizer"]["kind"])
+    for one in (unsharded, user_optimizer):
+        if module == one.__name__:
+            fixed = getattr(one, name).fixed["optimizer"]
+            return json.dumps({key: fixed[key] for key in ("kind", "user") if key in fixed})
+    return json.dumps({"kind": optimizer_of(fault.features)})
 
 
 def repetitions(fault: Fault) -> int:
@@ -72,14 +75,15 @@ def drawn(
     restored: bool = False,
     delays: bool = False,
     replicates: bool = False,
-    optimizer: str = "adamw",
+    optimizer: str = '{"kind": "adamw"}',
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
     mid-training, so that every implementation runs them. All have `delays`, or it is left to
-    chance. replicates: on meshes with several ranks on both axes; optimizer: its kind."""
+    chance. replicates: on meshes with several ranks on both axes; optimizer: its fields, in JSON.
+    """
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
-    if optimizer != "adamw":
-        fixed["optimizer"] = {"kind": optimizer}
+    if optimizer != '{"kind": "adamw"}':
+        fixed["optimizer"] = json.loads(optimizer)
     if delays:  # one of 25 has them, which is not enough
         fixed["disturbance"] = {"delay": DELAY}
     if microbatches > 1:
@@ -102,7 +106,9 @@ def _passes(case: Case) -> tuple[bool, int]:
 
 
 @cache
-def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]) -> list[Case]:
+def resumed(
+    world_size: int, features: tuple[str, ...], without: tuple[str, ...], optimizer: str
+) -> list[Case]:
     """Cases with checkpoints, saved and loaded on this world size and the next two. Nothing is
     killed or damaged unless a fault needs it; writers are killed in the middle, where a fault shows
     nearly always."""
@@ -114,7 +120,7 @@ def resumed(world_size: int, features: tuple[str, ...], without: tuple[str, ...]
         world_sizes=(world_size, world_size + 1, world_size + 2),
         fixed={
             "start": {"step": 0, "moments": "zero"},
-            "optimizer": {"kind": optimizer_of(features)},
+            "optimizer": json.loads(optimizer),
         },
         having=(*wanted, *tried),
     )
@@ -164,7 +170,8 @@ _TRIED = ("resume-killed", "resume-flip", "resume-truncate", "resume-remove", "r
 def cases_for(fault: Fault) -> Iterator[Case]:
     """Up to MOST cases, of the smallest world size that shows it and of the next."""
     if fault.obligation in RESUME:
-        yield from resumed(fault.world, fault.features, fault.without)[:MOST]
+        optimizer = optimizer_of_fault(fault)
+        yield from resumed(fault.world, fault.features, fault.without, optimizer)[:MOST]
         return
     replicates = "two-axes" in fault.features
     queues = [

@@ -164,6 +164,22 @@ def test_what_is_not_finite_gives_no_room() -> None:
     assert estimate_by_tensor(one, [one], ParameterLayout.of_places([])).loss == 0.0
 
 
+def test_elements_of_one_tensor_that_hardly_moved_by_chance_have_the_median_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.empty(64, 32).normal_(generator=generator)
+
+    def product() -> torch.Tensor:
+        return (matrix @ matrix.T @ matrix).reshape(-1)
+
+    alone = round_off(product, product())
+    pooled = round_off(product, product(), pools=(matrix.numel(),))
+    median = float(alone.median())
+    assert torch.equal(pooled, alone.clamp(min=median))
+    assert float(alone.min()) < 0.7 * median == 0.7 * float(pooled.min())
+    apart = round_off(product, product(), pools=(1024, 1024))
+    assert torch.equal(apart[:1024], alone[:1024].clamp(min=float(alone[:1024].median())))
+
+
 def test_a_step_is_moved_in_place_and_by_products_that_cancel() -> None:
     """g + w p = 0 hides how the product was rounded; a count of steps is never moved."""
     p, count = torch.full((64,), 0.75), torch.tensor(3.0)

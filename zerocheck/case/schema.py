@@ -72,6 +72,8 @@ DamageKind = Literal["none", "flip", "truncate", "remove", "mix"]
 CheckpointKind = Literal["distributed", "full", "sharded"]
 CompileKind = Literal["none", "eager", "aot_eager", "inductor"]
 OffloadKind = Literal["none", "pageable", "pinned"]
+RESERVED = frozenset(("parameter", "master", "gradient", "step", "buffer", "padding"))
+"""Roles of what a rank holds that is no optimizer state: names that no state may have."""
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 UserPath = Annotated[str, Meta(min_length=1, max_length=512)]
 OptionText = Annotated[str, Meta(max_length=256)]

@@ -8,7 +8,7 @@ from ..catalogue import NAMED, check_factory
 from ..errors import UsageError, unknown
 from .codec import from_plain, to_plain
 from .mesh import INNER, fits
-from .schema import MAX_WORLD_SIZE, Block, Case, OptimizerKind
+from .schema import MAX_WORLD_SIZE, RESERVED, Block, Case, OptimizerKind
 from .shapes import (
     activation_elements,
     call_order,
@@ -225,9 +225,11 @@ def _check_optimizer(case: Case) -> None:
     if user is not None:
         check_factory(user.location)
         names = [one.name for one in user.states]
-        reserved = sorted({*names} & {"parameter", "master", "gradient", "step", "buffer"})
-        if reserved or len({*names}) < len(names):
-            raise UsageError(f"optimizer.user.states has {names}; allowed: each name once")
+        if RESERVED.intersection(names) or len({*names}) < len(names):
+            raise UsageError(
+                f"optimizer.user.states has {names}; allowed: each name once, and none of "
+                f"{', '.join(sorted(RESERVED))}"
+            )
         if not user.bf16 and "bf16" in parameter_dtypes(case.model).values():
             raise UsageError(
                 f"the model has parameters in bf16, which {user.location} does not take; allowed: "

@@ -246,6 +246,14 @@ REDUCED_IN = family(
     format=("bf16", "fp16"),
     attributed=r"(rounded to|summed over ranks in) (bf16|fp16)",
 )
+SIGN_BEFORE_THE_REDUCTION = cause(
+    "sign before the reduction",
+    of=("gradient",),
+    tier=2,
+    shows="The gradient is the mean or the sum of the signs of local gradients.",
+    usual="An optimizer that takes a sign, as Lion, takes it of each rank's gradient.",
+    attributed=r"the sign was taken of",
+)
 ACCUMULATED_IN = family(
     "accumulated in {format}",
     of=("gradient",),

@@ -16,7 +16,7 @@ MOMENTS_LOST = cause(
     of=("roundtrip",),
     shows="Moments are 0 after the load.",
     usual="The optimizer's state is not saved, or its load is lazy.",
-    attributed=r"^(?!.*step count).*(exp_avg|momentum_buffer)[^;]*(?<!\]) (is|are) 0(;|$)",
+    attributed=r"^(?!.*step count).*(exp_avg|momentum_buffer|mean)[^;]*(?<!\]) (is|are) 0(;|$)",
 )
 OPTIMIZER_STATE_LOST = cause(
     "optimizer state lost",
@@ -79,7 +79,7 @@ STEP_COUNT_LOST = cause(
     of=("roundtrip",),
     shows="The step count is 0 after the load.",
     usual="It is not saved with the moments.",
-    attributed=r"^(?!.*(exp_avg|momentum_buffer)).*step count of [^;]* is 0,",
+    attributed=r"^(?!.*(exp_avg|momentum_buffer|mean)).*step count of [^;]* is 0,",
 )
 STEP_COUNT_OF_AN_EARLIER_STEP = cause(
     "step count of an earlier step",
@@ -121,7 +121,7 @@ PART_OF_THE_MOMENTS_LOST = cause(
     of=("roundtrip",),
     shows="A part of the moments is 0 after the load.",
     usual="Shards of a rank that is gone are not read.",
-    attributed=r"(exp_avg|momentum_buffer)[^;]*(\]|ranges|shards? of [^;]*) (is|are) 0(;|$)",
+    attributed=r"(exp_avg|momentum_buffer|mean)[^;]*(\]|ranges|shards? of [^;]*) (is|are) 0(;|$)",
 )
 ELEMENTS_MOVED_OTHERS_0 = cause(
     "elements moved, others 0",

@@ -37,7 +37,7 @@ WEIGHT_DECAY_MISSING = cause(
     of=("update",),
     shows="Weight decay was not applied.",
     usual="Options of the parameter group are lost when the optimizer is wrapped.",
-    attributed=r"counts [^,]*\(no weight decay\)",
+    attributed=r"counts [^,]*\(no weight decay\)|without weight decay",
 )
 WEIGHT_DECAY_AFTER_THE_UPDATE = cause(
     "weight decay after the update",

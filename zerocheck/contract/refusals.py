@@ -97,7 +97,7 @@ WITHOUT_CLOSURE = (
 )
 
 
-def refused_while_run(device: torch.device, error: Exception, case: Case) -> str | None:
+def refused_while_run(device: torch.device, error: BaseException, case: Case) -> str | None:
     """Return the reason why torch cannot run a case that raised `error` in a step, or None."""
     kinds = {block.kind for block in case.model.blocks}
     calls = call_order(case.model)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..case.schema import RESERVED
+
 Role = str
 """One of OF_NO_STATE, or the name of an optimizer state of the parameter's shape: "exp_avg"."""
 
-OF_NO_STATE = frozenset(("parameter", "master", "gradient", "step", "buffer", "padding"))
+OF_NO_STATE = RESERVED
 """Roles of all that is no such state."""
 
 Index = tuple[slice, ...] | slice

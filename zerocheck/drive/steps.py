@@ -26,8 +26,9 @@ from ..contract.implementation import (
     Step,
     StepReport,
 )
+from ..contract.refusals import refused_while_run
 from ..devices import CPU, processor
-from ..errors import UsageError, unknown
+from ..errors import Unsupported, UsageError, unknown
 from ..execution.graph import GraphNotes
 from ..models.batches import batch, loss_of, weight
 from ..models.network import build_model
@@ -156,6 +157,9 @@ class Driver:
             try:
                 self.checkpoints.load(subject)
             except (Exception, CheckpointException) as error:  # that of dcp is no Exception
+                reason = refused_while_run(self.device, error, self.case)
+                if reason is not None:  # of any case like it, and not of the checkpoint
+                    raise Unsupported(reason) from error
                 refused = CheckpointObservation(refused=gist(error))
                 return RankObservation(checkpoint=refused)
             first = self.case.training.first

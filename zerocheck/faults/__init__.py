@@ -42,6 +42,7 @@
 - `unsharded.py`: faults in optimizers of torch that are their own reference
 - `unused.py`: faults with parameters that have no gradient, or no place in the buffers
 - `update.py`: faults in AdamW itself and in its inputs
+- `user_optimizer.py`: faults in sharding optimizers of the user's own
 - `window.py`: faults within a step: memory is right at the end of each phase, and too large before
 - `elsewhere/`: bugs of other frameworks, planted to measure a diagnosis that did not know them
 - `injections/`: faults injected at the collectives of any implementation

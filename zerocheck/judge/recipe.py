@@ -136,6 +136,7 @@ class UpdateRecipe(NamedTuple):
             None if place is None else place.strides,
             held=place is not None
             and any(place.name in before.present.get(role, ()) for role in roles),
+            parts=max(self.ranks, default=1),
         )
 
 

@@ -65,7 +65,7 @@ class UpdateJudge:
         if not failed:
             return share, None
         explained = WrongUpdate(self.layout, self.recipe, self.readings, update, step)
-        violation, *others = (explained.violation(one) for one in failed)
+        violation, *others = explained.violations(failed)
         if others:
             violation = msgspec.structs.replace(violation, parts=(violation, *others))
         return float(failed[0].misfit.ratio.max()), violation

@@ -42,10 +42,23 @@ class WrongUpdate:
         self.update = update
         self.step = step
 
-    def violation(self, wrong: WrongRole) -> Violation:
-        """Return the violation of a role that is wrong."""
+    def violations(self, failed: Sequence[WrongRole]) -> list[Violation]:
+        """Return the violation of each role that is wrong.
+
+        Each with the attribution of all of its role: parameters may be judged one by one.
+        """
+        found = [self._violation(one) for one in failed]
+        for role in dict.fromkeys(one.role for one in failed):
+            alike = [one for one in failed if one.role == role]
+            made_of = guarded(lambda alike=alike: self._attribution(alike))  # type: ignore[misc]
+            for number, one in enumerate(failed):
+                if one.role == role:
+                    found[number] = msgspec.structs.replace(found[number], attribution=made_of)
+        return found
+
+    def _violation(self, wrong: WrongRole) -> Violation:
         text, names = self._words(wrong)
-        violation = describe(
+        return describe(
             wrong.misfit,
             self.layout,
             obligation="update",
@@ -56,30 +69,33 @@ class WrongUpdate:
             explanation=text,
             causes=names,
         )
-        made_of = guarded(lambda: self._attribution(wrong))
-        return msgspec.structs.replace(violation, attribution=made_of)
 
-    def _attribution(self, wrong: WrongRole) -> str:
-        """Say which edit of the optimizer's equation gives the wrong tensors of a role."""
-        places = self._wrong_places(wrong)
-        whole = self._edited(wrong, places)
-        found = {whole: places} if whole else {}
-        if not whole:
-            for place in places:
+    def _attribution(self, failed: Sequence[WrongRole]) -> str:
+        """Say which edits of the optimizer's equation give the wrong tensors of one role."""
+        role = failed[0].role
+        found: dict[str, list[ParameterPlace]] = {}
+        every = 0
+        for wrong in failed:
+            places = self._wrong_places(wrong)
+            every += len(places)
+            whole = self._edited(wrong, places)
+            if whole:
+                found.setdefault(whole, []).extend(places)
+            for place in () if whole or len(places) == 1 else places:
                 words = self._edited(wrong, [place])
                 if words:
                     found.setdefault(words, []).append(place)
         mastered = self.update.after.mastered
         parts = []
         for words, of in found.items():
-            role = wrong.role
+            name = role
             if role == "parameter" and mastered is not None:
                 masters = [bool(mastered[one.start : one.stop].any()) for one in of]
-                role = "master parameter" if all(masters) else role
-            parts.append(f"{role} of {tensors([one.name for one in of], self.layout)}: {words}")
+                name = "master parameter" if all(masters) else role
+            parts.append(f"{name} of {tensors([one.name for one in of], self.layout)}: {words}")
         explained = sum(map(len, found.values()))
-        if parts and explained < len(places):
-            parts.append(f"{len(places) - explained} more tensors are not explained")
+        if parts and explained < every:
+            parts.append(f"{every - explained} more tensors are not explained")
         return "; ".join(parts)
 
     def _edited(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> str:

@@ -29,7 +29,8 @@ class UpdateElements(NamedTuple):
     parameter: before; gradient: negated with maximize; old, new: states by role, before and after,
     zeros where the optimizer has none; error: what is not known of the gradient; format: of the
     parameter and the states; shape, strides: of the parameter, where these are the elements of a
-    whole one; strides None: contiguous; held: the optimizer has states of the parameter already.
+    whole one; strides None: contiguous; held: the optimizer has states of the parameter already;
+    parts: of it on different ranks, at most.
     """
 
     parameter: torch.Tensor
@@ -41,6 +42,7 @@ class UpdateElements(NamedTuple):
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
     held: bool = False
+    parts: int = 1
 
 
 class Segment(NamedTuple):

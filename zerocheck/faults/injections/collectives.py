@@ -168,6 +168,14 @@ class ReducedInBf16(InGradients):
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
+@injected("gradient", bugs.SIGN_BEFORE_THE_REDUCTION, source="seen often")
+class SignedBeforeReduced(InGradients):
+    """The sign of each rank's gradient is sent, where that of the reduced one is wanted."""
+
+    def before(self, call: CollectiveCall) -> None:
+        call.give(lambda mine: mine.sign())
+
+
 @injected(
     "clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",),
     without=("loss-scale",),

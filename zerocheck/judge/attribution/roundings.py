@@ -2,7 +2,7 @@
 
 A loss that is scaled or weighted before its backward rounds otherwise all the way, so that weights
 fit closely and not within the bounds: the backward is run again with that scale. Terms may also be
-rounded to a narrower format on their way.
+rounded to a narrower format on their way, or to their sign.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def rounded_terms(search: GradientSearch) -> tuple[str, Sequence[int]] | None:
         wrong[search.cells[number].positions] = True
     every = search.open
     found: dict[tuple[int, ...], list[str]] = {}
-    for candidate in rounding.candidates(search.evidence):
+    for candidate in (*rounding.candidates(search.evidence), *rounding.signs(search.evidence)):
         numbers = tuple(n for n in every if inside(search.cells[n], candidate.enclosures[0]))
         found.setdefault(numbers, []).append(candidate.sentence)
     most = max(found, key=len, default=())

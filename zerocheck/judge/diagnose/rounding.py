@@ -1,4 +1,7 @@
-"""Causes of a wrong gradient whose terms were rounded to a narrower format before the sum."""
+"""Causes of a wrong gradient whose terms were rounded to a narrower format before the sum.
+
+Or to one bit, their sign.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,21 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
             )
 
 
+def signs(evidence: Evidence) -> Iterator[Candidate]:
+    """Iterate over sums and means of the signs of local gradients, which are exact."""
+    world, count = evidence.passes.gradients.shape[:2]
+    given: list[tuple[str, Terms]] = [("each rank's gradient", _in_all)]
+    if count > 1:
+        given.append(("the gradient of each microbatch", everything))
+    for words, terms in given:
+        for divisor in dict.fromkeys((1.0, float(world), float(evidence.divisor))):
+            yield Candidate(
+                bugs.SIGN_BEFORE_THE_REDUCTION,
+                f"the sign was taken of {words}, and not of the reduced one",
+                [enclosed_sum(evidence, partial(_sign, terms), divisor, exactly_given=True)],
+            )
+
+
 def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     """Sum over ranks in a narrower format, as an enclosure.
 
@@ -97,6 +115,10 @@ def _in_all(local: torch.Tensor) -> torch.Tensor:
     for number in range(1, local.shape[1]):
         total += local[:, number]  # one after the other, as autograd adds them
     return total.unsqueeze(1)
+
+
+def _sign(terms: Terms, local: torch.Tensor) -> torch.Tensor:
+    return terms(local).sign()
 
 
 def _rounded(terms: Terms, dtype: torch.dtype, divisor: int, local: torch.Tensor) -> torch.Tensor:

@@ -17,13 +17,14 @@ verdict is an estimate.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from zerocheck_reference import Adjustment, adjusted, orthogonalized
 
-from ...execution.operator_noise import round_off
+from ...execution.operator_noise import PartedNoise, round_off
 from ...floating_point import FP32, Enclosure, Format, U, rounded
 from ..specification import UpdateElements
 
@@ -86,19 +87,21 @@ def as_matrix(e: UpdateElements, vector: torch.Tensor) -> torch.Tensor:
 
 def parameter(e: UpdateElements, b: torch.Tensor, s: MuonScalars) -> Enclosure:
     """p (1 - lr wd) - lr r O, with O from the *observed* new buffer b and the gradient."""
-    return stepped(e, *orthogonal(direction(e, b, s), s), s)
+    return stepped(e, *orthogonal(direction(e, b, s), s, e.parts), s)
 
 
 def orthogonal(
     d: torch.Tensor,
     s: MuonScalars,
+    parts: int = 1,
     *,
     steps: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Enclosure:
     """Enclose the flat O of a matrix d: exactly by the same kernels, else by an estimate.
 
-    steps: of Newton-Schulz, None: of the optimizer; dtype: of it.
+    parts: of the matrix on different ranks, at most; steps: of Newton-Schulz, None: of the
+    optimizer; dtype: of it.
     """
 
     def made() -> torch.Tensor:
@@ -106,8 +109,11 @@ def orthogonal(
         return orthogonalized(d, steps=count, dtype=dtype).reshape(-1)
 
     exact = made()
-    off = round_off(made, exact) if s.estimated else torch.zeros_like(exact, dtype=torch.float64)
-    return Enclosure(exact.double(), off)
+    if not s.estimated:
+        return Enclosure(exact.double(), torch.zeros_like(exact, dtype=torch.float64))
+    return Enclosure(
+        exact.double(), round_off(made, exact, partial(PartedNoise, parts=parts), (exact.numel(),))
+    )
 
 
 def stepped(

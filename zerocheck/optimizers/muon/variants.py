@@ -83,7 +83,7 @@ def _of_parameter(segment: Segment) -> Named:
     new, old = e.new["momentum_buffer"], e.old["momentum_buffer"]
     rate = s.lr * adjusted(e.shape, s.adjustment)
     d = bounds.direction(e, new, s)
-    update, off = bounds.orthogonal(d, s)
+    update, off = bounds.orthogonal(d, s, e.parts)
 
     def with_(rate: float = rate, **changed: float) -> Enclosure:
         return bounds.stepped(e, update, off, s._replace(**changed), rate=rate)
@@ -104,16 +104,16 @@ def _of_parameter(segment: Segment) -> Named:
             for factors in (None, _scales(e, parts, s, 0)):
                 yield bugs.ORTHOGONALIZED_IN_PARTS, _scaled(e, s, whole, apart, rate, factors)
     yield bugs.NOT_ORTHOGONALIZED, bounds.stepped(e, d.double().reshape(-1), 0.0, s, rate=rate)
-    other, apart = bounds.orthogonal(d, s, dtype=torch.float32)
+    other, apart = bounds.orthogonal(d, s, e.parts, dtype=torch.float32)
     yield bugs.ORTHOGONALIZED_IN_ANOTHER_DTYPE, bounds.stepped(e, other, apart, s, rate=rate)
     for steps in ITERATIONS:
-        other, apart = bounds.orthogonal(d, s, steps=steps)
+        other, apart = bounds.orthogonal(d, s, e.parts, steps=steps)
         yield (
             bugs.ANOTHER_NUMBER_OF_ITERATIONS,
             bounds.stepped(e, other, apart, s, rate=rate),
         )
     for name, elements, buffer, changed in _inputs(segment, new, old):
-        other, apart = bounds.orthogonal(bounds.direction(elements, buffer, changed), s)
+        other, apart = bounds.orthogonal(bounds.direction(elements, buffer, changed), s, e.parts)
         yield name, bounds.stepped(e, other, apart, s, rate=rate)
     yield from _of_decay(segment, update, off, rate)
     for other_rate in segment.rates:

@@ -12,6 +12,7 @@ A class of the user's may compute with whole parameters, and is given one in its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -141,7 +142,9 @@ def enclosures(
     if scalars.estimated:
         # One operation after the other, so that the round-off of each is moved.
         slow = scalars.with_options(**_one_by_one(scalars.options))
-        off = round_off(lambda: made(slow), exact, StepNoise)
+        whole = scalars.user is not None and not scalars.user.elementwise
+        pools = [p.numel()] * len(roles) if whole else ()
+        off = round_off(lambda: made(slow), exact, partial(StepNoise, parts=e.parts), pools)
     return {
         role: Enclosure(middle, width)
         for role, middle, width in zip(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...case.schema import CountKind, UserOptimizer, UserState
+from ...case.schema import RESERVED, CountKind, UserOptimizer, UserState
 from ...catalogue import check_factory
 from ...errors import UsageError
 from ...user_code import import_user_code
@@ -155,6 +155,11 @@ class _Look:
             for name, value in state.items():
                 if name == "step":
                     counts.add(self._count(value))
+                elif name in RESERVED:
+                    raise self._refused(
+                        f"has the state {name!r}, a name that zerocheck has for something else "
+                        f"({', '.join(sorted(RESERVED))}); needed is another one"
+                    )
                 elif isinstance(value, torch.Tensor) and value.shape == start.shape:
                     if value.dtype not in WIDTHS:
                         raise self._refused(

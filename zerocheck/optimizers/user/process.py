@@ -47,6 +47,7 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, float | bool]
     taken: int
     held: bool
+    parts: int
     estimated: bool
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
@@ -82,6 +83,7 @@ def enclosures(
         options=dict(scalars.options),
         taken=scalars.taken,
         held=e.held,
+        parts=e.parts,
         estimated=scalars.estimated,
         shape=e.shape,
         strides=e.strides,
@@ -193,6 +195,7 @@ def answered(request: StepRequest) -> StepReply:
         shape=request.shape,
         strides=request.strides,
         held=request.held,
+        parts=request.parts,
     )
     names = tuple(one.name for one in user.states)
     try:

@@ -1,0 +1,111 @@
+"""`--optimizer path/to/file.py:Class`: the user's own optimizer under each implementation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import own_optimizers
+import pytest
+
+from zerocheck.case.schema import Case
+from zerocheck.errors import UsageError
+from zerocheck.protocol.replies import Description
+from zerocheck.ranks.pool import Pool
+from zerocheck.run import engine
+from zerocheck.run.execute.user_optimizer import with_optimizers
+from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.records import CaseFinished
+from zerocheck.run.records.tally import Tally, tally
+from zerocheck.run.replay import replay
+
+LION, NORMALIZED, RIGHT, WRONG, FIXING = (
+    f"{own_optimizers.__file__}:{name}"
+    for name in ("Lion", "Normalized", "right", "wrong", "fixing")
+)
+
+
+class Run:
+    def __init__(self, pool: Pool, folder: Path) -> None:
+        self.pool, self.folder = pool, folder
+        self.records: list[Any] = []
+
+    def __call__(self, *names: str, **given: Any) -> Tally:
+        self.records = []
+        options = RunOptions(
+            **{
+                "implementations": names,
+                "world_sizes": (2, 3),
+                "max_cases": 4,
+                "shrink": False,
+                "report_dir": self.folder,
+                **given,
+            }
+        )
+        engine.run(options, (self,), ranks=self.pool)
+        return tally(self.records)
+
+    def handle(self, record: Any) -> None:
+        self.records.append(record)
+
+    def cases(self) -> list[Case]:
+        return [one.case for one in self.records if isinstance(one, CaseFinished)]
+
+
+@pytest.fixture
+def run(pool: Pool, tmp_path: Path) -> Run:
+    return Run(pool, tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", [LION, NORMALIZED])
+def test_right_implementations_hold_and_resume(run: Run, optimizer: str) -> None:
+    names = ("ddp", "fsdp2", "zero2")
+    counted = run(*names, optimizer=optimizer, obligations=("update", "roundtrip", "continuation"))
+    for name in names:
+        assert not [one for one in counted.findings_of(name) if one.known is None]
+        assert counted.implementations[name].cells["update"].status in ("holds", "known")
+    for case in run.cases():
+        assert case.optimizer.user is not None and case.optimizer.user.location == optimizer
+    assert {case.start.step > 0 for case in run.cases()} == {True, False}
+
+
+def test_a_wrong_sharding_is_named_and_replayed(run: Run) -> None:
+    counted = run(RIGHT, WRONG, optimizer=NORMALIZED, shrink=True, world_sizes=(2,))
+    assert not counted.findings_of(RIGHT)
+    (finding,) = counted.findings_of(WRONG)
+    assert finding.causes == ("step of each shard alone",)
+    assert finding.violation is not None
+    assert "run on the rows of each of 2 ranks alone" in finding.violation.attribution
+    assert finding.optimizer == NORMALIZED and "2 ranks" in finding.size
+    path = Path(finding.case_file)
+    with pytest.raises(UsageError, match=f"let its code run: --optimizer {NORMALIZED}"):
+        replay(path, implementation=WRONG)
+    again = replay(path, implementation=WRONG, optimizer=NORMALIZED, ranks=run.pool)
+    assert again.exit_code == 1 and again.verdict.startswith("reproduced bit for bit")
+    right = replay(path, implementation=RIGHT, optimizer=NORMALIZED, ranks=run.pool)
+    assert right.exit_code == 0
+    other = replay(path, implementation=RIGHT, optimizer=LION, ranks=run.pool)
+    assert "the optimizer is not that of the file" in other.verdict
+
+
+def test_an_implementation_may_say_which_it_has(run: Run) -> None:
+    counted = run(FIXING, max_cases=2)
+    assert counted.implementations[FIXING].cells["update"].status == "holds"
+    assert all(case.optimizer.user is not None for case in run.cases())
+    with pytest.raises(UsageError, match=r"has the optimizer .*:Normalized of its own"):
+        run(FIXING, optimizer=LION)
+
+
+def test_another_optimizer_than_that_of_the_cases_is_refused(run: Run) -> None:
+    with pytest.raises(UsageError, match="Normalized, whose state has 'step', 'momentum', and no"):
+        run(RIGHT, optimizer=LION)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "why"),
+    [({"kind": "sgd"}, "has sgd"), (f"{own_optimizers.__file__}:Normalized", "of its own")],
+)
+def test_two_optimizers_do_not_go_together(run: Run, fixed: object, why: str) -> None:
+    described = {"mine": Description(fixed={"optimizer": fixed})}
+    with pytest.raises(UsageError, match=why):
+        with_optimizers(run.pool, described, LION, world_size=2)

@@ -1,0 +1,141 @@
+"""Faults in sharding optimizers of the user's own: steps of shards, states and counts that go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from .. import causes as bugs
+from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
+from ..case.schema import Case
+from ..contract.groups import groups
+from .fault import fault
+from .parts import WithOptimizer
+
+
+class SignedMomentum(torch.optim.Optimizer):
+    """Lion: moves by the sign of a mean. Elementwise, and without a step count."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                mean = state.setdefault("mean", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(torch.lerp(mean, p.grad, 0.1).sign_(), alpha=group["lr"])
+                mean.lerp_(p.grad, 0.01)
+
+
+class NormalizedMomentum(torch.optim.Optimizer):
+    """Moves by a momentum over its norm: needs whole parameters. Counts in an int."""
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["step"], state["momentum"] = 0, torch.zeros_like(p)
+                state["step"] += 1
+                state["momentum"].mul_(0.9).add_(p.grad)
+                self.move(p, state["momentum"], group["lr"] / state["step"] ** 0.5)
+
+    def move(self, p: torch.Tensor, momentum: torch.Tensor, rate: float) -> None:
+        """Move a parameter along its momentum."""
+        p.sub_(momentum / (momentum.norm() + 1e-8), alpha=rate)
+
+
+def _fixed(kind: type, *, elementwise: bool) -> Mapping[str, Any]:
+    """Return the fields of a case with one of these classes, as inspection finds them."""
+    state = {"name": "mean" if elementwise else "momentum", "size": 0.1 if elementwise else 5.0}
+    user = {
+        "location": f"{__name__}:{kind.__name__}",
+        "states": [state],
+        "count": "none" if elementwise else "int",
+        "elementwise": elementwise,
+        "weight_decay": elementwise,
+    }
+    return {"optimizer": {"kind": "user", "user": user}, "training": {"loss_scale": None}}
+
+
+class _OfShards(NormalizedMomentum):
+    def move(self, p: torch.Tensor, momentum: torch.Tensor, rate: float) -> None:
+        if isinstance(p, DTensor) and isinstance(momentum, DTensor):
+            p, momentum = p.to_local(), momentum.to_local()
+        super().move(p, momentum, rate)
+
+
+@fault("fsdp2", "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18")
+class NormOfTheShard(Fsdp2):
+    """An optimizer that needs whole parameters is given the local shards."""
+
+    fixed: ClassVar[Mapping[str, Any]] = _fixed(NormalizedMomentum, elementwise=False)
+    options: ClassVar[tuple[str, ...]] = tuple(
+        one for one in Fsdp2.options if one != "optimizer_first"
+    )
+
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+        return _OfShards(groups(model, case))
+
+
+class _NewCount(ShardedOptimizer):
+    def restore_counts(self) -> None:
+        super().restore_counts()
+        for state in self.optimizer.state.values():
+            state["step"] = 0
+
+
+@fault("zero1", "roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920")
+class CountOfTheUsersLost(WithOptimizer):
+    """A step count that is an int is in no checkpoint, and starts at 0 after a load."""
+
+    fixed = _fixed(NormalizedMomentum, elementwise=False)
+    kind = _NewCount
+
+
+class _WithoutDecay(ShardedOptimizer):
+    def step(self, rates: Sequence[float]) -> None:
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+        super().step(rates)
+
+
+@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
+class DecayOfTheUsersLost(WithOptimizer):
+    """The options of the groups are lost when the user's optimizer is made of shards."""
+
+    fixed = _fixed(SignedMomentum, elementwise=True)
+    kind = _WithoutDecay
+
+
+class _NewMean(ShardedOptimizer):
+    def restore_counts(self) -> None:
+        super().restore_counts()
+        for state in self.optimizer.state.values():
+            state["mean"].zero_()
+
+
+@fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="lerobot #4658")
+class MeanOfTheUsersLost(WithOptimizer):
+    """The states of an optimizer that the checkpoint does not know are not loaded."""
+
+    fixed = _fixed(SignedMomentum, elementwise=True)
+    kind = _NewMean
