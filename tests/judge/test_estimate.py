@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from zerocheck.contract.semantics import Semantics
 from zerocheck.execution.operator_noise import (
     CancellationNoise,
     OperatorNoise,
+    PartedNoise,
     StepNoise,
     round_off,
 )
@@ -25,6 +27,7 @@ from zerocheck.judge.obligations import buffers, loss
 from zerocheck.judge.perturbation import moved, rounding_otherwise
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import StepObservation
+from zerocheck_reference import unit_roundoff
 
 U = 2.0**-24
 CASE = Case(
@@ -194,3 +197,28 @@ def test_a_step_is_moved_in_place_and_by_products_that_cancel() -> None:
     assert float(round_off(step, exact, StepNoise).min()) >= 2.0**-24 * 0.375
     assert float(round_off(step, exact).max()) == 0.0
     assert float(count) == 4.0
+
+
+@pytest.mark.parametrize("operator", ["mm", "bmm", "addmm", "baddbmm"])
+def test_products_of_sharded_matrices_are_moved_by_a_rounding_of_each_part(operator: str) -> None:
+    """Parts that cancel are rounded by themselves, and the result shows nothing of it."""
+    sharp = torch.full((4, 3), 256.0)
+    one = torch.cat([sharp, -sharp], dim=1).bfloat16()
+    other = torch.ones(6, 5).bfloat16()
+    inputs = [one, other]
+    if operator.startswith("b"):
+        inputs = [tensor.unsqueeze(0) for tensor in inputs]
+    if "add" in operator:
+        inputs = [torch.zeros_like(inputs[0] @ inputs[1]), *inputs]
+    product = getattr(torch, operator)
+
+    def made() -> torch.Tensor:
+        found: torch.Tensor = product(*inputs)
+        return found
+
+    exact = made()
+    assert not bool(exact.any())
+    whole, parted = (round_off(made, exact, partial(PartedNoise, parts=parts)) for parts in (1, 2))
+    part = 768 * unit_roundoff(torch.bfloat16)
+    assert float(whole.max()) == 0.0
+    assert float(parted.min()) >= part
