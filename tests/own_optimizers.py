@@ -65,6 +65,21 @@ class OfShards(Normalized):
         p._local_tensor.sub_(mine / (mine.norm() + 1e-8), alpha=rate)
 
 
+class Derived(torch.optim.AdamW):
+    """Of torch's own, with a state and an option more."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, lr=lr)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p].setdefault("average", torch.zeros_like(p)).lerp_(p, 0.5)
+
+
 def right(model, case, mesh):
     """FSDP2 with the optimizer of the case."""
     fully_shard(model, mesh=mesh)

@@ -41,7 +41,8 @@ def cases(
     line; without one every case that zerocheck draws is there. world_sizes: numbers of ranks, those
     of `--profile quick` by default; features: only cases that have all of them, see `zerocheck
     list`; fixed: nested fields that are not drawn, such as {"training": {"clip": None}}; model:
-    your own in every case, `path/to/file.py:factory`; optimizer: of every case, "adamw" or "sgd".
+    your own in every case, `path/to/file.py:factory`; optimizer: of every case, "sgd" or
+    `path/to/file.py:Class`, a class of your own.
 
     Raises UsageError for arguments that cannot be used. The test raises it if no case has these
     features, or none is supported: the implementation is asked in rank processes, when the test

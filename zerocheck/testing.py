@@ -207,9 +207,9 @@ def parametrize_with_checks(
     line. The others are the options of `zerocheck run`, with the same defaults, so the same seed
     has the same verdicts; obligations: names, or sets of them such as "resume"; known_issues: files
     of known issues, or "none"; model: your own in every case, `path/to/file.py:factory`, as
-    `--model`; optimizer: of every case, "adamw" or "sgd". Missing settings are taken from pytest's
-    ini file, then from `[tool.zerocheck]` in pyproject.toml; `pytest --zerocheck-NAME` is taken
-    before all of them. Raises UsageError for what cannot be used.
+    `--model`; optimizer: of every case, "sgd" or `path/to/file.py:Class`. Missing settings are
+    taken from pytest's ini file, then from `[tool.zerocheck]` in pyproject.toml; `pytest
+    --zerocheck-NAME` is taken before all of them. Raises UsageError for what cannot be used.
 
         @zerocheck.parametrize_with_checks([MyFSDP, "fsdp2"], profile="ci")
         def test_sharding(check):

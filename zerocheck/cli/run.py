@@ -68,7 +68,8 @@ def run(
         backend=backend,
         **as_options(settings),
     )
-    for name in (*options.implementations, *filter(None, [options.model])):
+    own = [one for one in (options.model, options.optimizer) if one is not None and ":" in one]
+    for name in (*options.implementations, *own):
         check_file(innermost(name))
     note_configs(options.implementations)
     return start_run(options)

@@ -79,7 +79,7 @@ class BuiltImplementation(Implementation):
     """Add "loss_scale" where `build` gives a scaler."""
     keeps: ClassVar[Collection[Kept]] = ("data", "rng")
 
-    avoids_torch_faults: ClassVar[bool] = True
+    avoids_torch_faults: bool = True
     """Listed faults of torch, for which this code is not to blame, are avoided: `save` and `export`
     go round them, and cases that show others are unsupported. What tests torch itself is False."""
 
@@ -100,6 +100,8 @@ class BuiltImplementation(Implementation):
         if reduces_unused(built.model):
             self.semantics = replace(self.semantics, unused="zero")
         _refuse_extras(built, case)
+        if case.optimizer.user is not None:  # it is the user's optimizer that is checked
+            self.avoids_torch_faults = True
         self.case = case
         self.built = built
         self.flats: list[FlatHandle] = flat_parameters(built.model)

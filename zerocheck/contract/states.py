@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
-from ..optimizers import OptimizerSpecification, StateRole, known_optimizer
+from ..optimizers import OptimizerSpecification, StateRole, UpdateRule, known_optimizer
 from .optimizers import Optimizers
 from .shard import Role
 
@@ -99,7 +99,7 @@ class States:
     def _set_scalars(self, entry: dict[str, Any], parameter: torch.Tensor, count: int) -> None:
         """Set the states that are one number, of an optimizer of torch that has some."""
         holder = self.optimizers.holder_of(parameter)
-        known = None if holder is None or self.declared is not None else known_optimizer(holder)
+        known = self._known(holder)
         if holder is None or known is None:
             return
         for group in holder.param_groups:
@@ -135,14 +135,18 @@ class States:
 
     def _check_roles(self, parameter: torch.Tensor, name: str, roles: list[StateRole]) -> None:
         """Raise Unsupported for states that the optimizer of a parameter does not have."""
-        holder = self.optimizers.holder_of(parameter)
-        known = None if holder is None or self.declared is not None else known_optimizer(holder)
+        known = self._known(self.optimizers.holder_of(parameter))
         foreign = [role for role in roles if known is not None and role not in known.states]
         if known is not None and foreign:
             raise Unsupported(
                 f"it cannot start in mid-training: {known.name} updates {name}, and has no "
                 f"{' or '.join(foreign)}"
             )
+
+    def _known(self, holder: torch.optim.Optimizer | None) -> UpdateRule | None:
+        """Return the rule of an optimizer of torch; None where the user says what states are."""
+        of_user = self.declared is not None or self.optimizer.kind == "user"
+        return None if holder is None or of_user else known_optimizer(holder)
 
     def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
         """Return True if another rank may have the state of a parameter."""

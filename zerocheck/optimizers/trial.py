@@ -37,10 +37,12 @@ def template_of(
     """
     kind = type(optimizer)
     known = known_optimizer(optimizer)
-    if isinstance(wanted, User) and known is None:
-        if kind is not wanted.torch_class:
+    if isinstance(wanted, User):
+        mine = isinstance(optimizer, wanted.torch_class)
+        if not mine and known is None:
             _check_states(optimizer, keys, wanted)
-        return wanted.template()
+        if mine or known is None:
+            return wanted.template()
     alike = tuple(kind for rule in wanted.rules for kind in rule.lookalikes)
     if known in wanted.rules or isinstance(optimizer, alike):
         return None

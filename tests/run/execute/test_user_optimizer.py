@@ -19,9 +19,9 @@ from zerocheck.run.records.records import CaseFinished
 from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
 
-LION, NORMALIZED, RIGHT, WRONG, FIXING = (
+LION, NORMALIZED, DERIVED, RIGHT, WRONG, FIXING = (
     f"{own_optimizers.__file__}:{name}"
-    for name in ("Lion", "Normalized", "right", "wrong", "fixing")
+    for name in ("Lion", "Normalized", "Derived", "right", "wrong", "fixing")
 )
 
 
@@ -57,7 +57,7 @@ def run(pool: Pool, tmp_path: Path) -> Run:
     return Run(pool, tmp_path)
 
 
-@pytest.mark.parametrize("optimizer", [LION, NORMALIZED])
+@pytest.mark.parametrize("optimizer", [LION, NORMALIZED, DERIVED])
 def test_right_implementations_hold_and_resume(run: Run, optimizer: str) -> None:
     names = ("ddp", "fsdp2", "zero2")
     counted = run(*names, optimizer=optimizer, obligations=("update", "roundtrip", "continuation"))

@@ -31,7 +31,7 @@ OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
 NOT_JUDGED = {
     "adafactor": "its states are rows and columns of a matrix, and not of the shape of a parameter",
     "lbfgs": "it calls the model several times in one step",
-    "lion": "torch has none",
+    "lion": "torch has none; name the class that you have, path/to/file.py:Lion",
     "sparseadam": "it takes sparse gradients",
 }
 """Optimizers that users ask for, with the reason for which none is judged."""
