@@ -111,7 +111,7 @@ class CountOfTheUsersLost(WithOptimizer):
     kind = _NewCount
 
 
-class _WithoutDecay(ShardedOptimizer):
+class _ForgetsDecay(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         for group in self.optimizer.param_groups:
             group["weight_decay"] = 0.0
@@ -123,7 +123,7 @@ class DecayOfTheUsersLost(WithOptimizer):
     """The options of the groups are lost when the user's optimizer is made of shards."""
 
     fixed = _fixed(SignedMomentum, elementwise=True)
-    kind = _WithoutDecay
+    kind = _ForgetsDecay
 
 
 class _NewMean(ShardedOptimizer):

@@ -37,7 +37,7 @@ def inspect_optimizer(location: str) -> UserOptimizer:
     """
     check_factory(location)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        return _Look(location).result()
+        return _Inspection(location).result()
 
 
 class _Tried(NamedTuple):
@@ -48,7 +48,7 @@ class _Tried(NamedTuple):
     group: Mapping[str, Any]
 
 
-class _Look:
+class _Inspection:
     def __init__(self, location: str) -> None:
         self.location = location
         found = import_user_code(location)
