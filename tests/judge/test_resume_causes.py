@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerocheck.case.schema import Case, Model, Precision
+from zerocheck.case.schema import Case, Group, Model, Optimizer, OptimizerKind, Precision
 from zerocheck.judge.diagnose.resume import ResumeEvidence, Wrong, causes
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.state import State
@@ -49,3 +49,23 @@ def test_moments_that_are_0_are_an_optimizer_state_lost_only_with_the_step_count
     assert ("optimizer state lost" in names) is lost and ("moments lost" in names) is not lost, (
         names
     )
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "adamw"])
+@pytest.mark.parametrize("moved", [False, True])
+def test_states_of_a_step_without_a_gradient_are_named(kind: OptimizerKind, moved: bool) -> None:
+    """Weight decay that is added to the gradient moves them; decoupled decay leaves them at 0."""
+    group = Group(weight_decay=0.1)
+    case = Case(optimizer=Optimizer(kind=kind, groups=(group,), momentum=0.9 * (kind == "sgd")))
+    model = build_model(case)
+    layout = ParameterLayout.of(model, case)
+    held = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+    role = "momentum_buffer" if kind == "sgd" else "exp_avg"
+    saved = dict.fromkeys((role, "exp_avg_sq"), torch.zeros(layout.size))
+    counts: list[float | None] = [0.0] * len(layout.places)
+    state = State(parameter=held, per_rank=[held], moments=saved, present={}, steps=counts)
+    known = ResumeEvidence(state, {}, 1, layout, case)
+    loaded = 0.1 * held * (1.0 if kind == "sgd" else 1 - group.beta1)
+    wrong = Wrong(role, 1.01 * loaded if moved else loaded, saved[role], loaded != 0)
+    named = causes([wrong], [], known)
+    assert named == (("optimizer stepped by the load",) if kind != "adamw" and not moved else ())

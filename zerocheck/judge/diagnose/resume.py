@@ -18,8 +18,10 @@ from ...models.blocks import DTYPES
 from ...models.network import build_model
 from ...models.start import scramble
 from ...optimizers import optimizer_of
-from ..compare import different_bits
+from ...optimizers.specification import UpdateElements
+from ..compare import compare, different_bits
 from ..layout import ParameterLayout, ParameterPlace
+from ..recipe import UpdateRecipe
 from ..state import State
 
 SENTENCES = {
@@ -155,7 +157,49 @@ def _of_role(wrong: Wrong, known: ResumeEvidence) -> list[str]:
             for p in places
         ):
             found[found.index(whole)] = part
+    if not found and moment and _stepped(wrong, places, known):
+        found = [bugs.OPTIMIZER_STEPPED_BY_THE_LOAD]
     return list(dict.fromkeys(found or _moved(wrong, places, layout)))
+
+
+def _stepped(wrong: Wrong, places: Sequence[ParameterPlace], known: ResumeEvidence) -> bool:
+    """Return True if a step without a gradient gives what was loaded.
+
+    torch takes one to make the states of parameters that have none; weight decay moves them. The
+    parameters are those that were saved, or of the model before the load.
+    """
+    saved, recipe = known.state, UpdateRecipe.of(known.case)
+    models = (saved.parameter, _fresh(wrong.loaded, known.case, known.layout))
+
+    def fits(place: ParameterPlace, parameters: torch.Tensor) -> bool:
+        here, rule = slice(place.start, place.stop), recipe.rule(place)
+        roles = rule.states_with(recipe.options)
+        count = saved.steps[known.layout.places.index(place)]
+        if wrong.role not in roles or not place.trainable:
+            return False
+        scalars = recipe.scalars(
+            rule,
+            place.group,
+            lr=recipe.options.groups[place.group].lr,
+            step=int(count or 0) + 1,
+            reading=rule.readings[-1],
+        )
+        old = {role: saved.moment(role)[here].double() for role in roles}
+        elements = UpdateElements(
+            parameters[here].double(),
+            torch.zeros(place.stop - place.start, dtype=torch.float64),
+            old,
+            {**old, wrong.role: wrong.loaded[here].double()},
+            format=place.format,
+            shape=place.shape,
+            strides=place.strides,
+            held=bool(count),
+        )
+        every = rule.enclosures(elements, scalars)
+        made = next(enclosure for role, enclosure in every if role == wrong.role)
+        return compare(wrong.loaded[here].double(), made)[1] is None
+
+    return any(all(fits(place, one) for place in places) for one in models)
 
 
 def _told(wrong: Wrong, place: ParameterPlace, moment: bool) -> torch.Tensor:
