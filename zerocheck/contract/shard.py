@@ -40,11 +40,6 @@ class Shard:
     shape: tuple[int, ...]
     index: Index | None = None
 
-    @property
-    def is_state(self) -> bool:
-        """True if it is of an optimizer state that has the shape of its parameter."""
-        return self.role not in OF_NO_STATE
-
     def flat_range(self) -> tuple[int, int] | None:
         """Return (start, stop) in row-major elements of the whole, or None if not one range."""
         numel = 1

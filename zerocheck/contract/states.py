@@ -166,7 +166,8 @@ class States:
             if group is not None:
                 group[key] = type(group[key])(count) if _number(group[key]) else count.clone()
             return
-        entry[key] = int(count) if _number(template[key]) else on_device_of(count, parameter)
+        kind = type(template[key])
+        entry[key] = kind(count) if _number(template[key]) else on_device_of(count, parameter)
 
 
 def on_device_of(step: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from ...case.schema import Case
@@ -111,7 +112,9 @@ class Account:
         rule = rule_of(options, name, shape)
         in_tensors = rule.counts_steps and rule.counts_in_tensor
         counted = STEP_BYTES * (in_tensors + len(rule.scalar_names))
-        return len(rule.states_with(options)) * numel * itemsize + counted
+        dtype = torch.bfloat16 if itemsize == torch.bfloat16.itemsize else torch.float32
+        sizes = [rule.state_dtype(role, dtype).itemsize for role in rule.states_with(options)]
+        return sum(sizes) * numel + counted
 
     def scaler(self, step: int, phase: Phase) -> int:
         """Bytes held by torch's GradScaler at the end of a phase.

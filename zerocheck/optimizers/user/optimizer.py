@@ -56,8 +56,9 @@ class User(Unsharded):
 
     def template(self) -> dict[str, Any]:
         """Return a state as the class makes it, without elements."""
-        counts = {} if self.user.count == "none" else {"step": COUNTS[self.user.count](1)}
-        return {**{name: torch.empty(0) for name in self.states}, **counts}
+        counts: dict[str, Any] = {"int": {"step": 1}, "float": {"step": 1.0}, "none": {}}
+        count = counts.get(self.user.count, {"step": torch.empty(0)})
+        return {**{name: torch.empty(0) for name in self.states}, **count}
 
     def counted(self, count: torch.Tensor) -> Any:
         """Return a step count of the type that its states have."""
