@@ -96,7 +96,7 @@ class PartedNoise(OperatorNoise):  # type: ignore[no-untyped-call]
     """Mode that moves products of matrices as those of sharded matrices are.
 
     Where the dimension that is summed over is sharded, each rank rounds its part of the sum, and
-    the parts are added: one rounding of each part, beside that of the result.
+    the parts are added: one rounding of each part, next to that of the result.
     """
 
     def __init__(self, replica: int, *, parts: int = 1) -> None:

@@ -63,7 +63,7 @@ def test_random_states_are_kept() -> None:
         ("NeedsRate", "cannot be made from parameters alone: TypeError: .* 'lr'"),
         ("WithoutRate", "has no option lr"),
         ("Random", "is not deterministic"),
-        ("ByGlobalNorm", "updates a parameter otherwise when it has others beside it"),
+        ("ByGlobalNorm", "updates a parameter otherwise when there are others next to it"),
         ("Fails", "fails on a matrix and a vector alone: RuntimeError: no luck"),
         ("Lio", "has no 'Lio'; did you mean 'Lion'"),
     ],

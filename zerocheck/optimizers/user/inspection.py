@@ -206,8 +206,8 @@ class _Inspection:
         together = self._tried(starts).parameters[0]
         if not torch.equal(together, self._tried(starts[:1]).parameters[0]):
             raise self._refused(
-                "updates a parameter otherwise when it has others beside it; needed is a step that "
-                "follows from one parameter, its gradient and its states"
+                "updates a parameter otherwise when there are others next to it; needed is a step "
+                "that follows from one parameter, its gradient and its states"
             )
 
     def _elementwise(self, start: torch.Tensor, after: torch.Tensor) -> bool:
