@@ -359,10 +359,11 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
 
     monkeypatch.setattr("zerocheck.run.replay.replay", note)
     (tmp_path / "case.json").touch()
-    names = ("--implementation", "a.py:My", "--model", "m.py:tiny")
+    names = ("--implementation", "a.py:My", "--model", "m.py:tiny", "--optimizer", "o.py:Lion")
     result = invoke("replay", "case.json", *names)
     assert result.exit_code == code
-    given = {"implementation": "a.py:My", "model": "m.py:tiny", "ranks": None}
+    given: dict[str, object] = {"implementation": "a.py:My", "model": "m.py:tiny", "ranks": None}
+    given["optimizer"] = "o.py:Lion"
     given |= {"device": None, "backend": None}
     assert asked == [(Path("case.json"), given)]
     assert ("VIOLATED zero2" in result.stdout) == (status == "violated")

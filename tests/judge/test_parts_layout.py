@@ -306,7 +306,9 @@ def test_the_owner_is_right() -> None:
     off = [*WHOLE[:6], 6.5, 7.0]
     shown = held(off, WHOLE, WHOLE)
     answer = SimpleNamespace(
-        layout=layout(), held=lambda step, point, role: shown if role == "parameter" else None
+        layout=layout(),
+        states=(),
+        held=lambda step, point, role: shown if role == "parameter" else None,
     )
     owned = state(WHOLE)
     violation = publish.check(answer, owned, step=4)  # type: ignore[arg-type]

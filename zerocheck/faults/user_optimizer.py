@@ -83,7 +83,10 @@ class _OfShards(NormalizedMomentum):
         super().move(p, momentum, rate)
 
 
-@fault("fsdp2", "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18")
+@fault(
+    "fsdp2", "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18",
+    features=("other-optimizer",),
+)  # fmt: skip
 class NormOfTheShard(Fsdp2):
     """An optimizer that needs whole parameters is given the local shards."""
 
