@@ -16,6 +16,8 @@ from tabulate import tabulate
 from zerocheck.run.records.journal import read
 from zerocheck.run.records.records import CaseFinished
 
+NAMES = ("cases", "hold", "exact", "estimated", "known", "else", "unsupported")
+
 
 def rows(name: str, journal: Path) -> list[list[object]]:
     """Return a row for each implementation of a run."""
@@ -43,8 +45,7 @@ def rows(name: str, journal: Path) -> list[list[object]]:
     for implementation, of in counts.items():
         ((reason, times),) = reasons.get(implementation, Counter({"": 0})).most_common(1)
         most = f"{reason} ({times})" if reason else ""
-        names = ("cases", "hold", "exact", "estimated", "known", "else", "unsupported")
-        made.append([name, implementation, *(of[one] for one in names), most])
+        made.append([name, implementation, *(of[one] for one in NAMES), most])
     return made
 
 
@@ -53,9 +54,8 @@ def wrong(record: CaseFinished) -> set[str]:
     return {one.obligation for one in record.judgement.violations} if record.judgement else set()
 
 
-HEAD = "optimizer implementation cases hold exact estimated known else unsupported".split()
-
 if __name__ == "__main__":
     folders = sorted(Path(sys.argv[1]).glob("*/journal.ndjson"))
     table = [row for one in folders for row in rows(one.parent.name, one)]
-    print(tabulate(table, [*HEAD, "the commonest reason"], tablefmt="github"))
+    head = ["optimizer", "implementation", *NAMES, "the commonest reason"]
+    print(tabulate(table, head, tablefmt="github"))
