@@ -35,8 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "case": {"catalogue", "hosts", "errors"},
     "floating_point": {"zerocheck_reference"},
     "optimizers": {
-        "execution", "floating_point", "case", "catalogue", "causes", "user_code", "errors",
-        "zerocheck_reference",
+        "execution", "floating_point", "case", "catalogue", "causes", "user_code", "signals",
+        "errors", "zerocheck_reference",
     },
     "models": {"optimizers", "case", "catalogue", "user_code", "devices", "errors"},
     "contract": {

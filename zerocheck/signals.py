@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +18,17 @@ INTERRUPTS: Mapping[int, Callable[[], BaseException]] = {
 }
 """Signals that end a command as Ctrl-C does, with its report, and the errors that they raise."""
 
+_PR_SET_PDEATHSIG = 1
+
 _installed: list[StopSignals] = []
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent is over, and end it if that is so already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 class StopSignals:

@@ -237,9 +237,9 @@ class UserState(_Data, frozen=True, kw_only=True):
     size: NonNegative = 1.0
     power: Annotated[int, Meta(ge=0, le=4)] = 1
     signed: bool = True
-    """It has elements below 0."""
+    """True if it has elements below 0."""
     wide: bool = False
-    """It is fp32 for a parameter in bf16 too."""
+    """True if it is fp32 for a parameter in bf16 too."""
 
 
 class UserOptimizer(_Data, frozen=True, kw_only=True, cache_hash=True):
@@ -256,11 +256,11 @@ class UserOptimizer(_Data, frozen=True, kw_only=True, cache_hash=True):
     elementwise: bool = True
     """A step of part of a parameter is part of the step of the whole."""
     weight_decay: bool = False
-    """It has an option of this name."""
+    """True if it has an option of this name."""
     maximize: bool = False
-    """It has an option of this name."""
+    """True if it has an option of this name."""
     bf16: bool = True
-    """It takes parameters in bf16."""
+    """True if it takes parameters in bf16."""
 
 
 class Optimizer(_Data, frozen=True, kw_only=True):

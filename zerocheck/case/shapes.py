@@ -67,6 +67,13 @@ def call_order(model: Model) -> tuple[int, ...]:
     return tuple(range(len(model.blocks))) if model.calls is None else model.calls
 
 
+def called_blocks(model: Model) -> Iterable[Block]:
+    """Return the blocks that the forward calls, each once."""
+    if model.calls is None:
+        return model.blocks
+    return [model.blocks[index] for index in dict.fromkeys(model.calls)]
+
+
 def activation_elements(model: Model, data: Data) -> int:
     """Estimate the largest number of elements that one microbatch holds for its backward.
 

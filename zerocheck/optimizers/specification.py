@@ -44,6 +44,16 @@ class UpdateElements(NamedTuple):
     held: bool = False
     parts: int = 1
 
+    def shaped(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return elements of a whole parameter in its shape and order of memory.
+
+        Kernels that multiply matrices round by the order of memory.
+        """
+        if self.strides is None:
+            return vector.reshape(self.shape)
+        whole = torch.empty_strided(self.shape, self.strides, dtype=vector.dtype)
+        return whole.copy_(vector.reshape(self.shape))
+
 
 class Segment(NamedTuple):
     """Inputs and results of an update for the wrong tensors of one parameter group.

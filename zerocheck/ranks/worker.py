@@ -31,11 +31,11 @@ from zerocheck.ranks.messages import JobMessage, Raised, Reply, Spawn, frame, re
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.scratch import log_path, rendezvous_path, stack_path
 from zerocheck.ranks.view import KEPT_BYTES
+from zerocheck.signals import die_with
 
 GROUP_TIMEOUT_S = 600.0
 """Far behind the parent's watchdog, which is to be first."""
 _LOG_LIMIT = 1 << 20
-_PR_SET_PDEATHSIG = 1
 
 
 def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: int) -> None:
@@ -197,10 +197,7 @@ def launcher_environment(rank: int, world_size: int, hosts: tuple[int, ...]) -> 
 
 def _bind_to(zygote: int) -> None:
     """Die with the zygote; be a process group of one's own, so that children die along."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != zygote:  # it died before the line above
-        os._exit(1)
+    die_with(zygote)
     os.setpgid(0, 0)
     # An abort is expected here and there; its core file would cost seconds.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

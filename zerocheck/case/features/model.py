@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..schema import Block, Case, Model
 from ..shapes import (
     call_order,
+    called_blocks,
     empties,
     frozen_names,
     scalars,
@@ -20,9 +21,7 @@ from .row import Feature, Present, table
 
 def _any_block(present: Callable[[Block], bool]) -> Present:
     """Return the test that some block is so that a forward calls: of others no gradient tells."""
-    return lambda case: any(
-        present(case.model.blocks[index]) for index in {*call_order(case.model)}
-    )
+    return lambda case: any(present(block) for block in called_blocks(case.model))
 
 
 def _called(names: Callable[[Model], tuple[str, ...]]) -> Present:

@@ -99,7 +99,7 @@ def rounded_terms(search: GradientSearch) -> tuple[str, Sequence[int]] | None:
         wrong[search.cells[number].positions] = True
     every = search.open
     found: dict[tuple[int, ...], list[str]] = {}
-    for candidate in (*rounding.candidates(search.evidence), *rounding.signs(search.evidence)):
+    for candidate in rounding.candidates(search.evidence):
         numbers = tuple(n for n in every if inside(search.cells[n], candidate.enclosures[0]))
         found.setdefault(numbers, []).append(candidate.sentence)
     most = max(found, key=len, default=())

@@ -66,8 +66,7 @@ def causes(evidence: Evidence) -> Causes:
     if not found:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
-        rounded = (*rounding.candidates(evidence), *rounding.signs(evidence))
-        found = [c for c in rounded if explains(c, evidence, wrong)]
+        found = [c for c in rounding.candidates(evidence) if explains(c, evidence, wrong)]
     if not found and declared(evidence.semantics):
         found = [c for c in rounding.reductions(evidence, wrong) if explains(c, evidence, wrong)][
             :1

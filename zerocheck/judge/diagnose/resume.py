@@ -169,7 +169,6 @@ def _stepped(wrong: Wrong, places: Sequence[ParameterPlace], known: ResumeEviden
     parameters are those that were saved, or of the model before the load.
     """
     saved, recipe = known.state, UpdateRecipe.of(known.case)
-    models = (saved.parameter, _fresh(wrong.loaded, known.case, known.layout))
 
     def fits(place: ParameterPlace, parameters: torch.Tensor) -> bool:
         here, rule = slice(place.start, place.stop), recipe.rule(place)
@@ -199,7 +198,10 @@ def _stepped(wrong: Wrong, places: Sequence[ParameterPlace], known: ResumeEviden
         made = next(enclosure for role, enclosure in every if role == wrong.role)
         return compare(wrong.loaded[here].double(), made)[1] is None
 
-    return any(all(fits(place, one) for place in places) for one in models)
+    if all(fits(place, saved.parameter) for place in places):
+        return True
+    fresh = _fresh(wrong.loaded, known.case, known.layout)
+    return all(fits(place, fresh) for place in places)
 
 
 def _told(wrong: Wrong, place: ParameterPlace, moment: bool) -> torch.Tensor:

@@ -21,7 +21,7 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
     """Iterate over gradients with rounded terms: microbatches or sums, divided before or after.
 
-    Or each rank's sum of microbatches is taken in that format.
+    Or each rank's sum of microbatches is taken in that format, or the sign of the terms.
 
     The local gradients are known bit for bit, and so is what they are rounded to; only the sum over
     ranks is enclosed, as it is for a right gradient.
@@ -51,21 +51,20 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
                     )
                 ],
             )
-
-
-def signs(evidence: Evidence) -> Iterator[Candidate]:
-    """Iterate over sums and means of the signs of local gradients, which are exact."""
-    world, count = evidence.passes.gradients.shape[:2]
-    given: list[tuple[str, Terms]] = [("each rank's gradient", _in_all)]
+    yield from _signs(evidence, "each rank's gradient", _in_all)
     if count > 1:
-        given.append(("the gradient of each microbatch", everything))
-    for words, terms in given:
-        for divisor in dict.fromkeys((1.0, float(world), float(evidence.divisor))):
-            yield Candidate(
-                bugs.SIGN_BEFORE_THE_REDUCTION,
-                f"the sign was taken of {words}, and not of the reduced one",
-                [enclosed_sum(evidence, partial(_sign, terms), divisor, exactly_given=True)],
-            )
+        yield from _signs(evidence, "the gradient of each microbatch", everything)
+
+
+def _signs(evidence: Evidence, words: str, terms: Terms) -> Iterator[Candidate]:
+    """Iterate over the sum and the means of the signs of local gradients, which are exact."""
+    world = evidence.passes.gradients.shape[0]
+    for divisor in dict.fromkeys((1.0, float(world), float(evidence.divisor))):
+        yield Candidate(
+            bugs.SIGN_BEFORE_THE_REDUCTION,
+            f"the sign was taken of {words}, and not of the reduced one",
+            [enclosed_sum(evidence, partial(_sign, terms), divisor, exactly_given=True)],
+        )
 
 
 def reductions(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:

@@ -73,16 +73,8 @@ def direction(e: UpdateElements, b: torch.Tensor, s: MuonScalars) -> torch.Tenso
 
 
 def as_matrix(e: UpdateElements, vector: torch.Tensor) -> torch.Tensor:
-    """Return elements of a whole parameter in its shape, dtype and order of memory.
-
-    Kernels that multiply matrices round by the order of memory.
-    """
-    flat = vector.to(e.format.dtype).reshape(e.shape)
-    if e.strides is None:
-        return flat
-    matrix = torch.empty_strided(e.shape, e.strides, dtype=flat.dtype)
-    matrix.copy_(flat)
-    return matrix
+    """Return elements of a whole parameter in its shape, dtype and order of memory."""
+    return e.shaped(vector.to(e.format.dtype))
 
 
 def parameter(e: UpdateElements, b: torch.Tensor, s: MuonScalars) -> Enclosure:

@@ -91,7 +91,7 @@ def _of_parameter(segment: Segment) -> Named:
     for name, factor in _factors(segment):
         yield name, with_(rate=s.lr * factor)
     for count, dim in _shardings(segment):
-        parts = d.tensor_split(_bounds(d.shape[dim], count), dim)
+        parts = d.chunk(count, dim)
         whole, apart = _of_parts(parts, s, dim)
         scales = _scales(e, parts, s, dim)
         for factors in (None, scales):
@@ -130,17 +130,11 @@ def _of_parameter(segment: Segment) -> Named:
                 )
 
 
-def _bounds(size: int, count: int) -> list[int]:
-    """Return where torch.chunk divides a dim into at most `count` shards."""
-    each = -(-size // count)
-    return list(range(each, size, each))
-
-
 def _shardings(segment: Segment) -> Iterator[tuple[int, int]]:
     """Iterate over (number of shards, dim) of which one has several shards."""
     for dim, size in enumerate(segment.elements.shape):
         for count in dict.fromkeys(segment.ranks):
-            if count > 1 and _bounds(size, count):
+            if count > 1 and size > 1:
                 yield count, dim
 
 

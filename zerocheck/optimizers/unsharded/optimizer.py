@@ -211,18 +211,18 @@ class Unsharded(OneRule):
 
     def reference_options(self, group: Group, options: Optimizer) -> UnshardedOptions:
         """Return the options of a group for free runs."""
-        given = {**self.torch_group(group, options), "foreach": False}
-        if "fused" in given:
-            given["fused"] = False
-        del given["lr"]
-        return UnshardedOptions(
-            group.lr, self.torch_class, given, self.states_with(options), self._scalar_states
-        )
+
+        def scalars(lr: float, step: int) -> UnshardedScalars:
+            made = self.scalars(group, options, lr=lr, step=step, reading="same kernels")
+            # A trainer gives the gradient as it is.
+            return (made.with_options(maximize=True) if options.maximize else made).one_by_one()
+
+        return UnshardedOptions(group.lr, self.states_with(options), scalars)
 
     def reference_state(self, held: Mapping[str, torch.Tensor]) -> UnshardedState:
         """Return the state of one parameter for free runs."""
         states: dict[str, torch.Tensor] = {r: held[r] for r in self.states if r in held}
-        return UnshardedState(held["parameter"], states, int(held["step"]))
+        return UnshardedState(held["parameter"], states, int(held.get("step", 0)))
 
 
 _ALL = Optimizer(amsgrad=True, momentum=0.5)

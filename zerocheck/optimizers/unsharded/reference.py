@@ -1,4 +1,4 @@
-"""State and options of an optimizer of torch for the trainer of free runs.
+"""State and options of such an optimizer for the trainer of free runs.
 
 Free runs inform and do not judge: the optimizer runs in the dtype of the trainer, as torch has it.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from zerocheck_reference import OptimizerState
 
-from .step import UnshardedScalars, run
+from ...floating_point import Format
+from ..specification import UpdateElements
+from .step import UnshardedScalars, enclosures
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,11 @@ class UnshardedState:
 
 @dataclass(frozen=True)
 class UnshardedOptions:
-    """Options of a group of torch's optimizer. options: all but the learning rate."""
+    """Options of a group of an optimizer. scalars(lr, step): those of one step."""
 
     lr: float
-    torch_class: type[torch.optim.Optimizer]
-    options: Mapping[str, Any]
     states: tuple[str, ...]
-    scalar_states: Callable[[Mapping[str, Any], int], dict[str, torch.Tensor]]
+    scalars: Callable[[float, int], UnshardedScalars]
 
     def initial(self, parameter: torch.Tensor) -> UnshardedState:
         """Return the state before the first step."""
@@ -53,15 +53,17 @@ class UnshardedOptions:
 
     def after(self, state: OptimizerState, gradient: torch.Tensor) -> UnshardedState:
         """Return the state after one step."""
-        given, options = cast(UnshardedState, state), {**self.options, "lr": self.lr}
-        scalars = UnshardedScalars(
-            self.torch_class,
-            options,
-            self.states,
-            given.count,
-            self.scalar_states(options, given.count),
+        given = cast(UnshardedState, state)
+        before = given.parameter
+        elements = UpdateElements(
+            before.double().reshape(-1),
+            gradient.double().reshape(-1),
+            {role: one.double().reshape(-1) for role, one in given.states.items()},
             {},
-            estimated=False,
+            format=Format(before.dtype, 0.0, 0.0),
+            shape=tuple(before.shape),
+            held=given.count > 0,
         )
-        made = run(given.parameter, gradient, given.states, scalars)
+        found = enclosures(elements, self.scalars(self.lr, given.count + 1))
+        made = {role: one.exact.to(before).view_as(before) for role, one in found.items()}
         return UnshardedState(made.pop("parameter"), made, given.count + 1)

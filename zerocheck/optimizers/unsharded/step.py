@@ -51,15 +51,20 @@ class UnshardedScalars(NamedTuple):
             return {}
         return {"step": COUNTS[self.user.count](self.taken)}
 
-    def dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of a state for a parameter of the given dtype."""
-        states = self.user.states if self.user is not None else ()
-        wide = any(one.wide for one in states if one.name == role)
-        return torch.float32 if wide else dtype
-
     def with_options(self, **options: Any) -> UnshardedScalars:
         """Return the scalars with other options."""
         return self._replace(options={**self.options, **options})
+
+    def one_by_one(self) -> UnshardedScalars:
+        """Return the scalars of a kernel that computes one operation after the other."""
+        kernels = [name for name in ("foreach", "fused") if name in self.options]
+        return self.with_options(**dict.fromkeys(kernels, False))
+
+
+def state_dtype(user: UserOptimizer | None, role: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a state for a parameter of the given dtype: fp32 if it is wide."""
+    states = () if user is None else user.states
+    return torch.float32 if any(one.wide for one in states if one.name == role) else dtype
 
 
 COUNTS: Mapping[str, Callable[[int], Any]] = {
@@ -91,7 +96,7 @@ def run(
         optimizer.state[held] = {
             **scalars.step_count(),
             **{
-                role: state.to(scalars.dtype(role, held.dtype)).clone()
+                role: state.to(state_dtype(scalars.user, role, held.dtype)).clone()
                 for role, state in old.items()
             },
             **{name: value.clone() for name, value in scalars.scalar_states.items()},
@@ -118,17 +123,12 @@ def enclosures(
     dtype = e.format.dtype
 
     def shaped(vector: torch.Tensor) -> torch.Tensor:
-        if scalars.user is None:
-            return vector
-        if e.strides is None:
-            return vector.reshape(e.shape)
-        whole = torch.empty_strided(e.shape, e.strides, dtype=vector.dtype)
-        return whole.copy_(vector.reshape(e.shape))
+        return vector if scalars.user is None else e.shaped(vector)
 
     p = shaped(e.parameter.to(dtype))
     g = shaped((e.gradient if gradient is None else gradient).to(dtype))
     states = {
-        role: shaped(state.to(scalars.dtype(role, dtype)))
+        role: shaped(state.to(state_dtype(scalars.user, role, dtype)))
         for role, state in (e.old if old is None else old).items()
     }
     roles = (*scalars.states, "parameter")
@@ -141,7 +141,7 @@ def enclosures(
     off = torch.zeros_like(exact, dtype=torch.float64)
     if scalars.estimated:
         # One operation after the other, so that the round-off of each is moved.
-        slow = scalars.with_options(**_one_by_one(scalars.options))
+        slow = scalars.one_by_one()
         whole = scalars.user is not None and not scalars.user.elementwise
         pools = [p.numel()] * len(roles) if whole else ()
         off = round_off(lambda: made(slow), exact, partial(StepNoise, parts=e.parts), pools)
@@ -151,7 +151,3 @@ def enclosures(
             roles, torch.split(exact.double(), p.numel()), torch.split(off, p.numel()), strict=True
         )
     }
-
-
-def _one_by_one(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: False for name in ("foreach", "fused") if name in options}

@@ -4,5 +4,4 @@
 - `optimizer.py`: optimizer whose step a process of its own runs
 - `parts.py`: steps of a class that needs whole parameters, run on each shard of them alone
 - `process.py`: process that runs steps of the user's classes, apart from the judge
-- `reference.py`: state and options of such a class for free runs
 """

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from ...case.schema import Group, Optimizer, OptimizerKind, UserOptimizer, UserState
-from ...floating_point import Enclosure, Format
+from ...floating_point import Enclosure
 from ...user_code import import_user_code
 from ..specification import OptimizerTrial, OptionFields, Reading, Segment, StateRole
 from ..unsharded import variants
 from ..unsharded.optimizer import LARGEST, Unsharded
-from ..unsharded.reference import UnshardedState
-from ..unsharded.step import COUNTS, UnshardedScalars
+from ..unsharded.step import COUNTS, UnshardedScalars, state_dtype
 from . import parts, process
-from .reference import UserOptions
 
 
 class User(Unsharded):
@@ -66,7 +64,7 @@ class User(Unsharded):
 
     def state_dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
         """Return fp32 for a state that is wide."""
-        return torch.float32 if self._of[role].wide else dtype
+        return state_dtype(self.user, role, dtype)
 
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state, as at inspection."""
@@ -111,25 +109,6 @@ class User(Unsharded):
         yield from variants.reruns(segment)
         if self.whole:
             yield from parts.reruns(segment)
-
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: UnshardedScalars,
-        format: Format,
-    ) -> Any:
-        """Raise NotImplementedError: a step says nothing of its gradient."""
-        raise NotImplementedError(f"{self.name} is judged with the gradient that it was given")
-
-    def reference_options(self, group: Group, options: Optimizer) -> UserOptions:  # type: ignore[override]
-        """Return the options of a group for free runs."""
-        return UserOptions(group.lr, self, group, options)
-
-    def reference_state(self, held: Mapping[str, torch.Tensor]) -> UnshardedState:
-        """Return the state of one parameter for free runs."""
-        states = {role: held[role] for role in self.states if role in held}
-        return UnshardedState(held["parameter"], states, int(held.get("step", torch.tensor(0))))
 
 
 def _size(state: UserState, scale: float) -> float:

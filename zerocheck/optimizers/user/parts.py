@@ -29,20 +29,12 @@ def reruns(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
             continue
         for dim, size in enumerate(shape):
             if size > 1:
-                cuts = _cuts(size, count)
-                places = torch.arange(math.prod(shape)).view(shape).tensor_split(cuts, dim)
+                places = torch.arange(math.prod(shape)).view(shape).chunk(count, dim)
                 words = DIMS.get(dim, f"dim {dim}")
                 yield f"run on the {words} of each of {count} ranks alone", _made(segment, places)
         if len(shape) > 1:
-            size = math.prod(shape)
-            flat = torch.arange(size).tensor_split(_cuts(size, count))
+            flat = torch.arange(math.prod(shape)).chunk(count)
             yield f"run on the flat shard of each of {count} ranks alone", _made(segment, flat)
-
-
-def _cuts(size: int, count: int) -> list[int]:
-    """Return where torch.chunk divides a dim into at most `count` shards."""
-    each = -(-size // count)
-    return list(range(each, size, each))
 
 
 def _made(segment: Segment, places: tuple[torch.Tensor, ...]) -> Enclosure:

@@ -8,9 +8,7 @@ other: frames of a length and of msgpack, over a pair of sockets.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -25,6 +23,7 @@ from ...case.schema import UserOptimizer
 from ...errors import Unsupported, UsageError
 from ...execution.kernels import deterministic
 from ...floating_point import Enclosure, Format
+from ...signals import die_with
 from ...user_code import import_user_code
 from ..specification import UpdateElements
 from ..unsharded import step
@@ -34,7 +33,6 @@ SECONDS = 120.0
 """Longest time that one request may take: round-off is estimated from a dozen steps."""
 
 _LENGTH = struct.Struct("<Q")
-_PR_SET_PDEATHSIG = 1
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +140,7 @@ class _Server:
 
 
 _servers: dict[int, _Server] = {}
-"""That of this process, by its number: a fork has none."""
+"""Processes that run steps, by the number of the process that started them: a fork has none."""
 
 
 def _asked(request: StepRequest) -> StepReply:
@@ -171,10 +169,7 @@ atexit.register(close)
 
 def serve(number: int, parent: int) -> None:
     """Answer requests until the judge closes its end of a socket, whose file descriptor this is."""
-    if sys.platform == "linux":  # user code may loop for ever
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return
+    die_with(parent)  # user code may loop for ever
     torch.set_num_threads(1)  # as the ranks
     deterministic()
     with socket.socket(fileno=number) as connection, suppress(EOFError):

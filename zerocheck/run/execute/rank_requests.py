@@ -15,6 +15,7 @@ from .rank_replies import expect
 from .trial import RankPool
 
 R = TypeVar("R")
+A = TypeVar("A", Description, ModelLook, OptimizerLook)
 
 
 def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
@@ -22,12 +23,9 @@ def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
 
     Raises UsageError if it cannot be judged.
     """
-    found, summary = _reply(ranks, LookAtModel(name), ModelLook, world_size)
-    if found is None:
-        raise UsageError(f"a look at {name} ended the process that tried it: {summary}")
-    if found.model is None:
-        raise UsageError(found.error)
-    return found.model
+    found = _answer(ranks, LookAtModel(name), ModelLook, world_size, f"a look at {name}").model
+    assert found is not None  # or there is an error
+    return found
 
 
 def look_at_optimizer(ranks: RankPool, location: str, *, world_size: int = 1) -> UserOptimizer:
@@ -35,12 +33,10 @@ def look_at_optimizer(ranks: RankPool, location: str, *, world_size: int = 1) ->
 
     Raises UsageError if it cannot be judged.
     """
-    found, summary = _reply(ranks, LookAtOptimizer(location), OptimizerLook, world_size)
-    if found is None:
-        raise UsageError(f"a look at {location} ended the process that tried it: {summary}")
-    if found.optimizer is None:
-        raise UsageError(found.error)
-    return found.optimizer
+    job, words = LookAtOptimizer(location), f"a look at {location}"
+    found = _answer(ranks, job, OptimizerLook, world_size, words).optimizer
+    assert found is not None  # or there is an error
+    return found
 
 
 def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> Description:
@@ -48,12 +44,8 @@ def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> De
 
     Raises UsageError if it cannot be loaded.
     """
-    described, summary = _reply(ranks, Describe(implementation), Description, world_size)
-    if described is None:
-        raise UsageError(f"loading {implementation} ended the process that tried it: {summary}")
-    if described.error:
-        raise UsageError(described.error)
-    return described
+    job, words = Describe(implementation), f"loading {implementation}"
+    return _answer(ranks, job, Description, world_size, words)
 
 
 def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
@@ -86,6 +78,19 @@ def refusals(
         return [None] * len(candidates)
     reasons = (None, *refused.reasons)
     return [reasons[number] for number in refused.of]
+
+
+def _answer(ranks: RankPool, job: Job, kind: type[A], world_size: int, words: str) -> A:
+    """Ask all ranks, and return the reply of rank 0. words: of the request.
+
+    Raises UsageError with the error in the reply, or if the process ended.
+    """
+    found, summary = _reply(ranks, job, kind, world_size)
+    if found is None:
+        raise UsageError(f"{words} ended the process that tried it: {summary}")
+    if found.error:
+        raise UsageError(found.error)
+    return found
 
 
 def _reply(ranks: RankPool, job: Job, kind: type[R], world_size: int) -> tuple[R | None, str]:

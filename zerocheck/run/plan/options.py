@@ -27,7 +27,7 @@ SEED_LIMIT = 1 << 62
 OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
     one for one in get_args(OptimizerKind) if one != "user"
 )
-"""Those that zerocheck brings. A class of the user's goes by its location."""
+"""Names of the optimizers that zerocheck brings. A class of the user's goes by its location."""
 NOT_JUDGED = {
     "adafactor": "its states are rows and columns of a matrix, and not of the shape of a parameter",
     "lbfgs": "it calls the model several times in one step",
