@@ -35,10 +35,10 @@ class Lion(torch.optim.Optimizer):
 
 
 class Normalized(torch.optim.Optimizer):
-    """Of whole parameters; counts its steps in an int."""
+    """Of whole parameters; counts its steps in an int, and has an option that is None."""
 
-    def __init__(self, params, lr=1e-3, momentum=0.9):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params, lr=1e-3, momentum=0.9, restart=None):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "restart": restart})
 
     @torch.no_grad()
     def step(self, closure=None):

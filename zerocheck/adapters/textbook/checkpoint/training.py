@@ -23,7 +23,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trains: bool
 
 
-SavedOptions = dict[str, bool | int | float | str | tuple[float, ...]]
+SavedOptions = dict[str, bool | int | float | str | tuple[float, ...] | None]
 """Options of a parameter group, as the optimizer of torch names them."""
 
 
