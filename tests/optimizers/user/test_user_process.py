@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import own_optimizers
 import pytest
 import torch
@@ -112,6 +114,20 @@ def test_a_class_that_fails_there_is_a_reason(
         dict(rule.enclosures(elements((size,), rule), s))
     monkeypatch.undo()
     dict(rule.enclosures(elements((2,), rule), s))  # and again is
+
+
+def test_a_relative_location_is_of_the_judges_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = rule_of("Lion")
+    scalars = rule.scalars(Group(), Optimizer(), lr=1.0, step=1, reading="same kernels")
+    assert scalars.user is not None
+    dict(rule.enclosures(elements((2,), rule), scalars))  # the process is there, in another one
+    (tmp_path / "moved_optimizers.py").write_bytes(Path(own_optimizers.__file__).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    moved = msgspec.structs.replace(scalars.user, location="moved_optimizers.py:Lion")
+    made = dict(rule.enclosures(elements((2,), rule), scalars._replace(user=moved)))
+    assert made["parameter"].exact.shape == (2,)
 
 
 def test_the_judge_imports_nothing_of_the_users() -> None:

@@ -38,10 +38,12 @@ _LENGTH = struct.Struct("<Q")
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request to run one step. Tensors are vectors, fp64, as bytes.
 
-    dtype: of the parameter, "float32"; see `UpdateElements` and `UnshardedScalars` for the rest.
+    directory: the judge's, which a relative location is of; dtype: of the parameter, "float32"; see
+    `UpdateElements` and `UnshardedScalars` for the rest.
     """
 
     user: UserOptimizer
+    directory: str
     options: dict[str, float | bool]
     taken: int
     held: bool
@@ -78,6 +80,7 @@ def enclosures(
     states = e.old if old is None else old
     request = StepRequest(
         user=user,
+        directory=os.getcwd(),
         options=dict(scalars.options),
         taken=scalars.taken,
         held=e.held,
@@ -194,6 +197,7 @@ def answered(request: StepRequest) -> StepReply:
     )
     names = tuple(one.name for one in user.states)
     try:
+        os.chdir(request.directory)
         torch.manual_seed(0)
         scalars = UnshardedScalars(
             import_user_code(user.location),
