@@ -23,8 +23,9 @@ def test_a_few_cases_are_completed() -> None:
     found = at_random(options, 12, {}, [(2, 2)])[:8]
     complete(found, options, {}, [(2, 2), (2, 1)])
     assert len(found) == 8
-    for _, needed in NEEDED:
-        assert any(needed <= set(features_of(case)) for case in found)
+    for needed in NEEDED:
+        names = [set(features_of(case)) for case in found]
+        assert any(needed.features <= has and not needed.without & has for has in names)
 
 
 def test_meshes_are_not_completed_where_there_are_none() -> None:

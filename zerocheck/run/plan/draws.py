@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ...case.drawing import draw
@@ -16,17 +16,44 @@ from ...protocol.verdicts import Obligation
 from .options import RunOptions
 from .streams import Asking
 
-NEEDED: tuple[tuple[Obligation, frozenset[str]], ...] = (
-    ("clip", frozenset(("clip-tight",))),
-    ("buffers", frozenset(("block-batch-norm",))),
-    ("clip", frozenset(("clip-tight", "two-axes"))),
-    ("gradient", frozenset(("one-shard", "microbatches"))),
-)
-"""Features that a case must have to exercise an obligation, where not every case does.
 
-Of the last two: norms are added up over the shard axis alone, and what goes over the replicate axis
-must go over it where that is all there is.
-"""
+@dataclass(frozen=True)
+class NeededCase:
+    """Features that a case must have to exercise an obligation, where not every case does.
+
+    without: features that it must not have; fields: values of the case that give it the features,
+    where a few draws would not.
+    """
+
+    obligation: Obligation
+    features: frozenset[str]
+    without: frozenset[str] = frozenset()
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+NEEDED = (
+    NeededCase("clip", frozenset(("clip-tight",))),
+    NeededCase("buffers", frozenset(("block-batch-norm",))),
+    # Norms are added up over the shard axis alone, and what goes over the replicate axis must go
+    # over it where that is all there is.
+    NeededCase("clip", frozenset(("clip-tight", "two-axes"))),
+    NeededCase("gradient", frozenset(("one-shard", "microbatches"))),
+    # What one shard alone sees, ranks with other shards must learn; replicas see it too.
+    NeededCase(
+        "update",
+        frozenset(("overflow-alone", "two-axes", "loss-scale")),
+        without=frozenset(("one-shard",)),
+        fields={"training.loss_scale": 2.0, "training.steps": 2, "training.overflow": 0},
+    ),
+    # Experts are what libraries reduce and clip in groups of their own.
+    NeededCase(
+        "clip",
+        frozenset(("block-experts", "clip-tight")),
+        without=frozenset(("world-1", "one-shard")),
+        fields={"training.clip": 0.005, "training.norm": "2"},
+    ),
+)
+"""The cases that a run of few cases must have."""
 
 OFTEN_REFUSED = frozenset(
     (
@@ -157,8 +184,8 @@ def apart(
 def _with(fixed: Mapping[str, object], fields: Mapping[str, object]) -> dict[str, object]:
     """Return the fixed fields, and the others where they are not fixed."""
     both = dict(fixed)
-    for field, value in fields.items():
-        section, _, attribute = field.partition(".")
+    for path, value in fields.items():
+        section, _, attribute = path.partition(".")
         both[section] = {attribute: value, **mapping(both.get(section))}
     return both
 
@@ -175,26 +202,32 @@ def complete(
     for want of which nothing goes unchecked.
     """
     place = len(found)
-    for obligation, needed in NEEDED:
-        if obligation not in options.obligations or place == 0:
+    for one in NEEDED:
+        if one.obligation not in options.obligations or place == 0:
             continue
-        if any(needed <= names and not names & OFTEN_REFUSED for names in _features(found)):
+        refused = OFTEN_REFUSED - one.features
+        if any(_fits(one, names) and not names & refused for names in _features(found)):
             continue
-        on_axes = not needed.isdisjoint(OF_AXIS["replicate"])
+        on_axes = not one.features.isdisjoint(OF_AXIS["replicate"])
         if on_axes and (not meshes or "mesh" in fixed):
             continue
         seed = options.seed * 10_007 + 1_000_003
         sizes = () if on_axes else options.world_sizes
         used = meshes if on_axes else ()
-        drawn = draw(OVERDRAW, seed=seed, world_sizes=sizes, fixed=fixed, meshes=used)
+        having = _with(fixed, one.fields)
+        drawn = draw(OVERDRAW, seed=seed, world_sizes=sizes, fixed=having, meshes=used)
         fitting = [
             (case, names)
             for case, names in zip(drawn, _features(drawn), strict=True)
-            if needed.union(options.features) <= names
+            if _fits(one, names) and names.issuperset(options.features)
         ]
         if fitting:
             place -= 1
-            found[place] = min(fitting, key=lambda pair: len(pair[1] & OFTEN_REFUSED))[0]
+            found[place] = min(fitting, key=lambda pair: len(pair[1] & refused))[0]
+
+
+def _fits(needed: NeededCase, names: set[str]) -> bool:
+    return needed.features <= names and not names & needed.without
 
 
 def _features(cases: Iterable[Case]) -> list[set[str]]:
