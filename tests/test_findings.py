@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from slices import sliced
 
 from zerocheck.run.known_issues.entries import ours
+from zerocheck.run.known_issues.releases import Releases
 
 FINDINGS = Path(__file__).parent.parent / "reports" / "findings"
 INDEX = (FINDINGS / "README.md").read_text(encoding="utf-8")
@@ -58,8 +61,23 @@ ON_GPUS = {name for name in SCRIPTS if "cuda.is_available" in (FINDINGS / name).
 OF_DEEPSPEED = find_spec("deepspeed") is not None
 TRIED = sliced(
     [name for name in SCRIPTS if name not in ON_GPUS],
-    ["adamw_fused_on_cpu_ignores_strides.py", "fsdp1_accumulation_of_one_element.py"],
+    [
+        "adamw_fused_on_cpu_ignores_strides.py",
+        "fsdp1_accumulation_of_one_element.py",
+        "fsdp2_uses_added_in_the_reduce_dtype.py",
+    ],
 )
+
+
+RELEASES = Releases(torch.__version__, version("deepspeed") if OF_DEEPSPEED else "")
+OF_OTHER_RELEASES = {
+    Path(issue.page).stem.replace("-", "_") + ".py"
+    for issue in ours()
+    if issue.page and not issue.known_in(RELEASES)
+} - {
+    Path(issue.page).stem.replace("-", "_") + ".py" for issue in ours() if issue.known_in(RELEASES)
+}
+"""Scripts of faults that the releases here do not have."""
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -69,7 +87,7 @@ def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
     ended = subprocess.run(
         [sys.executable, name], cwd=FINDINGS, capture_output=True, text=True, timeout=300
     )
-    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert ended.returncode == (0 if name in OF_OTHER_RELEASES else 1), ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("name", sorted(ON_GPUS))

@@ -16,6 +16,7 @@ from .run.findings.case_file import of_bug, write
 from .run.findings.confirmation import confirm
 from .run.findings.findings import Findings
 from .run.findings.issue_matcher import KnownIssueMatcher
+from .run.known_issues.releases import Releases
 from .run.plan.options import RunOptions
 from .run.records.records import Finding
 from .shared_ranks import shared_ranks
@@ -42,7 +43,7 @@ class SingleCaseJudge:
         (self._name,) = options.implementations
         self._obligations = options.obligations
         self._environment = environment(options.device)
-        self._matcher = KnownIssueMatcher(options, self._environment.torch)
+        self._matcher = KnownIssueMatcher(options, Releases.of(self._environment))
         self._confirmed: set[str] = set()
         """Fingerprints of violations that fresh rank processes showed: shrinking needs it once."""
 

@@ -104,6 +104,7 @@ def _asked(name: str, options: RunOptions) -> tuple[Description, Asking]:
     from .run.execute.user_model import with_models
     from .run.execute.user_optimizer import with_optimizers
     from .run.findings.issue_matcher import KnownIssueMatcher
+    from .run.known_issues.releases import Releases
     from .run.plan.plan import PlannedCase
     from .shared_ranks import shared_ranks
 
@@ -111,7 +112,7 @@ def _asked(name: str, options: RunOptions) -> tuple[Description, Asking]:
     declared = {name: describe(shared_ranks(name), name, world_size=size)}
     described, _ = with_models(shared_ranks(name), declared, options)
     described = with_optimizers(shared_ranks(name), described, options.optimizer, world_size=size)
-    matcher = KnownIssueMatcher(options, environment(options.device).torch)
+    matcher = KnownIssueMatcher(options, Releases.of(environment(options.device)))
 
     def ask(cases: Sequence[Case]) -> list[str | None]:
         reasons = refusals(shared_ranks(name), name, cases, world_size=size)

@@ -20,6 +20,7 @@ from zerocheck.run.execute.outcome import judged
 from zerocheck.run.execute.rank_requests import describe, refusals
 from zerocheck.run.execute.trial import TARGET, Trial
 from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
+from zerocheck.run.known_issues.releases import Releases
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.plan.plan import Plan, PlannedCase
 from zerocheck.run.records.records import Outcome
@@ -43,7 +44,7 @@ def planned(pool: Pool, options: RunOptions) -> list[PlannedCase]:
     """
     described = {name: describe(pool, name) for name in options.implementations}
     cases = Plan(options, described, partial(refusals, pool)).cases
-    known = KnownIssueMatcher(options, torch.__version__).issues
+    known = KnownIssueMatcher(options, Releases(torch.__version__)).issues
     return [
         item
         for item in cases

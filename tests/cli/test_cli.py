@@ -92,7 +92,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("replay no.json", "there is no file 'no.json'"),
         ("replay no.json --implementation zero4", "unknown implementation 'zero4'; did you mean"),
         ("replay x --device cudo", "unknown device 'cudo'; did you mean 'cuda'?"),
-        ("report", "Missing argument 'JOURNAL'."),
+        ("report", "Missing argument 'JOURNAL...'."),
         ("report no.ndjson", "there is no journal no.ndjson; give a journal.ndjson, or the"),
         ("report .", "there is no journal in '.'; give a journal.ndjson, or the directory"),
         ("run no.py:build", "there is no file 'no.py' (looked at "),
@@ -260,6 +260,28 @@ def test_report_against_an_earlier_run(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert fixed.exit_code == 0 and "Fixed" in fixed.stdout
     missing = invoke("report", "good", "--against", "no")
     assert missing.exit_code == 2 and "cannot read no: No such file" in missing.stderr
+
+
+def test_one_page_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, records in (("old", held()), ("new", failed())):
+        with_engine(monkeypatch, emitting(records))
+        invoke("run", "--report-dir", name)
+    result = invoke("report", "--matrix", "old", "new/journal.ndjson")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "report: zerocheck-report/releases.md\n"
+    text = (tmp_path / "zerocheck-report" / "releases.md").read_text()
+    assert "torch 2.13.0 (2)" in text and "ddp / crashed" in text
+    assert invoke("report", "--matrix", "old", "new").exit_code == 0  # in its own place again
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "releases.md").write_text("what we release")
+    for given, message in (
+        (("old", "new"), "takes one journal; of several, --matrix makes one page"),
+        (("--matrix", "old", "--against", "new"), "--against compares two runs"),
+        (("--matrix", "old", "no"), "there is no journal no"),
+        (("--matrix", "old", "--report-dir", "mine"), "was not written by zerocheck"),
+    ):
+        refused = invoke("report", *given)
+        assert refused.exit_code == 2 and message in refused.stderr, refused.output
 
 
 @pytest.mark.parametrize(("records", "code"), [(held(), 0), (failed(), 1)])

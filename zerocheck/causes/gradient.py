@@ -263,6 +263,16 @@ ACCUMULATED_IN = family(
     format=("bf16", "fp16"),
     attributed=r"summed its microbatches in (bf16|fp16)",
 )
+USES_ADDED_IN = family(
+    "uses added in {format}",
+    of=("gradient",),
+    tier=2,
+    shows="The gradient of a parameter that a forward uses several times is right up to the "
+    "round-off of adding what its uses give in a narrower format.",
+    usual="The format of the leaf (`grad_dtype`) is that of the reduction, so autograd casts what "
+    "each use gives before it adds.",
+    format=("bf16", "fp16"),
+)
 UNINITIALISED_MEMORY = cause(
     "uninitialised memory",
     of=("gradient", "clip", "loss", "publish", "update"),

@@ -228,6 +228,22 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
     return code
 
 
+def report_releases(journals: Sequence[Path], directory: Path) -> int:
+    """Write one page of several runs, each with another release; return the exit code."""
+    from ..report.releases import FILE, page
+    from ..report.write import write_texts
+    from ..run.records.journal import is_matrix, read
+    from ..run.records.previous_runs import check_outputs
+
+    for path in journals:
+        if is_matrix(path):
+            raise UsageError(f"{path} is of a kill matrix; --matrix takes the journals of runs")
+    check_outputs(directory, (FILE,))
+    (written,) = write_texts(directory, {FILE: page([read(path, note=note) for path in journals])})
+    say(f"report: {written}")
+    return ExitCode.HOLDS
+
+
 def _compare(console: Console, counted: Tally, directory: Path, against: Path) -> int:
     from ..report import comparison_text, github
     from ..report.comparison import compare, read_report, report_of

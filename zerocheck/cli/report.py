@@ -8,11 +8,13 @@ import click
 
 from ..errors import UsageError
 from . import options as option
-from .journal import journal_in, report_matrix, report_run
+from .journal import journal_in, report_matrix, report_releases, report_run
 
 
 @click.command()
-@click.argument("journal", type=click.Path(path_type=Path), metavar="JOURNAL")
+@click.argument(
+    "journals", type=click.Path(path_type=Path), metavar="JOURNAL...", nargs=-1, required=True
+)
 @click.option(
     "--report-dir",
     metavar="DIR",
@@ -25,7 +27,14 @@ from .journal import journal_in, report_matrix, report_run
     metavar="OLD",
     help="An earlier run to compare with: a journal, a report.json, or their directory.",
 )
-def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
+@click.option(
+    "--matrix",
+    is_flag=True,
+    help="One page, releases.md, of several runs, each with another release of a library.",
+)
+def report(
+    journals: tuple[Path, ...], report_dir: Path | None, against: Path | None, matrix: bool
+) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
     JOURNAL is a journal.ndjson or, of a kill matrix, a faults.ndjson; or its directory.
@@ -36,10 +45,20 @@ def report(journal: Path, report_dir: Path | None, against: Path | None) -> int:
     With --against: what is newly violated, fixed, newly unsupported or not exercised since an
     earlier run, with another torch for example, and what moved. Exits with 1 only if something is
     newly violated, or an obligation is no longer checked.
+
+    With --matrix: implementation by release, with verdicts and cost, and fault by release. Runs of
+    the same cases, with the known issues of all releases, say most.
     """
     from ..run.records.journal import is_matrix
 
-    journal = journal_in(journal)
+    found = [journal_in(one) for one in journals]
+    if matrix:
+        if against is not None:
+            raise UsageError("--against compares two runs, and --matrix any number of them")
+        return report_releases(found, report_dir or Path("zerocheck-report"))
+    if len(found) > 1:
+        raise UsageError("report takes one journal; of several, --matrix makes one page")
+    (journal,) = found
     directory = report_dir or journal.parent
     if is_matrix(journal):
         if against is not None:

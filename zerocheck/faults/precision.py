@@ -6,13 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from .. import causes as bugs
+from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.checkpoint.chunk import Chunk
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
+from ..case.schema import Case
+from ..case.shapes import sometimes_used
+from ..contract import Built
 from ..optimizers import STATES
 from .fault import fault
 from .parts import WithOptimizer
@@ -150,3 +157,27 @@ class SavesTheCopies(Zero1):
             if chunk.key.startswith("model."):
                 chunk = replace(chunk, tensor=chunk.tensor.to(narrow).to(chunk.tensor.dtype))
             yield chunk
+
+
+def _leaves_in_bf16(module: nn.Module, _: object) -> None:
+    for parameter in module.parameters(recurse=False):
+        if not isinstance(parameter, DTensor):  # gathered
+            parameter.grad_dtype = torch.bfloat16
+
+
+@fault(
+    "fsdp2", "gradient", bugs.USES_ADDED_IN(format="bf16"), source="PT PR#197203",
+    features=("block-recurrent", "reduce-narrower"), microbatches=1,
+    without=("sometimes-used",),
+)  # fmt: skip
+class UsesAddedInBf16(Fsdp2):
+    """Leaves take gradients in the dtype of the reduction, so autograd rounds those of each use."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        # Elsewhere FSDP2 meets gradients of two dtypes, and fails.
+        plain = case.training.microbatches == 1 and not sometimes_used(case.model)
+        if plain and case.precision.reduce == "bf16":
+            for module in built.model.modules():
+                module.register_forward_pre_hook(_leaves_in_bf16)
+        return built

@@ -284,6 +284,18 @@ class LocalRunner:
             self._uses = None
 
     @contextmanager
+    def adding_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let autograd add the gradients of a parameter's uses in a narrower dtype."""
+        wide = [one for one in self._parameters.values() if one.dtype.itemsize > dtype.itemsize]
+        for one in wide:
+            one.grad_dtype = dtype
+        try:
+            yield
+        finally:
+            for one in wide:
+                one.grad_dtype = one.dtype
+
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Run forwards only, in evaluation mode, within the context.
 

@@ -87,6 +87,11 @@ class StepReplay:
             for name, one in parts.items()
         }
 
+    def added_in(self, step: int, state: State, dtype: torch.dtype) -> Passes:
+        """Run all passes with the gradients of a parameter's uses added in a narrower dtype."""
+        with self.runner.adding_in(dtype):
+            return self.passes(step, state)
+
     def evaluated(self, step: int, state: State) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""
         with self.runner.evaluating():

@@ -21,6 +21,7 @@
 - `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
 - `peaks.svg.j2`: template of the picture of `peaks.py`
 - `progress.py`: console of a run, a matrix that fills in or plain lines, and of a hunt for faults
+- `releases.py`: page releases.md of several runs, each with another release
 - `sections.py`: sections that several formats share: environment, observability, leaked state
 - `text.py`: text of a finding, in the same words in every format
 - `write.py`: output of every report format into one directory

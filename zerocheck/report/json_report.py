@@ -56,6 +56,7 @@ def as_data(counted: Tally) -> dict[str, Any]:
             "seen": _findings(counted.known),
             "stale": counted.stale,
             "left_out": started.left_out if started else (),
+            "unverified": started.unverified if started else (),
         },
     }
 

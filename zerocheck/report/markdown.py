@@ -16,7 +16,7 @@ from .coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vac
 from .footprint import EXPLAINED, HEADERS
 from .footprint import TITLE as WEIGHED
 from .footprint import rows as weighed_rows
-from .known_issues import all_hold, left_out_lines, stale_lines
+from .known_issues import all_hold, left_out_lines, stale_lines, unverified_lines
 from .loads import TITLE, headers, rows, tried_lines
 from .sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, observability_lines
 from .text import cell_text, finding_lines, finding_title, number
@@ -141,7 +141,7 @@ def _unreproduced(counted: Tally) -> Iterable[str]:
 
 
 def _known(counted: Tally) -> Iterable[str]:
-    left_out = left_out_lines(counted)
+    left_out = [*left_out_lines(counted), *unverified_lines(counted)]
     if not (counted.known or counted.stale or left_out):
         return
     yield "## Known issues"

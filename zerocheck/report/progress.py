@@ -32,7 +32,7 @@ from .coverage import coverage_lines, not_exercised
 from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
-from .known_issues import all_hold, left_out_lines, stale_lines
+from .known_issues import all_hold, left_out_lines, stale_lines, unverified_lines
 from .loads import TITLE, headers, rows, tried_lines
 from .sections import leak_lines, observability_lines
 from .text import cell_text, finding_lines, finding_title
@@ -236,7 +236,7 @@ def print_outcome(console: Console, counted: Tally) -> None:
         console.print(Text(line))
     for line in metrics.lines(counted.implementations):
         console.print(Text(one_line(line)))
-    for line in (*leak_lines(counted), *left_out_lines(counted)):
+    for line in (*leak_lines(counted), *left_out_lines(counted), *unverified_lines(counted)):
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):
         console.print(Text(line))

@@ -37,6 +37,7 @@ from .findings.findings import Findings
 from .findings.issue_matcher import KnownIssueMatcher
 from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .findings.suspicion import Confirmer
+from .known_issues.releases import Releases
 from .plan.options import RunOptions
 from .plan.plan import Plan, PlannedCase, TimingChoice
 from .records.exercised import idle
@@ -103,7 +104,7 @@ class _RunUnderWay:
         self.records: list[Record] = []
         self.bus = Bus((*handlers, _Collector(self.records.append)))
         self.environment = environment(options.device)
-        self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)
+        self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
         self.findings = Findings(self.issue_matcher.issue_of)
         self.reported: dict[int, Finding] = {}
         self.running: Trial | None = None
@@ -128,7 +129,7 @@ class _RunUnderWay:
         described = with_optimizers(self.ranks, described, options.optimizer, world_size=size)
         if without:
             options = self.options = options.leaving_out(without)
-            self.issue_matcher = KnownIssueMatcher(options, self.environment.torch)
+            self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
             self.findings = Findings(self.issue_matcher.issue_of)
         self.confirmer = Confirmer(self.findings, self.ranks, options.obligations)
         self.fixed = {name: paths(described[name].fixed) for name in described}
@@ -147,6 +148,7 @@ class _RunUnderWay:
             planned=len(self.plan.cases),
             started=time.time(),
             left_out=left_out,
+            unverified=self.issue_matcher.unverified,
             model=options.model or "",
             without=without,
             without_of={name: one.without for name, one in described.items() if one.without},

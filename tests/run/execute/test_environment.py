@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from zerocheck import cli
 from zerocheck.run import engine
 from zerocheck.run.execute.environment import TESTED, untested_versions
+from zerocheck.run.known_issues.entries import ours
 
 
 def test_the_tested_torch_is_silent() -> None:
@@ -23,5 +24,12 @@ def test_another_torch_gets_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(engine, "run", lambda options, handlers: 0)
     given = ["run", "ddp", "--report-dir", str(tmp_path)]
     result = CliRunner().invoke(cli.main, given, standalone_mode=False)
-    lines = [line for line in result.stderr.splitlines() if "2.99.1" in line]
-    assert lines == ["note: zerocheck is tested with torch 2.13.0; this is 2.99.1"]
+    (line,) = [line for line in result.stderr.splitlines() if "2.99.1" in line]
+    assert line.startswith("note: zerocheck was not run with torch 2.99.1, but with 2.")
+    assert line.endswith("a known issue that is gone there fails nothing")
+
+
+@pytest.mark.parametrize("version", ours()[0].versions.measured["torch"])
+def test_a_torch_that_was_measured_is_silent(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", f"{version}+cu132")
+    assert untested_versions() == ""

@@ -17,8 +17,9 @@ from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Violation
 from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
 from zerocheck.run.known_issues.entries import OURS, ROLES, KnownIssue, load, ours, read
+from zerocheck.run.known_issues.releases import LIBRARIES, Releases, library_of
 from zerocheck.run.plan.options import RunOptions
-from zerocheck.run.records.records import CaseFinished
+from zerocheck.run.records.records import CaseFinished, Unverified
 
 
 def issues_of(tmp_path: Path, text: str) -> tuple[KnownIssue, ...]:
@@ -84,6 +85,11 @@ GOOD = entry("zero2 / gradient / gradient x W")
         ("[[issue]]\nfingerprint = 'fsdp2 / clip'\n", r"entry 1 \(line 1\): it lacks .* 'reason'"),
         ("[[issue]]\nreason = 'so'\n", r"it lacks the field 'fingerprint'"),
         ("[issue]\nreason = 'so'\n", r"each entry starts with \[\[issue\]\], in two brackets"),
+        ("measured = 1\n" + GOOD, r"measured: it is a table"),
+        ('[measured]\ntorh = ["1"]\n' + GOOD, r"'torh'; did you mean 'torch'\?"),
+        ('[measured]\ntorch = "2.13.0"\n' + GOOD, r"measured.torch: it is a list of versions"),
+        ('[measured]\ntorch = ["new"]\n' + GOOD, r"measured.torch: .*'new'"),
+        (entry("deepspeed1 / clip", deepspeed="0.19"), r"deepspeed: '0.19' is neither a list"),
         ("issues = 1\n", r"unknown field 'issues'; did you mean 'issue'\?"),
         ("[[issue]\n", r"is not TOML: .*line 1"),
     ],
@@ -125,7 +131,73 @@ def test_versions_of_torch(
     tmp_path: Path, torch: str | list[str], version: str, known: bool
 ) -> None:
     (issue,) = issues_of(tmp_path, entry("fsdp2 / clip", torch=torch))
-    assert issue.known_in(version) is known
+    assert issue.known_in(Releases(version)) is known
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "version", "known"),
+    [("<0.18", "0.17.6", True), ("<0.18", "0.19.8", False), ("<0.18", "", True), ([], "1", False)],
+)
+def test_versions_of_deepspeed(
+    tmp_path: Path, deepspeed: str | list[str], version: str, known: bool
+) -> None:
+    (issue,) = issues_of(tmp_path, entry("deepspeed1 / clip", deepspeed=deepspeed))
+    assert issue.known_in(Releases("2.13.0", version)) is known
+
+
+MEASURED = '[measured]\ntorch = ["2.12.1", "2.13.0"]\ndeepspeed = ["0.19.8"]\n'
+
+
+@pytest.mark.parametrize(
+    ("implementation", "releases", "library"),
+    [
+        ("fsdp2", Releases("2.13.0+cpu"), ""),
+        ("fsdp2", Releases("2.13.1", "0.19.8"), "torch"),
+        ("deepspeed1", Releases("2.13.1", "0.19.8"), ""),
+        ("deepspeed1", Releases("2.13.0", "0.18.9"), "deepspeed"),
+    ],
+)
+def test_what_was_not_measured(
+    tmp_path: Path, implementation: str, releases: Releases, library: str
+) -> None:
+    text = entry(f"{implementation} / gradient / gradient x W")
+    (measured,) = issues_of(tmp_path, MEASURED + text)
+    assert measured.unmeasured(releases) == library
+    (anywhere,) = issues_of(tmp_path, text)
+    assert anywhere.unmeasured(releases) == ""
+
+
+@pytest.mark.parametrize(("version", "stale"), [("2.13.0", True), ("2.16.0", False)])
+def test_what_was_not_measured_is_never_stale(tmp_path: Path, version: str, stale: bool) -> None:
+    (issue,) = issues_of(tmp_path, MEASURED + entry("zero2 / gradient", torch=">=2.12"))
+    options = RunOptions(
+        implementations=("zero2",), known_issues=("none", str(tmp_path / "known.toml"))
+    )
+    matcher = KnownIssueMatcher(options, Releases(version))
+    assert matcher.issues == [issue]
+    matcher.marked(case(status="holds", gradient="holds"))
+    assert matcher.unseen() == ([(issue, None)] if stale else [])
+    assert matcher.unverified == (
+        () if stale else (Unverified(release=f"torch {version}", known=(issue.record,)),)
+    )
+
+
+def test_ours_are_of_measured_releases() -> None:
+    for issue in ours():
+        measured = issue.versions.measured
+        assert measured.keys() == set(LIBRARIES)
+        library = library_of(issue.implementation)
+        assert set(issue.versions.having) <= {library}
+        shows = [
+            version
+            for version in measured[library]
+            if issue.known_in(Releases("2.13.0")._replace(**{library: version}))
+        ]
+        assert shows, f"{issue.source}: it is in no release that was measured"
+        # Where it ends, the entry says so: only the newest release leaves the end open.
+        newest = measured[library][-1]
+        later = Releases("2.13.0")._replace(**{library: "99.0"})
+        assert issue.known_in(later) is (newest in shows)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +211,7 @@ def test_devices(tmp_path: Path, device: str, asked: str, shows: bool) -> None:
         implementations=("fsdp2",), known_issues=("none", str(tmp_path / "known.toml")),
         device=asked,
     )  # fmt: skip
-    assert (issue in KnownIssueMatcher(options, "2.13.0").issues) is shows
+    assert (issue in KnownIssueMatcher(options, Releases("2.13.0")).issues) is shows
 
 
 def test_a_device_that_is_none(tmp_path: Path) -> None:
@@ -240,7 +312,7 @@ def test_an_issue_of_a_step_is_known_where_only_steps_after_loads_are_asked_for(
     )
     files = ("none", str(tmp_path / "known.toml"))
     options = RunOptions(implementations=("zero2",), obligations=obligations, known_issues=files)
-    matcher = KnownIssueMatcher(options, "2.13.0")
+    matcher = KnownIssueMatcher(options, Releases("2.13.0"))
     planned, _ = matcher.arrange([])
     assert len(planned) == ("gradient" in obligations)
     finished, violation = violated("gradient x W")
@@ -272,7 +344,7 @@ def test_a_case_with_a_checkpoint_is_tried_where_checkpoints_are_asked_for(
         world_sizes=sizes,
         known_issues=("none", str(tmp_path / "known.toml")),
     )
-    planned, _ = KnownIssueMatcher(options, "2.13.0").arrange([])
+    planned, _ = KnownIssueMatcher(options, Releases("2.13.0")).arrange([])
     assert len(planned) == tried
 
 
@@ -299,9 +371,8 @@ def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
 def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> None:
     (tmp_path / "known.toml").write_text(entry("zero2 / gradient / parameter"))
     files = ("none", str(tmp_path / "known.toml"))
-    matcher = KnownIssueMatcher(
-        RunOptions(implementations=("zero2",), known_issues=files), "2.13.0"
-    )
+    options = RunOptions(implementations=("zero2",), known_issues=files)
+    matcher = KnownIssueMatcher(options, Releases("2.13.0"))
     violations = [
         msgspec.structs.replace(VIOLATION, obligation=obligation, role="parameter", causes=())
         for obligation in ("loss", "gradient")

@@ -56,7 +56,9 @@ OF_INNER_AXES = frozenset(name for axis in INNER for name in OF_AXIS[axis])
 IN_PAIRS = tuple(name for name in OF_STEPS if name not in COMPILED | OF_INNER_AXES)
 """Names of the features of which a covering array has all pairs."""
 
-OF_PRECISION = frozenset(("compute-bf16", "compute-fp16", "reduce-narrow", "reduce-wide"))
+OF_PRECISION = frozenset(
+    ("compute-bf16", "compute-fp16", "reduce-narrow", "reduce-narrower", "reduce-wide")
+)
 """Names of those that no case in fp32 has."""
 
 OF_RESUME = tuple(name for name, row in FEATURES.items() if row.dimension == "resume")

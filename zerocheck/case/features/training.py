@@ -177,6 +177,11 @@ TRAINING = table(
     ("compute-fp16", "forward and backward in fp16", lambda c: c.precision.compute == "fp16"),
     ("reduce-narrow", "gradients reduced in bf16 or fp16", lambda c: c.precision.reduce != "fp32"),
     (
+        "reduce-narrower",
+        "gradients of fp32 reduced in bf16 or fp16",
+        lambda c: c.precision.compute == "fp32" and c.precision.reduce != "fp32",
+    ),
+    (
         "reduce-wide",
         "gradients of a narrow compute reduced in fp32",
         lambda c: c.precision.compute != "fp32" and c.precision.reduce == "fp32",

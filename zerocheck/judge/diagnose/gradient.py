@@ -67,6 +67,8 @@ def causes(evidence: Evidence) -> Causes:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in rounding.candidates(evidence) if explains(c, evidence, wrong)]
+    if not found:
+        found = [c for c in rounding.of_uses(evidence) if explains(c, evidence, wrong)]
     if not found and declared(evidence.semantics):
         found = [c for c in rounding.reductions(evidence, wrong) if explains(c, evidence, wrong)][
             :1

@@ -56,6 +56,19 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield from _signs(evidence, "the gradient of each microbatch", everything)
 
 
+def of_uses(evidence: Evidence) -> Iterator[Candidate]:
+    """Iterate over gradients of which autograd added the uses of a parameter in narrow formats."""
+    if evidence.added_in is None:
+        return
+    for name, dtype in NARROW.items():
+        terms = evidence.added_in(dtype).gradients
+        yield Candidate(
+            bugs.USES_ADDED_IN(format=name),
+            f"what each use of a parameter gives was rounded to {name} before autograd added them",
+            [enclosed_sum(evidence, _in_all, evidence.divisor, given=terms, exactly_given=True)],
+        )
+
+
 def _signs(evidence: Evidence, words: str, terms: Terms) -> Iterator[Candidate]:
     """Iterate over the sum and the means of the signs of local gradients, which are exact."""
     world = evidence.passes.gradients.shape[0]

@@ -15,7 +15,7 @@ from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
 from ..coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vacuous_rows
-from ..known_issues import all_hold, left_out_lines, stale_lines
+from ..known_issues import all_hold, left_out_lines, stale_lines, unverified_lines
 from ..loads import cell_lines, tried_lines
 from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
 from . import bands, drift
@@ -49,7 +49,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "leaks": list(leak_lines(counted)),
         "known": [shown(one) for one in counted.known],
         "stale": [stale_lines(one) for one in counted.stale],
-        "left_out": left_out_lines(counted),
+        "left_out": [*left_out_lines(counted), *unverified_lines(counted)],
         "charts": bands.charts(counted),
         "ticks": bands.ticks(counted),
         "ranks": bands.RANKS,

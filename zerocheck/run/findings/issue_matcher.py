@@ -13,29 +13,30 @@ from ...case.segments import segments_of
 from ...catalogue import family
 from ...protocol.verdicts import EQUIVALENCE, RESUME, Status, Violation
 from ..known_issues.entries import KnownIssue, matching
+from ..known_issues.releases import Releases, library_of
 from ..plan.options import RunOptions
 from ..plan.plan import PlannedCase
-from ..records.records import CaseFinished, LeftOut, StaleIssue
+from ..records.records import CaseFinished, KnownReference, LeftOut, StaleIssue, Unverified
 from ..records.tally import FAILING
 from .consequences import sources_of
 
 
 class KnownIssueMatcher:
-    """Known-issue matcher for the issues of this run's implementations, obligations and torch.
+    """Known-issue matcher for the issues of this run's implementations, obligations and releases.
 
     A run without an obligation of checkpoints takes none, so issues with such a case are left out.
     """
 
-    def __init__(self, options: RunOptions, torch: str) -> None:
+    def __init__(self, options: RunOptions, releases: Releases) -> None:
         self._options = options
-        self._torch = torch
+        self._releases = releases
         resumes = bool(set(options.obligations) & set(RESUME))
         here = [
             issue
             for issue in options.issues
             if any(issue.implementation in family(name) for name in options.implementations)
             and (resumes or issue.case is None or not issue.case.resume)
-            and issue.known_in(torch)
+            and issue.known_in(releases)
             and issue.shows_on(options.device)
         ]
         asked = (None, *options.obligations)
@@ -53,6 +54,19 @@ class KnownIssueMatcher:
         self._shown: set[KnownIssue] = set()
         self._own_status: dict[KnownIssue, Status] = {}
         self._looked: set[KnownIssue] = set()
+
+    @property
+    def unverified(self) -> tuple[Unverified, ...]:
+        """Issues that were not measured in this run's releases: they may be gone there."""
+        of: dict[str, list[KnownReference]] = {}
+        for issue in self.issues:
+            library = issue.unmeasured(self._releases)
+            if library:
+                of.setdefault(library, []).append(issue.record)
+        return tuple(
+            Unverified(release=f"{library} {self._releases.plain(library)}", known=tuple(known))
+            for library, known in of.items()
+        )
 
     def arrange(
         self, planned: Sequence[PlannedCase]
@@ -146,8 +160,9 @@ class KnownIssueMatcher:
         """Return issues that were expected and not observed, and the number of their own case.
 
         For an issue without a case of its own, another case with its features must have run. One
-        that shows sometimes is never missed; nor is one without a case in a run of the user's own
-        model, which shows little of what drawn ones do.
+        that shows sometimes is never missed, nor is one that was not measured in this release; nor
+        is one without a case in a run of the user's own model, which shows little of what drawn
+        ones do.
         """
         looked = self._looked if self._options.model is None else ()
         numbers = {issue: number for number, issue in self.own.items()}
@@ -156,6 +171,7 @@ class KnownIssueMatcher:
             for issue in self.issues
             if issue not in self._shown
             and not issue.sometimes
+            and not issue.unmeasured(self._releases)
             and (issue in self._own_status if issue.case is not None else issue in looked)
         ]
 
@@ -175,12 +191,13 @@ class KnownIssueMatcher:
                 f"its own case {_in_words(self._own_status[issue])}, does not show it in {tries} "
                 "fresh rank processes either, and no other case showed it"
             )
-        version = self._torch.partition("+")[0]
+        library = library_of(issue.implementation)
+        version = self._releases.plain(library)
         return StaleIssue(
             implementation=issue.implementation,
             known=issue.record,
             seen=reason,
-            advice=f"remove {issue.source}, or let its torch versions end before {version}",
+            advice=f"remove {issue.source}, or let its {library} versions end before {version}",
             obligation=issue.obligation,
         )
 

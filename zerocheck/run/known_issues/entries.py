@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ...case.codec import merged
 from ...case.features import FEATURES, feature, features
@@ -31,6 +30,7 @@ from ...devices import CPU, CUDA, kind_of
 from ...errors import UsageError, did_you_mean, unknown
 from ...protocol.verdicts import OBLIGATIONS, Obligation, Violation
 from ..records.records import CaseFinished, KnownReference
+from .releases import ALL, LIBRARIES, Releases, Versions, measured_of, specifiers
 from .scope import check_kinds, is_of, most_bytes, ranks_of
 
 OURS = Path(__file__).with_name("known_issues.toml")
@@ -79,8 +79,10 @@ class _IssueEntry(msgspec.Struct, forbid_unknown_fields=True):
     error: str = ""
     says: str | list[str] = ""
     torch: str | list[str] = ""
+    deepspeed: str | list[str] = ""
     device: str = ""
     link: str = ""
+    fixed: str = ""
     page: str = ""
     sometimes: bool = False
     case: dict[str, Any] | None = None
@@ -90,9 +92,8 @@ class _IssueEntry(msgspec.Struct, forbid_unknown_fields=True):
 class KnownIssue:
     """Known issue. Fields as in the file; source: its file and entry, for messages.
 
-    torch: the versions that have it, one of several specifiers (PEP 440); device: "cpu" or "cuda"
-    if it shows on no other kind; sometimes: it depends on the moment, so that no case shows it for
-    sure; case: one that shows it.
+    versions: of the libraries that have it; device: "cpu" or "cuda" if it shows on no other kind;
+    sometimes: it depends on the moment, so that no case shows it for sure; case: one that shows it.
     """
 
     fingerprint: str
@@ -106,9 +107,10 @@ class KnownIssue:
     surplus: tuple[str, ...] = ()
     error: str = ""
     says: tuple[str, ...] = ()
-    torch: tuple[SpecifierSet, ...] = (SpecifierSet(),)
+    versions: Versions = ALL
     device: str = ""
     link: str = ""
+    fixed: str = ""
     page: str = ""
     sometimes: bool = False
     case: Case | None = None
@@ -144,10 +146,13 @@ class KnownIssue:
         """Return True if it shows on a device as it is asked for, such as "cuda:1"."""
         return self.device in ("", kind_of(device))
 
-    def known_in(self, torch: str) -> bool:
-        """Return True if this version of torch, such as "2.13.0+cpu", has the issue."""
-        version = torch.partition("+")[0]
-        return any(versions.contains(version, prereleases=True) for versions in self.torch)
+    def known_in(self, releases: Releases) -> bool:
+        """Return True if these releases have the issue, as far as the entry says."""
+        return self.versions.include(releases)
+
+    def unmeasured(self, releases: Releases) -> str:
+        """Return the library whose release was not measured for this entry; empty if it was."""
+        return self.versions.unmeasured(releases, self.implementation)
 
     def covers(self, case: Case) -> bool:
         """Return True if the case has all features of the entry."""
@@ -243,11 +248,15 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     for name in raw:
-        if name != "issue":
+        if name not in ("issue", "measured"):
             raise UsageError(
-                f"{path}: unknown field {name!r}{did_you_mean(name, ['issue'])}; a file of known "
-                "issues holds [[issue]] entries only"
+                f"{path}: unknown field {name!r}{did_you_mean(name, ['issue', 'measured'])}; a "
+                "file of known issues holds [[issue]] entries, and [measured]"
             )
+    try:
+        measured = measured_of(raw.get("measured", {}))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
     entries = raw.get("issue", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{path}: each entry starts with [[issue]], in two brackets")
@@ -257,13 +266,13 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
         line = f" (line {lines[number - 1]})" if len(lines) == len(entries) else ""
         source = f"{'ours' if path == OURS else path}, entry {number}"
         try:
-            issues.append(_issue(entry, source))
+            issues.append(_issue(entry, source, measured))
         except UsageError as error:
             raise UsageError(f"{path}, entry {number}{line}: {error}") from None
     return tuple(issues)
 
 
-def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
+def _issue(raw: dict[str, Any], source: str, measured: Mapping[str, tuple[str, ...]]) -> KnownIssue:
     fields = _IssueEntry.__struct_fields__
     for name in raw:
         if name not in fields:
@@ -288,6 +297,10 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
             "`tensors`, `roles`, `elements`, `ranks`, `surplus` or `error`"
         )
     check_kinds((*entry.tensors, *entry.surplus), entry.ranks)
+    having = {library: getattr(entry, library) for library in LIBRARIES}
+    having = {
+        library: specifiers(library, given) for library, given in having.items() if given != ""
+    }
     issue = KnownIssue(
         fingerprint=fingerprint,
         reason=entry.reason,
@@ -300,9 +313,10 @@ def _issue(raw: dict[str, Any], source: str) -> KnownIssue:
         surplus=tuple(entry.surplus),
         error=entry.error,
         says=says,
-        torch=_versions(entry.torch),
+        versions=Versions(having, measured),
         device=_device(entry.device),
         link=entry.link,
+        fixed=entry.fixed,
         page=entry.page,
         sometimes=entry.sometimes,
         case=_case(entry),
@@ -344,17 +358,6 @@ def _checked_fingerprint(given: str) -> str:
         causes = " / ".join(rest[1:]).split("+") if len(rest) > 1 else []
     shown = ["+".join(map(current, causes))] if causes else []
     return " / ".join((implementation, obligation, *role, *shown))
-
-
-def _versions(given: str | list[str]) -> tuple[SpecifierSet, ...]:
-    texts = [given] if isinstance(given, str) else [f"=={version}" for version in given]
-    try:
-        return tuple(SpecifierSet(text) for text in texts)
-    except InvalidSpecifier:
-        raise UsageError(
-            f"torch: {given!r} is neither a list of versions nor a range "
-            '(examples: ["2.13.0"], ">=2.11,<2.14")'
-        ) from None
 
 
 def _device(given: str) -> str:

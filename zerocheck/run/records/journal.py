@@ -6,6 +6,7 @@ A bus delivers each record to the journal first, then to the other handlers.
 from __future__ import annotations
 
 import fcntl
+import lzma
 import math
 import os
 import time
@@ -142,7 +143,7 @@ class Journal:
 
 
 def read(path: Path, note: Note | None = None) -> list[Record]:
-    """Read all records of a journal.
+    """Read all records of a journal, which may be compressed with xz.
 
     A last line without its end, as a kill leaves it, is dropped and reported to `note`. Raises
     UsageError, with the line number, for another format version or anything else.
@@ -168,8 +169,12 @@ def is_matrix(path: Path) -> bool:
 def _read(path: Path, decode: Callable[[Path, int, bytes], R], note: Note | None) -> list[R]:
     try:
         data = path.read_bytes()
+        if path.suffix == ".xz":
+            data = lzma.decompress(data)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (lzma.LZMAError, EOFError) as error:
+        raise UsageError(f"cannot read {path}: it is no whole xz file") from error
     *lines, rest = data.split(b"\n")
     records = [decode(path, number, line) for number, line in enumerate(lines, 1)]
     if rest:

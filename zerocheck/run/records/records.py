@@ -58,6 +58,16 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     known: KnownReference
 
 
+class Unverified(msgspec.Struct, frozen=True, kw_only=True):
+    """Known issues that were not measured in a release of this run, such as "torch 2.16.0".
+
+    They cover what shows of them, and no run fails because one does not show.
+    """
+
+    release: str
+    known: tuple[KnownReference, ...]
+
+
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     """First line of a journal. started: seconds since the epoch; planned: cases to run."""
 
@@ -70,6 +80,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     planned: int
     started: float
     left_out: tuple[LeftOut, ...] = ()
+    unverified: tuple[Unverified, ...] = ()
     model: str = ""
     """The user's own, if every case has it."""
     without: dict[Obligation, str] = {}
