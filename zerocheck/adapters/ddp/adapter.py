@@ -29,9 +29,9 @@ from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...errors import Unsupported
 from ..shared import full_checkpoint as file
-from ..shared.calls import with_collectives
 from ..shared.compiling import compile_model, forget
 from ..shared.scaling import scaler_of
+from ..shared.schedules import with_schedule, without_schedule
 from ..shared.sync import accumulation, synchronized
 from . import collectives as predicted_calls
 from .layout import ddp_layout, replicated_states
@@ -63,6 +63,7 @@ class Ddp(BuiltImplementation):
         "optimizer_first",
         "checkpoint",
     )
+    without = without_schedule()
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     avoids_torch_faults = False
 
@@ -79,7 +80,7 @@ class Ddp(BuiltImplementation):
         )
         if reduced_precision(case):  # gradients come in another order than the bare model's in fp32
             return held
-        return with_collectives(held, predicted_calls.ddp(model, case), case)
+        return with_schedule(held, predicted_calls.ddp(model, case), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

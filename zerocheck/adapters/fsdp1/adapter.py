@@ -34,11 +34,11 @@ from ...contract.implementation import Stage
 from ...contract.layout import Layout
 from ...contract.refusals import torch_refusals
 from ...devices import placed
-from ..shared.calls import with_collectives
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import one_axis_fp32
 from ..shared.meshes import replicate_group, shard_group
 from ..shared.scaling import sharded_scaler_of
+from ..shared.schedules import with_schedule, without_schedule
 from ..shared.simulation import SimulationTraits
 from ..shared.sync import accumulation, synchronized
 from . import checkpoint
@@ -121,6 +121,7 @@ class Fsdp1(BuiltImplementation):
         "offload",
     )
     simulated = SimulationTraits(own_precision=True)
+    without = without_schedule()
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     axes = frozenset({"replicate", "shard"})
     avoids_torch_faults = False
@@ -141,7 +142,7 @@ class Fsdp1(BuiltImplementation):
         shards = cls.strategy != ShardingStrategy.NO_SHARD
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
         held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
-        return with_collectives(held, predicted_calls.fsdp1(model, case, cls.strategy), case)
+        return with_schedule(held, predicted_calls.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -35,10 +35,10 @@ from ...contract.checkpoint import other_states, take_over
 from ...contract.layout import Layout
 from ...errors import Unsupported
 from ..shared import full_checkpoint as file
-from ..shared.calls import with_collectives
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import elementwise
 from ..shared.scaling import scaler_of
+from ..shared.schedules import with_schedule, without_schedule
 from ..shared.simulation import SimulationTraits
 from ..shared.sync import accumulation, deferred, synchronized
 from ..shared.units import in_order_of_calls, unit_modules
@@ -99,6 +99,7 @@ class Fsdp2(BuiltImplementation):
         "tensor_parallel",
     )
     simulated = SimulationTraits(own_precision=True, on_meta=True)
+    without = without_schedule()
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     axes = frozenset({"replicate", "shard", "tp"})
     avoids_torch_faults = False
@@ -123,7 +124,7 @@ class Fsdp2(BuiltImplementation):
         held = fsdp2_layout(model, case, rank)
         if elementwise(case) is not None:
             return held  # products of DTensors have collectives of their own
-        return with_collectives(held, predicted_calls.fsdp2(model, case), case)
+        return with_schedule(held, predicted_calls.fsdp2(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

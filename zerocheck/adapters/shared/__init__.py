@@ -14,6 +14,7 @@ rules, which turn that into calls: when it gathers, and when it reduces.
 - `live_memory.py`: live memory of a sharder within a step, on top of that of the model
 - `meshes.py`: process groups of a device mesh, by the names of its axes
 - `scaling.py`: torch's own dynamic loss scaling
+- `schedules.py`: releases of torch whose schedules the predictions were compared with
 - `script_text.py`: text that shards a model as a user of torch writes it
 - `simulation.py`: traits of an adapter in a simulation of memory
 - `sync.py`: schedule of gradient reductions (`case.sharding.sync`) for torch's implementations

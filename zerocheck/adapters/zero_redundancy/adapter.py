@@ -22,8 +22,8 @@ from ...optimizers import optimizer_of
 from ..ddp.adapter import Ddp, ddp
 from ..ddp.layout import ddp_layout
 from ..shared import full_checkpoint as file
-from ..shared.calls import with_collectives
 from ..shared.scaling import scaler_of
+from ..shared.schedules import with_schedule
 from ..shared.sync import accumulation
 from . import collectives as predicted_calls
 from .layout import dummies, shared_states
@@ -69,7 +69,7 @@ class ZeroRedundancy(Ddp):
         )
         if reduced_precision(case):  # gradients come in another order than the bare model's in fp32
             return held
-        return with_collectives(held, predicted_calls.zero_redundancy(model, case), case)
+        return with_schedule(held, predicted_calls.zero_redundancy(model, case), case)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model and share out its optimizer states.

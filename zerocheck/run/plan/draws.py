@@ -110,10 +110,16 @@ APART = (
         frozenset(("tensor-parallel-strided",)), {"sharding.tensor_parallel": 2}, least=4
     ),
     # What the uses of a parameter give is added before it is reduced. Of all drawn models a
-    # recurrent one has most uses, and what they give cancels.
+    # recurrent one has most uses, one for each position, and what they give cancels.
     SeparateDraws(
         frozenset(("block-recurrent", "reduce-narrower")),
-        {"precision.compute": "fp32", "precision.reduce": "bf16", "training.microbatches": 1},
+        {
+            "data.length": 4,
+            "precision.compute": "fp32",
+            "precision.reduce": "bf16",
+            "training.microbatches": 1,
+            "sharding.optimizer_first": False,
+        },
         offered=40,
     ),
     # A race shows where all three meet, and then in a third of the runs (faults/races).
