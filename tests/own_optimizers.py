@@ -141,6 +141,27 @@ class CountsInGroup(Plain):
         super().step()
 
 
+class Corrected(Plain):
+    """Elementwise; one count in the group for all of its parameters, as collections have it."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+        super().step()
+
+    @torch.no_grad()
+    def one(self, p, state, group):
+        if not state:
+            state["mean"] = torch.zeros_like(p)
+        state["mean"].lerp_(p.grad, 0.1)
+        p.sub_(state["mean"] / (1 - 0.9 ** group["step"]), alpha=group["lr"])
+
+
+class CountsInBoth(Corrected):
+    def one(self, p, state, group):
+        state["step"] = group["step"]
+
+
 class CountsTwice(Plain):
     def one(self, p, state, group):
         state["step"] = state.get("step", 0) + 2

@@ -60,7 +60,7 @@ OptimizerKind = Literal[
     "asgd",
     "user",
 ]
-CountKind = Literal["none", "int", "float", "tensor"]
+CountKind = Literal["none", "int", "float", "tensor", "group"]
 AdjustmentKind = Literal["original", "match_rms_adamw"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ParameterDtype = Literal["fp32", "bf16"]
@@ -252,7 +252,8 @@ class UserOptimizer(_Data, frozen=True, kw_only=True, cache_hash=True):
     """`package.module:Class` or `path/to/file.py:Class`."""
     states: Annotated[tuple[UserState, ...], Meta(max_length=32)] = ()
     count: CountKind = "none"
-    """Type of `step` in its state, which counts steps, if it has one."""
+    """Type of `step` in its state, which counts steps, if it has one; "group": it stands in the
+    parameter group, an int, and counts the steps of all parameters there."""
     elementwise: bool = True
     """A step of part of a parameter is part of the step of the whole."""
     weight_decay: bool = False

@@ -10,7 +10,7 @@ dcp-buffers-of-several-ranks). `avoids_torch_faults` does what their pages say t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -105,10 +105,20 @@ def _state_dict(
     if avoids_torch_faults and len(unborn) == len(
         every
     ):  # it has made states, with a step that nobody took
+        made = cast(dict[str, Any], moments)
         for one in unborn:
             one.state.clear()
-        return held, {**moments, "state": {}}
+            _uncount(one.param_groups)
+        _uncount(made["param_groups"])
+        return held, {**made, "state": {}}
     return held, cast(dict[str, Any], moments)
+
+
+def _uncount(groups: Iterable[dict[str, Any]]) -> None:
+    """Take back the step of groups that count theirs."""
+    for group in groups:
+        if "step" in group:
+            group["step"] = 0
 
 
 def write(

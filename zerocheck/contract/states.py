@@ -159,6 +159,11 @@ class States:
     ) -> None:
         """Set a step count in the place and the type of the optimizer's."""
         key = self.keys.get("step", "step")
+        if any(rule.counts_in_group for rule in self.optimizer.rules):
+            for its in self.optimizers.groups():
+                if any(parameter is one for one in its["params"]):
+                    its[key] = int(count)
+            return
         holder = self.optimizers.holder_of(parameter)
         template = self.templates.get(type(holder), {key: count})
         if key not in template:

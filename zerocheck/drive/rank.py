@@ -18,6 +18,7 @@ from ..case.measurement import unmeasured
 from ..case.mesh import AXES
 from ..case.options import defaults
 from ..case.schema import Case, Sharding
+from ..case.shapes import sometimes_used
 from ..catalogue import INJECTED, PLANTING, apart
 from ..compat_memory import quiet_profiler
 from ..contract import loading
@@ -304,6 +305,13 @@ def _check_words(name: str, attribute: str, given: Collection[str], known: Seque
 
 def _unhandled(implementation: type[Implementation], case: Case) -> str | None:
     """Return the reason to reject a feature that the implementation does not declare, or None."""
+    user = case.optimizer.user
+    late = case.training.unfreeze is not None or bool(sometimes_used(case.model))
+    if user is not None and user.count == "group" and late:
+        return (
+            "its optimizer counts steps in the parameter group, and a parameter without a gradient "
+            "takes none: there is no saying which count is right"
+        )
     for capability, problem in required(case):
         if capability not in implementation.capabilities:
             return f"it does not declare that it handles {problem} (class attribute capabilities)"

@@ -13,6 +13,7 @@ from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..case.schema import Case
+from ..contract import Loader
 from ..contract.groups import groups
 from .fault import fault
 from .parts import WithOptimizer
@@ -63,13 +64,30 @@ class NormalizedMomentum(torch.optim.Optimizer):
         p.sub_(momentum / (momentum.norm() + 1e-8), alpha=rate)
 
 
-def _fixed(kind: type, *, elementwise: bool) -> Mapping[str, Any]:
+class CorrectedMean(SignedMomentum):
+    """Moves by a mean that is corrected for its start. Counts in the parameter group."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.lerp_(p.grad, 0.1)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(mean / (1 - 0.9 ** group["step"]), alpha=group["lr"])
+
+
+def _fixed(kind: type, *, elementwise: bool, count: str = "") -> Mapping[str, Any]:
     """Return the fields of a case with one of these classes, as inspection finds them."""
     state = {"name": "mean" if elementwise else "momentum", "size": 0.1 if elementwise else 5.0}
     user = {
         "location": f"{__name__}:{kind.__name__}",
         "states": [state],
-        "count": "none" if elementwise else "int",
+        "count": count or ("none" if elementwise else "int"),
         "elementwise": elementwise,
         "weight_decay": elementwise,
     }
@@ -112,6 +130,25 @@ class CountOfTheUsersLost(WithOptimizer):
 
     fixed = _fixed(NormalizedMomentum, elementwise=False)
     kind = _NewCount
+
+
+@fault("fsdp2", "roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920",
+       features=("other-optimizer",))  # fmt: skip
+class CountOfTheGroupLost(Fsdp2):
+    """A step count in the parameter group is not restored, and starts at 0 after a load."""
+
+    fixed: ClassVar[Mapping[str, Any]] = _fixed(CorrectedMean, elementwise=True, count="group")
+    options: ClassVar[tuple[str, ...]] = tuple(
+        one for one in Fsdp2.options if one != "optimizer_first"
+    )
+
+    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+        return CorrectedMean(groups(model, case))
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        for group in self.optimizers.groups():
+            group["step"] = 0
 
 
 class _ForgetsDecay(ShardedOptimizer):

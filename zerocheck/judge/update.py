@@ -98,8 +98,11 @@ class UpdateJudge:
         for position, place in enumerate(self.layout.places):
             if not place.trainable or place.start == place.stop:
                 continue
-            if not self.recipe.rule(place).counts_steps:
+            rule = self.recipe.rule(place)
+            if not rule.counts_steps:
                 continue
+            if rule.counts_in_group and not update.has[position]:
+                continue  # its group counts without it, which nothing shows
             before, after = update.before.steps[position], update.after.steps[position]
             wanted = None if before is None else before + update.has[position]
             if after is not None and after == before and self._same(update, place):

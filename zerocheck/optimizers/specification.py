@@ -194,6 +194,8 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """True if the gradient of a step can be recovered from its states."""
     counts_in_tensor: bool
     """True if a step count is a tensor, and no number of Python."""
+    counts_in_group: bool
+    """True if the step count stands in the parameter group, for all of its parameters."""
     scalar_names: tuple[str, ...]
     """Names of states that are one number, other than the step count."""
     states_at_once: bool
@@ -302,6 +304,7 @@ class OneRule:
     one_by_one = False
     recovers = True
     counts_in_tensor = True
+    counts_in_group = False
     scalar_names: tuple[str, ...] = ()
     states_at_once = False
 

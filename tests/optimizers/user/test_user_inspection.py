@@ -30,6 +30,12 @@ def test_a_class_that_needs_whole_parameters_and_counts_in_an_int() -> None:
     assert [one.name for one in found.states] == ["momentum"]
 
 
+def test_a_class_that_counts_in_its_group() -> None:
+    found = inspect_optimizer(of("Corrected"))
+    assert found.elementwise and found.count == "group"
+    assert [one.name for one in found.states] == ["mean"]
+
+
 def test_the_size_of_a_state_its_signs_and_its_dtype() -> None:
     (state,) = inspect_optimizer(of("Wide")).states
     assert isinstance(state, UserState)
@@ -58,6 +64,7 @@ def test_random_states_are_kept() -> None:
         ("Rows", r"has the state 'rows', a tensor of shape \(24,\) .* of shape \(24, 40\)"),
         ("Named", "has the state 'buffer', a name that zerocheck has for something else"),
         ("CountsInGroup", "keeps 'k' in its parameter group and changes it in a step"),
+        ("CountsInBoth", "counts steps in its state and in its parameter group"),
         ("CountsTwice", "has the state 'step', of type int, after 3 steps; needed is their number"),
         ("NeedsClosure", "needs a closure in step"),
         ("NeedsRate", "cannot be made from parameters alone: TypeError: .* 'lr'"),

@@ -19,9 +19,17 @@ from zerocheck.run.records.records import CaseFinished
 from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
 
-LION, NORMALIZED, DERIVED, RIGHT, WRONG, FIXING = (
+LION, NORMALIZED, DERIVED, CORRECTED, RIGHT, WRONG, FIXING = (
     f"{own_optimizers.__file__}:{name}"
-    for name in ("Lion", "Normalized", "Derived", "right", "wrong", "fixing")
+    for name in (
+        "Lion",
+        "Normalized",
+        "Derived",
+        "Corrected",
+        "right",
+        "wrong",
+        "fixing",
+    )
 )
 
 
@@ -61,7 +69,14 @@ def run(pool: Pool, tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "name"), [(LION, "fsdp2"), (NORMALIZED, "zero2"), (DERIVED, "ddp")]
+    ("optimizer", "name"),
+    [
+        (LION, "fsdp2"),
+        (NORMALIZED, "zero2"),
+        (DERIVED, "ddp"),
+        (CORRECTED, "fsdp2"),
+        (CORRECTED, "zero1"),
+    ],
 )
 def test_right_implementations_hold_and_resume(run: Run, optimizer: str, name: str) -> None:
     counted = run(name, optimizer=optimizer, obligations=JUDGED)

@@ -52,6 +52,10 @@ from .tensor_parallel import clip, parallelized, split_groups
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
+MEMORY_SINCE = "2.13"
+"""Before it the input of a reduce-scatter lives until another unit is reduced."""
+
+
 class Fsdp2(BuiltImplementation):
     """`fully_shard` on each unit of `sharding.wrap` and on the root, which stays gathered.
 
@@ -99,7 +103,7 @@ class Fsdp2(BuiltImplementation):
         "tensor_parallel",
     )
     simulated = SimulationTraits(own_precision=True, on_meta=True)
-    without = without_schedule()
+    without = without_schedule(memory_since=MEMORY_SINCE)
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     axes = frozenset({"replicate", "shard", "tp"})
     avoids_torch_faults = False
@@ -124,7 +128,8 @@ class Fsdp2(BuiltImplementation):
         held = fsdp2_layout(model, case, rank)
         if elementwise(case) is not None:
             return held  # products of DTensors have collectives of their own
-        return with_schedule(held, predicted_calls.fsdp2(model, case), case)
+        calls = predicted_calls.fsdp2(model, case)
+        return with_schedule(held, calls, case, memory_since=MEMORY_SINCE)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Shard the model in place, then make the optimizer over its sharded parameters.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -100,7 +100,24 @@ class ShardedOptimizer:
         groups = self.optimizer.param_groups  # of two optimizers those of one after the other
         for number, group in enumerate(groups):
             group["lr"] = rates[number % len(rates)]
+        counting = any(rule.counts_in_group for rule in optimizer_of(self.case.optimizer).rules)
+        for group in groups if counting else ():
+            self._count_in(group)
         self.optimizer.step()
+        for group in groups if counting else ():
+            self._count_out(group)
+
+    def _count_in(self, group: dict[str, Any]) -> None:
+        """Set the count of a group to that of its pieces, which checkpoints have by piece."""
+        states = [self.optimizer.state.get(one, {}) for one in group["params"]]
+        counts = [int(state.pop("step")) for state in states if "step" in state]
+        if counts:
+            group["step"] = max(counts)
+
+    def _count_out(self, group: dict[str, Any]) -> None:
+        for one in group["params"]:
+            if one in self.optimizer.state:
+                self.optimizer.state[one]["step"] = group["step"]
 
     def shards(self) -> Iterator[Shard]:
         """Iterate over states and step counts. There are none before the first step."""

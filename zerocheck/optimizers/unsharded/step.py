@@ -47,9 +47,14 @@ class UnshardedScalars(NamedTuple):
         """Return the step count before this step, as it is in the state."""
         if self.user is None:
             return {"step": torch.tensor(float(self.taken))}
-        if self.user.count == "none":
+        if self.user.count in ("none", "group"):
             return {}
         return {"step": COUNTS[self.user.count](self.taken)}
+
+    def group_count(self) -> dict[str, Any]:
+        """Return the step count before this step, as it is in the parameter group, if it is."""
+        counts = self.user is not None and self.user.count == "group" and self.taken > 0
+        return {"step": self.taken} if counts else {}
 
     def with_options(self, **options: Any) -> UnshardedScalars:
         """Return the scalars with other options."""
@@ -69,6 +74,7 @@ def state_dtype(user: UserOptimizer | None, role: str, dtype: torch.dtype) -> to
 
 COUNTS: Mapping[str, Callable[[int], Any]] = {
     "int": int,
+    "group": int,
     "float": float,
     "tensor": lambda count: torch.tensor(float(count)),
 }
@@ -91,7 +97,7 @@ def run(
     held = torch.nn.Parameter(parameter.detach().clone())
     held.grad = gradient.to(held.dtype)
     made: Any = scalars.torch_class
-    optimizer = made([{**scalars.options, "params": [held]}])
+    optimizer = made([{**scalars.options, **scalars.group_count(), "params": [held]}])
     if began or scalars.taken or any(bool(state.any()) for state in old.values()):
         optimizer.state[held] = {
             **scalars.step_count(),

@@ -70,7 +70,11 @@ class _Inspection:
                 "not say which is right"
             )
         names, count = self._roles(once)
-        self._group_stays(once)
+        if self._group_counts(once):
+            if count != "none":
+                raise self._refused("counts steps in its state and in its parameter group")
+            count = "group"
+        self._group_stays(once, count)
         self._alone(matrix)
         defaults = once.group
         if "lr" not in defaults:
@@ -187,18 +191,23 @@ class _Inspection:
             "as an int, a float or a 0-d tensor"
         )
 
-    def _group_stays(self, tried: _Tried) -> None:
-        """Check that nothing in the parameter group changes from step to step."""
+    def _group_counts(self, tried: _Tried) -> bool:
+        """Return True if the parameter group counts steps, as an int that is called `step`."""
+        value = tried.group.get("step")
+        return isinstance(value, int) and not isinstance(value, bool) and value == STEPS
+
+    def _group_stays(self, tried: _Tried, count: CountKind) -> None:
+        """Check that nothing else in the parameter group changes from step to step."""
         held = [torch.nn.Parameter(one.clone()) for one in tried.parameters]
         make: Any = self.made
         before = make([{"params": held}]).param_groups[0]
         for name, value in tried.group.items():
-            if name == "params":
+            if name == "params" or (name == "step" and count == "group"):
                 continue
             if name not in before or not _equal(value, before[name]):
                 raise self._refused(
                     f"keeps {name!r} in its parameter group and changes it in a step; needed are "
-                    "states of parameters alone"
+                    "states of parameters, and a number of steps named 'step'"
                 )
 
     def _alone(self, starts: Sequence[torch.Tensor]) -> None:

@@ -32,6 +32,7 @@ class User(Unsharded):
         self.counts_steps = user.count != "none"
         self.whole = not user.elementwise
         self.counts_in_tensor = user.count == "tensor"
+        self.counts_in_group = user.count == "group"
         names = ("lr", "weight_decay") if user.weight_decay else ("lr",)
         self.fields = OptionFields(names, ("maximize",) if user.maximize else ())
         self.trial = OptimizerTrial({"lr": 2.0**-6}, self.states)
@@ -54,7 +55,8 @@ class User(Unsharded):
 
     def template(self) -> dict[str, Any]:
         """Return a state as the class makes it, without elements."""
-        counts: dict[str, Any] = {"int": {"step": 1}, "float": {"step": 1.0}, "none": {}}
+        counts: dict[str, Any] = {"int": {"step": 1}, "float": {"step": 1.0}}
+        counts.update(none={}, group={})
         count = counts.get(self.user.count, {"step": torch.empty(0)})
         return {**{name: torch.empty(0) for name in self.states}, **count}
 

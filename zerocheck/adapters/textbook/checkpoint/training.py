@@ -11,8 +11,9 @@ from torch import nn
 
 from ....errors import CheckpointError
 
-OF_KERNELS = ("params", "foreach", "fused", "capturable", "differentiable")
-"""Entries of a parameter group that do not say what its update is."""
+NOT_OPTIONS = ("params", "step", "foreach", "fused", "capturable", "differentiable")
+"""Entries of a parameter group that do not say what its update is. A step count there is saved with
+the states."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ def described(model: nn.Module) -> dict[str, TensorSpec]:
 
 def options(groups: Iterable[dict[str, Any]]) -> list[SavedOptions]:
     """Return the options of a torch optimizer's groups."""
-    return [{n: value for n, value in group.items() if n not in OF_KERNELS} for group in groups]
+    return [{n: value for n, value in group.items() if n not in NOT_OPTIONS} for group in groups]
 
 
 def decoded(data: bytes) -> SavedTraining:
