@@ -14,7 +14,7 @@ from zerocheck.case.schema import Case, Training, TrainingSegment
 from zerocheck.contract.layout import Term
 from zerocheck.contract.shard import Role
 from zerocheck.errors import UsageError
-from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Violation
+from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Status, Violation
 from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
 from zerocheck.run.known_issues.entries import OURS, ROLES, KnownIssue, load, ours, read
 from zerocheck.run.known_issues.releases import LIBRARIES, Releases, library_of
@@ -180,6 +180,22 @@ def test_what_was_not_measured_is_never_stale(tmp_path: Path, version: str, stal
     assert matcher.unverified == (
         () if stale else (Unverified(release=f"torch {version}", known=(issue.record,)),)
     )
+
+
+@pytest.mark.parametrize(("status", "stale"), [("holds", True), ("unsupported", False)])
+def test_an_own_case_that_cannot_be_run_says_nothing(
+    tmp_path: Path, status: Status, stale: bool
+) -> None:
+    (issue,) = issues_of(tmp_path, entry("zero2 / gradient", case="{ mesh = [3] }"))
+    options = RunOptions(
+        implementations=("zero2",),
+        world_sizes=(3,),
+        known_issues=("none", str(tmp_path / "known.toml")),
+    )
+    matcher = KnownIssueMatcher(options, Releases("2.13.0"))
+    matcher.arrange([])
+    matcher.marked(case(0, status=status, gradient="holds", mesh=(3,)))
+    assert matcher.unseen() == ([(issue, 0)] if stale else [])
 
 
 def test_ours_are_of_measured_releases() -> None:

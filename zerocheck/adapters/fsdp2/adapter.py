@@ -53,7 +53,7 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 
 MEMORY_SINCE = "2.13"
-"""Before it the input of a reduce-scatter lives until another unit is reduced."""
+"""Since then FSDP2 bounds how many inputs of reduce-scatters it keeps."""
 
 
 class Fsdp2(BuiltImplementation):

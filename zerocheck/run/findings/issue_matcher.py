@@ -130,7 +130,7 @@ class KnownIssueMatcher:
         is enough that an issue shows in the wake of another violation.
         """
         own_issue = self.own.get(finished.number)
-        if own_issue is not None:
+        if own_issue is not None and finished.status != "unsupported":
             self._own_status[own_issue] = finished.status
         self._looked.update(
             issue
@@ -172,7 +172,7 @@ class KnownIssueMatcher:
             if issue not in self._shown
             and not issue.sometimes
             and not issue.unmeasured(self._releases)
-            and (issue in self._own_status if issue.case is not None else issue in looked)
+            and (issue in looked if issue.case is None else issue in self._own_status)
         ]
 
     def shown(self, issue: KnownIssue) -> bool:
@@ -218,4 +218,4 @@ def _in_words(status: Status) -> str:
         return "is violated in another way"
     if status in FAILING:
         return f"{status} in another way"
-    return "holds" if status == "holds" else f"is {status}"
+    return "holds"
