@@ -214,6 +214,7 @@ NAMES_ADAPTERS = {
     "catalogue.py": "the registry",
     "run/peaks.py": "measures the curves of a published page, each of one implementation",
     "report/peaks.py": "draws that page",
+    "run/known_issues/releases.py": "names the library, as its package index does",
 }
 """Files outside `adapters` and `faults` that name built-in implementations, and the reasons."""
 

@@ -79,6 +79,12 @@ def test_faults_stand_by_severity(obligation: Obligation | None, title: str) -> 
     assert f"### {title}" in text and text.count("###") == 1
 
 
+def test_a_refused_load_is_no_silent_fault() -> None:
+    known = msgspec.structs.replace(KNOWN, fingerprint="zero2 / roundtrip / checkpoint / refused")
+    text = page([run("2.13.0", finding(obligation="roundtrip", known=known)), run("2.14.1")])
+    assert "### Crash, hang or refusal" in text
+
+
 def test_verdicts_and_cost_of_each_implementation() -> None:
     failed = case(7, "zero2", "violated", gradient="violated")
     text = page([run("2.13.0"), run("2.14.1", failed, finding())])

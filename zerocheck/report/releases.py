@@ -10,7 +10,7 @@ from itertools import pairwise
 from ..case.schema import Case
 from ..protocol.verdicts import MEMORY, RESUME, Obligation
 from ..run.known_issues.entries import KnownIssue, ours
-from ..run.known_issues.releases import Releases, library_of
+from ..run.known_issues.releases import LIBRARIES, Releases, library_of, refuses
 from ..run.records.records import CaseFinished, Finding, KnownReference, Record
 from ..run.records.tally import FAILING, Tally, tally
 from .markdown import escape, table
@@ -57,8 +57,8 @@ class Release:
         if counted.started is not None:
             releases = Releases.of(counted.started.environment)
             libraries = {library_of(name) for name in counted.started.implementations}
-            own = sorted(libraries - {"torch"}) or ["torch"]
-            made.name = ", ".join(f"{library} {releases.plain(library)}" for library in own)
+            names = [library for library in LIBRARIES if library in libraries]
+            made.name = ", ".join(f"{library} {releases.plain(library)}" for library in names)
         return made
 
 
@@ -180,7 +180,7 @@ def faults_of(releases: Sequence[Release]) -> list[FaultRow]:
 
     def row(known: KnownReference, obligation: Obligation | None) -> FaultRow:
         key = known.page or known.reason
-        severity = _severity(obligation)
+        severity = _severity(known, obligation)
         found = rows.setdefault(key, FaultRow(known, severity))
         found.severity = min(found.severity, severity)
         return found
@@ -196,8 +196,8 @@ def faults_of(releases: Sequence[Release]) -> list[FaultRow]:
     return sorted(rows.values(), key=lambda fault: (fault.severity, fault.known.reason))
 
 
-def _severity(obligation: Obligation | None) -> int:
-    if obligation is None:
+def _severity(known: KnownReference, obligation: Obligation | None) -> int:
+    if obligation is None or refuses(known.fingerprint):
         return 2
     if obligation in MEMORY:
         return 3

@@ -198,6 +198,13 @@ def test_an_own_case_that_cannot_be_run_says_nothing(
     assert matcher.unseen() == ([(issue, 0)] if stale else [])
 
 
+def test_the_script_runs_the_measured_releases() -> None:
+    listed = Path(__file__).parents[3] / "reports" / "releases" / "measured.txt"
+    measured = ours()[0].versions.measured
+    names = [f"{library}=={one}" for library in LIBRARIES for one in measured[library]]
+    assert listed.read_text().split() == names
+
+
 def test_ours_are_of_measured_releases() -> None:
     for issue in ours():
         measured = issue.versions.measured

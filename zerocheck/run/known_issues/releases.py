@@ -14,6 +14,7 @@ from typing import NamedTuple
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from ... import causes as bugs
 from ...catalogue import extra_of
 from ...errors import UsageError, unknown
 from ..records.records import Environment
@@ -44,9 +45,9 @@ def library_of(implementation: str) -> str:
     return extra_of(implementation) or "torch"
 
 
-def words(libraries: Mapping[str, str]) -> str:
-    """Return versions in words: "torch 2.13.0"."""
-    return " and ".join(f"{library} {version}" for library, version in libraries.items())
+def refuses(fingerprint: str) -> bool:
+    """Return True for an issue by which a checkpoint that is whole is refused, which all see."""
+    return fingerprint.endswith(f" / {bugs.REFUSED}")
 
 
 @dataclass(frozen=True)
