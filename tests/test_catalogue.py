@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from zerocheck import catalogue
 from zerocheck.catalogue import (
     BUILT_IN,
     INJECTED,
@@ -20,6 +21,7 @@ from zerocheck.catalogue import (
     innermost,
     is_built_in,
     is_config,
+    missing,
     modules_of,
 )
 from zerocheck.errors import UsageError
@@ -112,3 +114,21 @@ def test_every_injected_fault_is_there_and_in_the_catalogue_of_faults() -> None:
             assert row.where == row.name == f"{row.parent}+{row.injected}"
             assert row.parent in BUILT_IN
             check_spelling(row.where)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("0.19.8", None),
+        ("0.17.6", "needs deepspeed<0.20,>=0.19.8, and 0.17.6 is installed; install it with: "),
+        ("0.20.0", "needs deepspeed<0.20,>=0.19.8, and 0.20.0 is installed"),
+    ],
+)
+def test_another_release_of_a_library_is_refused(
+    version: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partitions are read where some releases have them, and others have not."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.setattr(catalogue, "version", lambda name: version)
+    found = missing("deepspeed")
+    assert found == reason if reason is None else str(found).startswith(reason)

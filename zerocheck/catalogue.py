@@ -9,12 +9,15 @@ Imports no torch: the command line lists them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from packaging.requirements import Requirement
 
 from .errors import UsageError, unknown
 
@@ -206,12 +209,25 @@ def modules_of(names: Iterable[str]) -> list[str]:
 
 
 def missing(extra: str) -> str | None:
-    """Return the message for an extra whose library is not installed, or None."""
-    if find_spec(extra) is not None:
-        return None
-    return (
-        f"needs {extra}, which is not installed; install it with: pip install 'zerocheck[{extra}]'"
-    )
+    """Return the message for an extra whose library is not installed, or too old, or None."""
+    advice = f"install it with: pip install 'zerocheck[{extra}]'"
+    if find_spec(extra) is None:
+        return f"needs {extra}, which is not installed; {advice}"
+    for wanted in _wanted(extra):
+        with suppress(PackageNotFoundError):
+            found = version(wanted.name)
+            if not wanted.specifier.contains(found, prereleases=True):
+                return f"needs {wanted.name}{wanted.specifier}, and {found} is installed; {advice}"
+    return None
+
+
+def _wanted(extra: str) -> Iterator[Requirement]:
+    """Iterate over what an extra of the installed zerocheck requires."""
+    with suppress(PackageNotFoundError):
+        for line in requires("zerocheck") or ():
+            wanted = Requirement(line)
+            if wanted.marker is not None and f'extra == "{extra}"' in str(wanted.marker):
+                yield wanted
 
 
 def check_spelling(name: str) -> None:
