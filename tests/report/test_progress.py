@@ -24,14 +24,19 @@ from zerocheck.run.records.records import Record
 
 
 def shown(
-    records: list[Record], *, terminal: bool, plain_seconds: float = 10.0, shrink: bool = False
+    records: list[Record],
+    *,
+    terminal: bool,
+    plain_seconds: float = 10.0,
+    shrink: bool = False,
+    verbose: bool = False,
 ) -> str:
     file = io.StringIO()
     console = Console(
         file=file, force_terminal=terminal, color_system=None, width=120, highlight=False,
         soft_wrap=True, _environ={"TERM": "xterm"},
     )  # fmt: skip
-    progress = ProgressDisplay(console, plain_seconds=plain_seconds, shrink=shrink)
+    progress = ProgressDisplay(console, plain_seconds=plain_seconds, shrink=shrink, verbose=verbose)
     for record in records:
         progress.handle(record)
     progress.close()
@@ -114,7 +119,11 @@ def test_a_finding_that_is_told_better_says_so() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_known_and_stale_issues(terminal: bool) -> None:
     text = shown(known(), terminal=terminal)
-    assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in text
+    line = "KNOWN upstream divides by nothing (cases: zero2 1; reports/findings/a.md)\n\n"
+    assert line in text and "the reduced gradient is 4 times too large" not in text
+    whole = shown(known(), terminal=terminal, verbose=True)
+    assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in whole
+    assert line not in whole
     assert "all obligations hold, but for 1 known issue in 1 of 2 cases" in text
     assert "zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text
     text = shown([*held()[:-1], stale(), finished(1)], terminal=terminal)

@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from ..run.records.tally import Tally
 
 
-def start_run(options: RunOptions) -> int:
+def start_run(options: RunOptions, *, verbose: bool = False) -> int:
     """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes."""
     if options.ranks != "torchrun":
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
-        return _run_recorded(options, None)
+        return _run_recorded(options, None, verbose=verbose)
     from ..run.execute.launch import with_ranks
 
     # The other ranks are let go when the reports are written: see launcher.py.
     return with_ranks(
         options.ranks,
-        lambda opened: _run_recorded(options, opened),
+        lambda opened: _run_recorded(options, opened, verbose=verbose),
         device=options.device,
         backend=options.backend,
         timeout_s=options.timeout,
     )
 
 
-def _run_recorded(options: RunOptions, ranks: RankPool | None) -> int:
+def _run_recorded(options: RunOptions, ranks: RankPool | None, *, verbose: bool) -> int:
     from ..report.progress import ProgressDisplay
 
     def start(*handlers: Any) -> int:
@@ -51,7 +51,7 @@ def _run_recorded(options: RunOptions, ranks: RankPool | None) -> int:
 
     code = _recorded(
         options.report_dir / "journal.ndjson",
-        ProgressDisplay(shrink=options.shrink),
+        ProgressDisplay(shrink=options.shrink, verbose=verbose),
         start,
         _write_run,
     )
@@ -204,7 +204,9 @@ def journal_in(given: Path) -> Path:
     )
 
 
-def report_run(journal: Path, directory: Path, against: Path | None) -> int:
+def report_run(
+    journal: Path, directory: Path, against: Path | None, *, verbose: bool = False
+) -> int:
     """Write the reports of a journal again; return the exit code of its run.
 
     With `against`, that of the comparison with an earlier run.
@@ -220,7 +222,7 @@ def report_run(journal: Path, directory: Path, against: Path | None) -> int:
     if against is not None:
         code = _compare(console, counted, directory, against)
     else:
-        print_findings(console, counted)
+        print_findings(console, counted, verbose=verbose)
         print_outcome(console, counted)
         code = run_exit_code(counted)
     write_reports(records, directory)

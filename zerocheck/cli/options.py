@@ -99,6 +99,13 @@ def device(default: str) -> Callable[[F], F]:
     )
 
 
+verbose = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Known issues in full, as they show; else one line for each fault, at the end.",
+)
+
 backend = click.option(
     "--backend",
     metavar="NAME",

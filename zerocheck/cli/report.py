@@ -32,8 +32,13 @@ from .journal import journal_in, report_matrix, report_releases, report_run
     is_flag=True,
     help="One page, releases.md, of several runs, each with another release of a library.",
 )
+@option.verbose
 def report(
-    journals: tuple[Path, ...], report_dir: Path | None, against: Path | None, matrix: bool
+    journals: tuple[Path, ...],
+    report_dir: Path | None,
+    against: Path | None,
+    matrix: bool,
+    verbose: bool,
 ) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
@@ -64,4 +69,4 @@ def report(
         if against is not None:
             raise UsageError("--against compares runs; this is the journal of a kill matrix")
         return report_matrix(journal, directory)
-    return report_run(journal, directory, against)
+    return report_run(journal, directory, against, verbose=verbose)

@@ -33,6 +33,7 @@ from .journal import note_configs, start_run
 @option.timeout
 @option.device("cpu")
 @option.backend
+@option.verbose
 def run(
     implementations: tuple[str, ...],
     features: tuple[str, ...],
@@ -41,6 +42,7 @@ def run(
     timeout: float,
     device: str | None,
     backend: str | None,
+    verbose: bool,
     **given: Any,
 ) -> int:
     """Check implementations of sharded training.
@@ -72,4 +74,4 @@ def run(
     for name in (*options.implementations, *own):
         check_file(innermost(name))
     note_configs(options.implementations)
-    return start_run(options)
+    return start_run(options, verbose=verbose)

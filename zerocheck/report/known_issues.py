@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..foreign_text import one_line
 from ..protocol.verdicts import Obligation
 from ..run.known_issues.entries import KnownIssue
-from ..run.records.records import StaleIssue
+from ..run.records.records import KnownReference, StaleIssue
 from ..run.records.tally import Tally, concerns
 from .text import known_lines, row
 
@@ -30,7 +30,7 @@ def all_hold(counted: Tally) -> str:
     ran = counted.cases - refused
     others = "another is" if refused == 1 else f"{refused} others are"
     besides = f"; {others} unsupported" if refused else ""
-    issues = len(counted.known)
+    issues = len(seen_lines(counted))
     if not issues:
         return f"all obligations hold in {ran} cases{besides}"
     known = sum(cases["known"] for cases in of)
@@ -51,6 +51,24 @@ def left_out_lines(counted: Tally) -> list[str]:
         )
         for left in (started.left_out if started is not None else ())
     ]
+
+
+def seen_lines(counted: Tally) -> list[str]:
+    """Return one line for each fault that is known and showed, whatever entries it has."""
+    cases: dict[str, dict[str, int]] = {}
+    of: dict[str, KnownReference] = {}
+    for finding in counted.known:
+        if finding.known is not None:
+            key = finding.known.page or finding.known.reason
+            of.setdefault(key, finding.known)
+            its = cases.setdefault(key, {})
+            its[finding.implementation] = its.get(finding.implementation, 0) + finding.cases
+    lines = []
+    for key, known in of.items():
+        where = ", ".join(f"{name} {count}" for name, count in cases[key].items())
+        more = known.page or known.link
+        lines.append(one_line(f"KNOWN {known.reason} (cases: {where}{'; ' if more else ''}{more})"))
+    return lines
 
 
 def unverified_lines(counted: Tally) -> list[str]:

@@ -32,7 +32,13 @@ from .coverage import coverage_lines, not_exercised
 from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
-from .known_issues import all_hold, left_out_lines, stale_lines, unverified_lines
+from .known_issues import (
+    all_hold,
+    left_out_lines,
+    seen_lines,
+    stale_lines,
+    unverified_lines,
+)
 from .loads import TITLE, headers, rows, tried_lines
 from .sections import leak_lines, observability_lines
 from .text import cell_text, finding_lines, finding_title
@@ -44,7 +50,8 @@ PLAIN_SECONDS = 10.0
 class ProgressDisplay:
     """Display of a run's records as they come. Every value is printed as text, never as markup.
 
-    shrink: whether the run looks for the smallest case of each finding when all cases are judged.
+    shrink: whether the run looks for the smallest case of each finding when all cases are judged;
+    verbose: whether known issues are shown as findings are, and not by a line for each fault.
     """
 
     def __init__(
@@ -53,10 +60,12 @@ class ProgressDisplay:
         *,
         plain_seconds: float = PLAIN_SECONDS,
         shrink: bool = False,
+        verbose: bool = False,
     ):
         self._console = console or new_console()
         self._plain_seconds = plain_seconds
         self._shrink = shrink
+        self._verbose = verbose
         self._tally = Tally()
         self._live: Live | None = None
         self._titles: dict[int, str] = {}
@@ -78,7 +87,7 @@ class ProgressDisplay:
                 self.close()
                 if self._titles or self._tally.stale:
                     self._console.print()
-                print_findings(self._console, self._tally)
+                print_findings(self._console, self._tally, verbose=self._verbose)
                 print_outcome(self._console, self._tally)
 
     def close(self) -> None:
@@ -124,7 +133,7 @@ class ProgressDisplay:
 
         All of it follows at the end.
         """
-        if finding.merged is not None:
+        if finding.merged is not None or (finding.known is not None and not self._verbose):
             return
         title = finding_title(finding)
         before = self._titles.get(finding.number)
@@ -187,12 +196,18 @@ def _cell(cell: Cell) -> Text:
     return Text(cell_text(cell), style=style)
 
 
-def print_findings(console: Console, counted: Tally) -> None:
+def print_findings(console: Console, counted: Tally, *, verbose: bool = False) -> None:
     """Print known issues, unreproduced failures, findings, and stale issues.
 
-    Those that fail the run are last.
+    Those that fail the run are last. verbose: known issues in full, and not one line for each.
     """
+    for line in () if verbose else seen_lines(counted):
+        console.print(Text(line, style="yellow"))
+    if counted.known and not verbose:
+        console.print()
     for finding in (*counted.known, *counted.unreproduced, *counted.findings):
+        if finding.known is not None and not verbose:
+            continue
         print_finding(console, finding)
     for stale in counted.stale:
         _print(console, stale_lines(stale), "bold red")
