@@ -75,17 +75,21 @@ def drawn(
     restored: bool = False,
     delays: bool = False,
     replicates: bool = False,
+    narrower: bool = False,
     optimizer: str = '{"kind": "adamw"}',
 ) -> list[tuple[Case, frozenset[str]]]:
     """Cases with their features; of the first step only, unless a fault needs a start in
     mid-training, so that every implementation runs them. All have `delays`, or it is left to
-    chance. replicates: on meshes with several ranks on both axes; optimizer: its fields, in JSON.
+    chance. replicates: on meshes with several ranks on both axes; narrower: in fp32, and reduced in
+    bf16; optimizer: its fields, in JSON.
     """
     fixed: dict[str, object] = {} if restored else {"start": {"step": 0, "moments": "zero"}}
     if optimizer != '{"kind": "adamw"}':
         fixed["optimizer"] = json.loads(optimizer)
     if delays:  # one of 25 has them, which is not enough
         fixed["disturbance"] = {"delay": DELAY}
+    if narrower:  # as rare
+        fixed["precision"] = {"compute": "fp32", "reduce": "bf16"}
     if microbatches > 1:
         fixed["training"] = {"microbatches": microbatches}
     sizes = () if replicates else (world_size,)
@@ -183,6 +187,7 @@ def cases_for(fault: Fault) -> Iterator[Case]:
                 restored="mid-training" in fault.features,
                 delays="delays" in fault.features,
                 replicates=replicates,
+                narrower="reduce-narrower" in fault.features,
                 optimizer=optimizer_of_fault(fault),
             )
             if set(fault.features) <= has

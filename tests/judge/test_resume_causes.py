@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from zerocheck import causes as bugs
 from zerocheck.case.schema import Case, Group, Model, Optimizer, OptimizerKind, Precision
-from zerocheck.judge.diagnose.resume import ResumeEvidence, Wrong, causes
+from zerocheck.judge.diagnose.resume import ResumeEvidence, Wrong, causes, data_causes
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
@@ -69,3 +70,21 @@ def test_states_of_a_step_without_a_gradient_are_named(kind: OptimizerKind, move
     wrong = Wrong(role, 1.01 * loaded if moved else loaded, saved[role], loaded != 0)
     named = causes([wrong], [], known)
     assert named == (("optimizer stepped by the load",) if kind != "adamw" and not moved else ())
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "ranks", "names"),
+    [
+        ([4], 12, (3, 1), (bugs.DATA_POSITION_COUNTED_IN_STEPS, bugs.DATA_POSITION_OF_ONE_RANK)),
+        ([4, 4], 12, (3, 2), (bugs.DATA_POSITION_OF_ONE_RANK,)),
+        ([8, 8], 12, (3, 2), (bugs.DATA_POSITION_COUNTED_IN_STEPS,)),
+        ([10, 10], 32, (3, 2), (bugs.DATA_POSITION_OF_ONE_RANK,)),  # 32 // 3
+        ([21, 21], 32, (3, 2), (bugs.DATA_POSITION_COUNTED_IN_STEPS,)),
+        ([0, 0], 32, (3, 2), (bugs.DATA_POSITION_LOST,)),
+        ([11, 11], 32, (3, 2), ()),
+    ],
+)
+def test_causes_of_a_data_position(
+    given: list[int], saved: int, ranks: tuple[int, int], names: tuple[str, ...]
+) -> None:
+    assert data_causes(given, saved, *ranks) == names

@@ -12,6 +12,7 @@ import pytest
 from making import in_scripts, known, script
 from packaging.requirements import Requirement
 
+from zerocheck.run.known_issues.releases import Releases
 from zerocheck.run.records.records import CaseFile
 from zerocheck.script import script_of
 
@@ -80,7 +81,7 @@ def known_files() -> dict[str, CaseFile]:
     """One known issue of torch for each page; the strategies of FSDP1 differ by a word."""
     files: dict[str, CaseFile] = {}
     for issue in in_scripts():
-        if issue.known_in("2.13.0"):
+        if issue.known_in(Releases("2.13.0")):
             files.setdefault(f"known {issue.page}", known(issue))
     return files
 

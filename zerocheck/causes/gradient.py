@@ -272,6 +272,7 @@ USES_ADDED_IN = family(
     usual="The format of the leaf (`grad_dtype`) is that of the reduction, so autograd casts what "
     "each use gives before it adds.",
     format=("bf16", "fp16"),
+    attributed=r"uses.*(bf16|fp16)",
 )
 UNINITIALISED_MEMORY = cause(
     "uninitialised memory",

@@ -329,13 +329,16 @@ def of_steps(steps: Steps, known: ResumeEvidence) -> tuple[str, ...]:
 
 
 def data_causes(given: Sequence[int], saved: int, ranks_before: int, ranks: int) -> tuple[str, ...]:
-    """Find the causes of a data position, given in samples that each rank believes were read."""
+    """Find the causes of a data position, given in samples that each rank believes were read.
+
+    Positions are whole numbers: what was read on other numbers of ranks need not divide by these.
+    """
     found = []
     if all(samples == 0 for samples in given):
         found.append(bugs.DATA_POSITION_LOST)
-    if ranks != ranks_before and all(s * ranks_before == saved * ranks for s in given):
+    if ranks != ranks_before and all(s == saved * ranks // ranks_before for s in given):
         found.append(bugs.DATA_POSITION_COUNTED_IN_STEPS)
-    if ranks_before > 1 and all(s * ranks_before == saved for s in given):
+    if ranks_before > 1 and all(s == saved // ranks_before for s in given):
         found.append(bugs.DATA_POSITION_OF_ONE_RANK)
     return tuple(found)
 
