@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from slices import WHOLE
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+# An example's time says what else the machine does.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 LONG_FILES = (
