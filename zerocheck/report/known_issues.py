@@ -30,7 +30,7 @@ def all_hold(counted: Tally) -> str:
     ran = counted.cases - refused
     others = "another is" if refused == 1 else f"{refused} others are"
     besides = f"; {others} unsupported" if refused else ""
-    issues = len(seen_lines(counted))
+    issues = len(fault_lines(counted))
     if not issues:
         return f"all obligations hold in {ran} cases{besides}"
     known = sum(cases["known"] for cases in of)
@@ -53,13 +53,13 @@ def left_out_lines(counted: Tally) -> list[str]:
     ]
 
 
-def seen_lines(counted: Tally) -> list[str]:
+def fault_lines(counted: Tally) -> list[str]:
     """Return one line for each fault that is known and showed, whatever entries it has."""
     cases: dict[str, dict[str, int]] = {}
     of: dict[str, KnownReference] = {}
     for finding in counted.known:
         if finding.known is not None:
-            key = finding.known.page or finding.known.reason
+            key = finding.known.fault
             of.setdefault(key, finding.known)
             its = cases.setdefault(key, {})
             its[finding.implementation] = its.get(finding.implementation, 0) + finding.cases

@@ -34,8 +34,8 @@ from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
 from .known_issues import (
     all_hold,
+    fault_lines,
     left_out_lines,
-    seen_lines,
     stale_lines,
     unverified_lines,
 )
@@ -201,7 +201,7 @@ def print_findings(console: Console, counted: Tally, *, verbose: bool = False) -
 
     Those that fail the run are last. verbose: known issues in full, and not one line for each.
     """
-    for line in () if verbose else seen_lines(counted):
+    for line in () if verbose else fault_lines(counted):
         console.print(Text(line, style="yellow"))
     if counted.known and not verbose:
         console.print()

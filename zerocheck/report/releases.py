@@ -179,7 +179,7 @@ def faults_of(releases: Sequence[Release]) -> list[FaultRow]:
     rows: dict[str, FaultRow] = {}
 
     def row(known: KnownReference, obligation: Obligation | None) -> FaultRow:
-        key = known.page or known.reason
+        key = known.fault
         severity = _severity(known, obligation)
         found = rows.setdefault(key, FaultRow(known, severity))
         found.severity = min(found.severity, severity)
@@ -205,10 +205,10 @@ def _severity(known: KnownReference, obligation: Obligation | None) -> int:
 
 
 def _table(faults: Sequence[FaultRow], releases: Sequence[Release]) -> str:
-    by_page = _entries()
+    by_fault = _entries()
     rows = []
     for fault in faults:
-        of = by_page.get(fault.known.page or fault.known.reason, [])
+        of = by_fault.get(fault.known.fault, [])
         links = dict.fromkeys(link for issue in of for link in (issue.link, issue.fixed) if link)
         text = escape(fault.known.reason)
         upstream = ", ".join(f"[{escape(_short(link))}]({link})" for link in links)
@@ -263,7 +263,7 @@ def _names(releases: Sequence[Release]) -> list[str]:
 def _entries() -> Mapping[str, list[KnownIssue]]:
     found: dict[str, list[KnownIssue]] = {}
     for issue in ours():
-        found.setdefault(issue.page or issue.reason, []).append(issue)
+        found.setdefault(issue.record.fault, []).append(issue)
     return found
 
 

@@ -55,8 +55,12 @@ class User(Unsharded):
 
     def template(self) -> dict[str, Any]:
         """Return a state as the class makes it, without elements."""
-        counts: dict[str, Any] = {"int": {"step": 1}, "float": {"step": 1.0}}
-        counts.update(none={}, group={})
+        counts: dict[str, dict[str, Any]] = {
+            "int": {"step": 1},
+            "float": {"step": 1.0},
+            "none": {},
+            "group": {},
+        }
         count = counts.get(self.user.count, {"step": torch.empty(0)})
         return {**{name: torch.empty(0) for name in self.states}, **count}
 

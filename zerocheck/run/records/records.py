@@ -49,6 +49,11 @@ class KnownReference(msgspec.Struct, frozen=True, kw_only=True):
     link: str = ""
     page: str = ""
 
+    @property
+    def fault(self) -> str:
+        """Name of the fault, which several entries may be of: its page, else its reason."""
+        return self.page or self.reason
+
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """Cases that are not run because a known hang covers them."""
