@@ -200,18 +200,24 @@ def clear_workspaces() -> None:
         clear()
 
 
-def reducer_bytes(model: torch.nn.parallel.DistributedDataParallel) -> Counter[int]:
-    """Return {bytes: count} of the tensors that DDP's reducer holds in C++, by its own account.
+class ReducerBuffers(NamedTuple):
+    """Tensors that DDP's reducer holds in C++: {bytes: count} of its buckets, and of its maps of
+    the parameters that were used."""
 
-    Its buckets, as they are now, and its two maps of the parameters that were used, of 4 bytes for
-    each. It copies the buckets to report them.
+    buckets: Counter[int]
+    maps: Counter[int]
+
+
+def reducer_buffers(model: torch.nn.parallel.DistributedDataParallel) -> ReducerBuffers:
+    """Return what DDP's reducer holds, by its own account.
+
+    Its buckets are as they are now; it copies them to report them. Its maps are two, of 4 bytes for
+    each parameter.
     """
     reducer: Any = model.reducer
     buckets = reducer._get_zeros_like_grad_buckets()
     held = Counter(int(bucket.buffer().untyped_storage().nbytes()) for bucket in buckets)
-    trained = sum(parameter.requires_grad for parameter in model.module.parameters())
-    held[MAP_ITEM_BYTES * trained] += 2
-    return held
+    return ReducerBuffers(held, Counter({map_bytes(model): 2}))
 
 
 def map_bytes(model: torch.nn.parallel.DistributedDataParallel) -> int:

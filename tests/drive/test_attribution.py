@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard as ShardOfDim
 
 from zerocheck.case.measurement import settled
 from zerocheck.case.schema import Case, Model, Training
-from zerocheck.compat_memory import Allocation, AllocatorLog
+from zerocheck.compat_memory import Allocation, AllocatorLog, ReducerBuffers
 from zerocheck.contract import Shard
 from zerocheck.contract.layout import Line
 from zerocheck.drive.attribution import GONE, MARK, Attribution, PhaseEnd
@@ -189,9 +189,15 @@ def test_enough_steps_are_taken_to_see_growth() -> None:
 def test_what_a_reducer_held_that_is_gone_is_waited_for() -> None:
     tensor = torch.zeros(60)
     storage = tensor.untyped_storage()
-    assert has_a_holder(storage, {}, Counter({240: 1}))
-    assert not has_a_holder(storage, {}, Counter())
-    assert has_a_holder(storage, {address(tensor): Claim(1, "other", HARNESS)}, Counter())
+    gone = ReducerBuffers(Counter(), Counter())
+    bucket = ReducerBuffers(Counter({240: 1}), Counter())
+    assert not has_a_holder(storage, {}, gone)
+    assert has_a_holder(storage, {address(tensor): Claim(1, "other", HARNESS)}, gone)
+    assert has_a_holder(storage, {}, ReducerBuffers(Counter(), Counter({240: 1})))
+    assert not has_a_holder(storage, {}, bucket)  # of the size of a bucket, and no parameter's view
+    views = tensor.split(30)
+    assert has_a_holder(storage, {}, bucket)
+    assert len(views) == 2
 
 
 def test_the_gradient_of_a_dtensor_is_found() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compat_memory import gathered_by_fsdp1, reducer_bytes
+from ..compat_memory import ReducerBuffers, gathered_by_fsdp1, reducer_buffers
 from ..contract.implementation import Implementation
 from ..contract.layout import OF_ROLE, Category, Phase
 from ..protocol.measurements import HARNESS, LOCAL, Exposed
@@ -141,12 +141,13 @@ def object_claims(
     return claims
 
 
-def reducers() -> Counter[int]:
-    """Count the buffers that DDP's reducers report to hold in C++: {bytes: number}."""
-    found: Counter[int] = Counter()
+def reducers() -> ReducerBuffers:
+    """Return what all DDP reducers that are alive report to hold in C++."""
+    found = ReducerBuffers(Counter(), Counter())
     for one in gc.get_objects():
         if issubclass(type(one), DistributedDataParallel) and "reducer" in vars(one):
-            found += reducer_bytes(one)
+            for sizes, more in zip(found, reducer_buffers(one), strict=True):
+                sizes.update(more)
     return found
 
 

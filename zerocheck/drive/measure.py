@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -12,7 +12,7 @@ import torch
 
 from ..case.measurement import settled
 from ..case.schema import Case
-from ..compat_memory import Allocation, AllocatorLog
+from ..compat_memory import Allocation, AllocatorLog, ReducerBuffers, users_of
 from ..contract.implementation import Implementation, Moment, Step
 from ..contract.layout import ALLOCATED, Call, Category, Layout, Peak, Phase, Term, works
 from ..devices import CPU
@@ -173,7 +173,7 @@ class MemoryMeasurement:
             if self.step == self._settled:
                 self._exposed += exposed_shards(self._subject, self.part)
         living = reducers()
-        self._reducers |= living
+        self._reducers |= living.buckets + living.maps
         self._releases.settle(lambda one: has_a_holder(one, claims, living))
         self._looked[place] = claims
         if isinstance(self._log, DeviceLog):
@@ -185,19 +185,26 @@ class MemoryMeasurement:
         self._taking = taking
 
 
-def has_a_holder(storage: torch.UntypedStorage, claims: Claims, reducers: Container[int]) -> bool:
+def has_a_holder(storage: torch.UntypedStorage, claims: Claims, living: ReducerBuffers) -> bool:
     """Return True if Python or a reducer of DDP holds the storage, so that no thread frees it.
 
-    reducers: sizes, bytes, of what reducers hold that are alive. One that is gone holds nothing,
-    and a thread may still have what was its own.
+    living: what reducers hold that are alive. One that is gone holds nothing, and a thread may
+    still have what was its own. A bucket has views, one for each of its parameters; what has its
+    size and has none is another's, such as the flat tensor of a broadcast of all parameters.
     """
     size = storage.nbytes()
-    return not size or storage.data_ptr() in claims or size in reducers
+    if not size or storage.data_ptr() in claims or size in living.maps:
+        return True
+    return size in living.buckets and users_of(storage) > WITHOUT_VIEWS
 
 
 def _caller() -> FrameType:
     """Return the frame of the caller of the method that calls this."""
     return sys._getframe(2)
+
+
+WITHOUT_VIEWS = 2
+"""Users of a storage that a thread has in one tensor, and `CollectiveRelease` too."""
 
 
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
