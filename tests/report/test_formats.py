@@ -170,7 +170,7 @@ def test_known_issues_in_every_format() -> None:
     assert seen["known"]["link"] == "https://example.org/7"
     assert data["known_issues"]["left_out"][0]["count"] == 3
     text = markdown.render(counted)
-    assert "All obligations hold, but for 1 known issue in 1 of 2 cases." in text
+    assert "No new fault in 2 cases. 1 known fault showed up and is silent." in text
     assert "## Findings" not in text and "## Known issues" in text
     assert "### KNOWN zero2: the reduced gradient" in text
     assert "- zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text

@@ -30,6 +30,9 @@ LONG = Path(__file__).parents[2] / "reports" / "conformance" / "seed-0.ndjson.xz
 """1,075 cases over thirteen implementations."""
 
 
+HANG = msgspec.structs.replace(KNOWN, fingerprint="ddp / hung", reason="ranks mix up", page="")
+
+
 def measured(number: int, ranks: int) -> CaseFinished:
     one = case(number, mesh=(ranks,))
     assert one.judgement is not None
@@ -52,6 +55,7 @@ def records() -> list[Record]:
         case(3, "ddp", mesh=(3,)),
         finding(),
         finding(number=1, implementation="ddp", known=KNOWN),
+        finding(number=2, implementation="ddp", known=HANG, obligation=None, status="hung"),
         drift(implementation="ddp"),
         drift(finding=0, parts=1),
         finished(1),
@@ -62,6 +66,15 @@ def records() -> list[Record]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(html.render(tally(records())), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "journal.ndjson").write_bytes(lzma.decompress(LONG.read_bytes()))
+    path = folder / "report.html"
+    path.write_text(html.render(tally(read(folder / "journal.ndjson"))), encoding="utf-8")
     return path
 
 
@@ -121,6 +134,9 @@ def test_the_bands_follow_stage_precision_and_ranks(desktop: Any) -> None:
 
     (chart,) = shown()
     assert chart.get_attribute("data-stage") == "3"
+    assert "0.25 parameters + 0.25 gradients + 1.50 optimizer = 2.00 bytes" in chart.text
+    one(desktop, "input[value='fp32']").click()
+    (chart,) = shown()
     assert "0.50 parameters + 0.50 gradients + 1.00 optimizer = 2.00 bytes" in chart.text
     one(desktop, "input[name=stage][value='2']").click()
     (chart,) = shown()
@@ -136,6 +152,52 @@ def test_the_bands_follow_stage_precision_and_ranks(desktop: Any) -> None:
     one(desktop, "input[value='mixed precision']").click()
     (chart,) = shown()
     assert "2.00 parameters" in chart.text and "2 Ψ + 14 Ψ/N" in chart.text
+
+
+def test_known_faults_are_filtered_by_keyboard(desktop: Any) -> None:
+    def titles() -> list[str]:
+        every = desktop.find_elements(By.CSS_SELECTOR, ".fault h3")
+        return [title.text for title in every if title.is_displayed()]
+
+    assert titles() == ["upstream divides by nothing", "ranks mix up"]
+    search = one(desktop, "#filter input[type=search]")
+    search.send_keys("MIX up")
+    assert titles() == ["ranks mix up"] and one(desktop, "#shown").text == "1 of 2"
+    search.send_keys(Keys.ENTER)  # sends no form
+    assert titles() == ["ranks mix up"]
+    search.clear()
+    search.send_keys(" ")
+    assert len(titles()) == 2
+    choice = one(desktop, "#filter select[name=severity]")
+    choice.send_keys("crash")
+    assert titles() == ["ranks mix up"]
+    choice.send_keys(Keys.HOME)
+    one(desktop, "#filter select[name=obligation]").send_keys("gradient")
+    assert titles() == ["upstream divides by nothing"]
+    picture(desktop, "faults")
+
+
+def test_a_cell_of_the_heat_map_says_why(desktop: Any) -> None:
+    rows = desktop.find_elements(By.CSS_SELECTOR, ".heat tbody tr")
+    cells = {
+        row.find_element(By.TAG_NAME, "th").text: row.find_elements(By.TAG_NAME, "td")
+        for row in rows
+    }
+    zero2, ddp = cells["world-3"][1:]
+    assert "bad" not in ddp.get_attribute("class")
+    assert zero2.get_attribute("title").startswith("world-3: not drawn")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_matrix_is_whole_on_a_long_run(long_page: Path, width: int) -> None:
+    for driver in start(long_page, width=width):
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        wide, inner = driver.execute_script(
+            "const box = document.querySelector('#obligations .wide');"
+            "return [box.scrollWidth, box.clientWidth]"
+        )
+        assert wide <= inner + 1
+        picture(driver, f"long-{width}")
 
 
 def test_free_runs_are_drawn_with_their_numbers(desktop: Any) -> None:
@@ -244,14 +306,9 @@ def test_on_paper_everything_is_open(desktop: Any) -> None:
     assert desktop.find_elements(By.CSS_SELECTOR, "details:not([open])")
 
 
-def test_a_long_run_is_one_small_page(tmp_path: Path) -> None:
-    journal = tmp_path / "journal.ndjson"
-    journal.write_bytes(lzma.decompress(LONG.read_bytes()))
-    text = html.render(tally(read(journal)))
-    path = tmp_path / "report.html"
-    path.write_text(text, encoding="utf-8")
-    assert path.stat().st_size < 1_000_000
-    for driver in start(path):
+def test_a_long_run_is_one_small_page(long_page: Path) -> None:
+    assert long_page.stat().st_size < 1_000_000
+    for driver in start(long_page):
         picture(driver, "long")
         assert len(driver.find_elements(By.CSS_SELECTOR, "tbody tr")) > 300
         assert one(driver, "#resume table").is_displayed()

@@ -124,7 +124,7 @@ def test_known_and_stale_issues(terminal: bool) -> None:
     whole = shown(known(), terminal=terminal, verbose=True)
     assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in whole
     assert line not in whole
-    assert "all obligations hold, but for 1 known issue in 1 of 2 cases" in text
+    assert "no new fault in 2 cases. 1 known fault showed up and is silent" in text
     assert "zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text
     text = shown([*held()[:-1], stale(), finished(1)], terminal=terminal)
     assert "  to do       remove known.toml, entry 2" in text

@@ -13,6 +13,7 @@
 - `github.py`: output of a run for GitHub Actions: annotations, and the summary of the job
 - `json_report.py`: report report.json: the form for machines
 - `junit.py`: report junit.xml: one test case per implementation and obligation, for CI servers
+- `known_faults.py`: known faults that showed: findings of one fault together, by severity
 - `known_issues.py`: text of known issues: observed, stale, left out
 - `loads.py`: text of the loads of resumed cases
 - `markdown.py`: report report.md: the form for people, on a page that renders Markdown

@@ -32,8 +32,20 @@ def not_exercised(counted: Tally) -> str:
     there was no case, or none in which they could break anything. A run of random cases says
     nothing of pairs of features: some meet in none of its cases.
     """
+    promised = any(one.covered.counted for one in counted.implementations.values())
+    pairs: dict[str, list[str]] = {} if promised else {" (--profile ci)": ["all pairs of features"]}
+    left = {**left_unexercised(counted), **pairs}
+    parts = [f"{some(names)}{why}" for why, names in left.items()]
+    return f"not exercised: {'; '.join(parts)}" if parts else ""
+
+
+def left_unexercised(counted: Tally) -> dict[str, list[str]]:
+    """Return {why: obligations or features} that no case of any implementation exercised.
+
+    Without an own reason the features are, of which there was no such case.
+    """
     implementations = counted.implementations.values()
-    idle = [
+    idle: list[str] = [
         obligation
         for one in implementations
         for obligation, cell in one.cells.items()
@@ -41,19 +53,8 @@ def not_exercised(counted: Tally) -> str:
     ]
     unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
     features = [name for one in implementations for name in one.covered.not_drawn]
-    promised = any(one.covered.counted for one in implementations)
-    pairs = [] if promised else ["all pairs of features"]
-    parts = [
-        f"{some(dict.fromkeys(names))}{why}"
-        for names, why in (
-            (idle, " (could not fail)"),
-            (unasked, " (not asked for)"),
-            (features, ""),
-            (pairs, " (--profile ci)"),
-        )
-        if names
-    ]
-    return f"not exercised: {'; '.join(parts)}" if parts else ""
+    found = {" (could not fail)": idle, " (not asked for)": unasked, "": features}
+    return {why: list(dict.fromkeys(names)) for why, names in found.items() if names}
 
 
 def vacuous_lines(implementation: ImplementationTally) -> list[str]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ..foreign_text import one_line
 from ..protocol.verdicts import Obligation
 from ..run.known_issues.entries import KnownIssue
-from ..run.records.records import KnownReference, StaleIssue
+from ..run.records.records import StaleIssue
 from ..run.records.tally import Tally, concerns
+from .known_faults import faults_sentence, known_faults
 from .text import known_lines, row
 
 
@@ -30,15 +31,10 @@ def all_hold(counted: Tally) -> str:
     ran = counted.cases - refused
     others = "another is" if refused == 1 else f"{refused} others are"
     besides = f"; {others} unsupported" if refused else ""
-    issues = len(fault_lines(counted))
-    if not issues:
+    shown = faults_sentence(counted)
+    if not shown:
         return f"all obligations hold in {ran} cases{besides}"
-    known = sum(cases["known"] for cases in of)
-    plural = "s" if issues > 1 else ""
-    return (
-        f"all obligations hold, but for {issues} known issue{plural} in {known} of "
-        f"{ran} cases{besides}"
-    )
+    return f"no new fault in {ran} cases{besides}. {shown}"
 
 
 def left_out_lines(counted: Tally) -> list[str]:
@@ -55,19 +51,12 @@ def left_out_lines(counted: Tally) -> list[str]:
 
 def fault_lines(counted: Tally) -> list[str]:
     """Return one line for each fault that is known and showed, whatever entries it has."""
-    cases: dict[str, dict[str, int]] = {}
-    of: dict[str, KnownReference] = {}
-    for finding in counted.known:
-        if finding.known is not None:
-            key = finding.known.fault
-            of.setdefault(key, finding.known)
-            its = cases.setdefault(key, {})
-            its[finding.implementation] = its.get(finding.implementation, 0) + finding.cases
     lines = []
-    for key, known in of.items():
-        where = ", ".join(f"{name} {count}" for name, count in cases[key].items())
-        more = known.page or known.link
-        lines.append(one_line(f"KNOWN {known.reason} (cases: {where}{'; ' if more else ''}{more})"))
+    for fault in known_faults(counted):
+        where = ", ".join(f"{name} {count}" for name, count in fault.cases.items())
+        more = fault.known.page or fault.known.link
+        text = f"{fault.known.reason} (cases: {where}{'; ' if more else ''}{more})"
+        lines.append(one_line(f"KNOWN {text}"))
     return lines
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..case.schema import Case
-from ..protocol.verdicts import MEMORY, RESUME, Obligation
+from ..protocol.verdicts import Obligation
 from ..run.known_issues.entries import KnownIssue, ours
-from ..run.known_issues.releases import LIBRARIES, Releases, library_of, refuses
+from ..run.known_issues.releases import LIBRARIES, Releases, library_of
 from ..run.records.records import CaseFinished, Finding, KnownReference, Record
 from ..run.records.tally import FAILING, Tally, tally
+from .known_faults import SEVERITIES, severity_of
 from .markdown import escape, table
 
 FILE = "releases.md"
@@ -25,14 +26,6 @@ EXPLAINED = (
     f"{PARTLY}: it shows in some implementations or forms, and is gone in others; {UNTRIED}: no "
     "case that would show it could be run."
 )
-
-SEVERITIES = (
-    "silent: wrong numbers",
-    "silent: wrong after a load",
-    "crash, hang or refusal",
-    "memory and communication",
-)
-"""Kinds of faults, the worst first."""
 
 FEW_CASES = 5
 """Fewer cases than these say nothing of the cost."""
@@ -180,7 +173,7 @@ def faults_of(releases: Sequence[Release]) -> list[FaultRow]:
 
     def row(known: KnownReference, obligation: Obligation | None) -> FaultRow:
         key = known.fault
-        severity = _severity(known, obligation)
+        severity = severity_of(known, obligation)
         found = rows.setdefault(key, FaultRow(known, severity))
         found.severity = min(found.severity, severity)
         return found
@@ -194,14 +187,6 @@ def faults_of(releases: Sequence[Release]) -> list[FaultRow]:
             of = row(stale.known, stale.obligation)
             of.gone.setdefault(one.name, set()).add(stale.implementation)
     return sorted(rows.values(), key=lambda fault: (fault.severity, fault.known.reason))
-
-
-def _severity(known: KnownReference, obligation: Obligation | None) -> int:
-    if obligation is None or refuses(known.fingerprint):
-        return 2
-    if obligation in MEMORY:
-        return 3
-    return 1 if obligation in RESUME else 0
 
 
 def _table(faults: Sequence[FaultRow], releases: Sequence[Release]) -> str:

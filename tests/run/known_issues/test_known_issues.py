@@ -89,6 +89,8 @@ GOOD = entry("zero2 / gradient / gradient x W")
         ('[measured]\ntorh = ["1"]\n' + GOOD, r"'torh'; did you mean 'torch'\?"),
         ('[measured]\ntorch = "2.13.0"\n' + GOOD, r"measured.torch: it is a list of versions"),
         ('[measured]\ntorch = ["new"]\n' + GOOD, r"measured.torch: .*'new'"),
+        ("avoid = 1\n" + GOOD, r"\[avoid\] maps the page of a fault, or its reason, to a sentence"),
+        ("[avoid]\nsoo = 'Do not.'\n" + GOOD, r"no entry has the page or reason 'soo'"),
         (entry("deepspeed1 / clip", deepspeed="0.19"), r"deepspeed: '0.19' is neither a list"),
         ("issues = 1\n", r"unknown field 'issues'; did you mean 'issue'\?"),
         ("[[issue]\n", r"is not TOML: .*line 1"),
@@ -113,6 +115,7 @@ def test_ours_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
         # When a writer dies depends on the clock; all else must show every time.
         assert issue.sometimes == (issue.obligation == "durability")
         assert not issue.page or (Path(__file__).parents[3] / issue.page).is_file()
+        assert issue.avoid.endswith("."), issue.record.fault
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,12 @@ The text in it is that of the other formats. Every value is escaped by jinja2; s
 files next to the template, included in the page unchanged.
 
 - `bands.py`: memory of a rank as three bands over N, by the formulas, next to measured values
+- `choice.py`: table for whoever chooses: faults by severity, memory and communication
 - `drift.py`: free runs as two pictures: losses, and distance of the parameters
+- `faults.py`: known faults: one card for each, with severity, place, and what to do
 - `findings.py`: finding as fields of a page: place, size, cause, and the command to replay it
+- `heat.py`: heat map of the coverage: feature by implementation
+- `margins.py`: strips of how near to its bound each case came
 - `matrix.py`: conformance matrix, and the details of each of its cells
 - `page.css`: style of the page
 - `page.html.j2`: template of the page

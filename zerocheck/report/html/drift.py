@@ -26,7 +26,7 @@ class Plot:
     name: str
     words: str
     ticks: tuple[tuple[float, str], ...]
-    lines: tuple[tuple[str, str, tuple[tuple[float, float], ...]], ...]
+    lines: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def _distances(curves: Sequence[Sequence[float]]) -> Plot:
 
 def _lines(
     who: Sequence[str], curves: Sequence[Sequence[float]], up: Callable[[float], float]
-) -> tuple[tuple[str, str, tuple[tuple[float, float], ...]], ...]:
+) -> tuple[tuple[str, str], ...]:
     lines = []
     for name, curve in zip(who, curves, strict=True):
-        dots = tuple((_across(n, len(curve)), up(value)) for n, value in enumerate(curve))
-        lines.append((name, " ".join(f"{x},{y}" for x, y in dots), dots))
+        points = ((_across(n, len(curve)), up(value)) for n, value in enumerate(curve))
+        lines.append((name, " ".join(f"{x},{y}" for x, y in points)))
     return tuple(lines)

@@ -36,7 +36,7 @@ class FindingView:
 def shown(finding: Finding) -> FindingView:
     """Return a finding of the run, or a known issue that it observed, for the page.
 
-    A known issue has a page of its own for the rest.
+    The rest of a known issue stands with its fault.
     """
     known = finding.known is not None
     facts: list[tuple[str, str]] = []
@@ -66,11 +66,6 @@ def shown(finding: Finding) -> FindingView:
             facts.append((label, text))
     if finding.tries:
         facts.append(("reproduced", f"{finding.confirmed} of {finding.tries} times"))
-    if finding.known is not None:
-        facts.append(("known", finding.known.reason))
-        for label, text in (("link", finding.known.link), ("page", finding.known.page)):
-            if text:
-                facts.append((label, text))
     return FindingView(
         number=finding.number,
         kind="known" if known or finding.suspicion else kind_of(finding.status),

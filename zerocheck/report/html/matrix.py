@@ -10,28 +10,25 @@ from ...protocol.verdicts import TITLES, Obligation, Status
 from ...run.records.tally import FAILING, Cell, ImplementationTally, Tally
 from ..text import cell_text, number
 
-SIGNS: dict[Status, str] = {
-    "violated": "✗",
-    "crashed": "✗",
-    "hung": "✗",
-    "known": "!",
-    "holds": "✓",
-    "unsupported": "–",
-    "not exercised": "–",
-}
-"""Beside the colour, for those who do not see it."""
+ENDS = "crash or hang"
+"""Column of the cases that came to no verdict."""
+
+SIGN_OF = {"bad": "✗", "known": "!", "good": "✓", "none": "–"}
+"""Next to the colour, for those who do not see it, by the kind of a cell."""
 
 
 @dataclass(frozen=True)
 class CellView:
     """Cell of the matrix.
 
-    kind: the class that gives its colour; words: for readers; share: of the bound.
+    kind: the class that gives its colour; count: cases of that kind, empty for none; words: all
+    verdicts; share: of the bound.
     """
 
     obligation: str
     kind: str
     sign: str
+    count: str
     words: str
     share: str
 
@@ -61,7 +58,8 @@ class MatrixRow:
 
 def titles(counted: Tally) -> dict[str, str]:
     """Map each obligation to its requirement in words."""
-    return {obligation: TITLES[obligation] for obligation in counted.obligations}
+    ends = {ENDS: "every case comes to its end"}
+    return ends | {obligation: TITLES[obligation] for obligation in counted.obligations}
 
 
 def matrix(counted: Tally) -> list[MatrixRow]:
@@ -84,7 +82,10 @@ def _row(anchor: str, name: str, implementation: ImplementationTally) -> MatrixR
     return MatrixRow(
         name=name,
         anchor=anchor,
-        cells=tuple(_shown(o, cell) for o, cell in implementation.cells.items()),
+        cells=(
+            _ended(implementation),
+            *(_shown(o, cell) for o, cell in implementation.cells.items()),
+        ),
         asked=asked,
         features=tuple(_features(implementation, asked)),
         refused=tuple(implementation.refused.most_common()),
@@ -93,11 +94,34 @@ def _row(anchor: str, name: str, implementation: ImplementationTally) -> MatrixR
     )
 
 
+def _ended(implementation: ImplementationTally) -> CellView:
+    """Return the cell of cases that crashed or hung, after which no obligation could be checked."""
+    new = implementation.cases["crashed"] + implementation.cases["hung"]
+    known = max((cell.broken for cell in implementation.cells.values()), default=0)
+    kind = "bad" if new else "known" if known else "good" if implementation.cases else "none"
+    words = " and ".join(
+        f"{count} {label}" for count, label in ((new, "new"), (known, "known")) if count
+    )
+    return CellView(ENDS, kind, SIGN_OF[kind], str(new or known or ""), words or "none", "–")
+
+
 def _shown(obligation: Obligation, cell: Cell) -> CellView:
+    """Return the cell of an obligation.
+
+    Crashes and hangs, which all obligations have, stand in a cell of their own.
+    """
+    counts = {
+        "bad": cell.counts["violated"],
+        "known": cell.counts["known"] - cell.broken,
+        "good": cell.counts["holds"],
+    }
+    nothing = (kind_of(cell.status), cell.broken)
+    kind, count = next((one for one in counts.items() if one[1]), nothing)
     return CellView(
         obligation=obligation,
-        kind=kind_of(cell.status),
-        sign=SIGNS[cell.status],
+        kind=kind,
+        sign=SIGN_OF[kind],
+        count=str(count or ""),
         words=cell_text(cell),
         share=number(cell.share, digits=3) if cell.checked else "–",
     )

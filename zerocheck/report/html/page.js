@@ -51,6 +51,46 @@
     })
   );
 
+  // A cell of the heat map without a case says why, as the lists above it do.
+  const reasons = new Map(
+    all("[data-missing]").map((list) => [
+      list.dataset.missing,
+      new Map(all("li", list).map((one) => [one.firstChild.textContent, one.textContent])),
+    ])
+  );
+  all(".heat").forEach((table) => {
+    const names = [...table.tHead.rows[0].cells].map((one) => one.textContent);
+    all("tbody tr", table).forEach((row) =>
+      [...row.cells].slice(2).forEach((cell) => {
+        if (!cell.className)
+          cell.title = reasons.get(names[cell.cellIndex])?.get(row.cells[0].textContent) ?? "";
+      })
+    );
+  });
+
+  // Known faults: those that have all words of the search, and what is chosen.
+  const filter = document.getElementById("filter");
+  if (filter) {
+    const faults = all(".fault");
+    const choose = () => {
+      const words = filter.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const chosen = ["severity", "implementation", "obligation"].map((name) => [
+        name,
+        filter.elements[name].value,
+      ]);
+      faults.forEach((one) => {
+        const fits = ([name, value]) =>
+          !value ||
+          (name === "severity" ? one.dataset[name] === value : one.dataset[name].split(" ").includes(value));
+        one.hidden = !words.every((word) => one.textContent.toLowerCase().includes(word)) || !chosen.every(fits);
+      });
+      document.getElementById("shown").textContent =
+        `${faults.filter((one) => !one.hidden).length} of ${faults.length}`;
+    };
+    filter.addEventListener("input", choose);
+    filter.addEventListener("submit", (event) => event.preventDefault());
+  }
+
   // Bands: one picture for each stage and precision, a marker at N, and the bytes there.
   const form = document.getElementById("bands");
   const slider = document.getElementById("ranks");

@@ -14,12 +14,16 @@ from ...protocol.verdicts import Status
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
-from ..coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vacuous_rows
-from ..known_issues import all_hold, left_out_lines, stale_lines, unverified_lines
+from ..coverage import left_unexercised, not_exercised, pairs_cell, refused_rows, vacuous_rows
+from ..known_faults import faults_sentence
+from ..known_issues import left_out_lines, stale_lines, unverified_lines
 from ..loads import cell_lines, tried_lines
 from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
-from . import bands, drift
+from . import bands, drift, margins
+from .choice import choice_rows
+from .faults import SHORT, FaultView, fault_views
 from .findings import shown
+from .heat import LEGEND, heat_rows
 from .matrix import kind_of, matrix, titles
 
 
@@ -32,6 +36,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
     every = counted.implementations
     started, finished = counted.started, counted.finished
     failing = why(counted)
+    rows, faults = matrix(counted), fault_views(counted)
     return {
         "verdict": _verdict(counted, failing),
         "why": failing,
@@ -42,12 +47,19 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "planned": counted.planned,
         "exit_code": run_exit_code(counted),
         "obligations": titles(counted),
-        "rows": matrix(counted),
+        "rows": rows,
         "findings": [shown(one) for one in counted.findings],
         "unreproduced": [shown(one) for one in counted.unreproduced],
         "leaked": (LEAKED, NOT_REPRODUCED),
         "leaks": list(leak_lines(counted)),
-        "known": [shown(one) for one in counted.known],
+        "faults": faults,
+        "filters": _filters(faults),
+        "figures": _figures(counted, len(faults)),
+        "severities": SHORT,
+        "choices": choice_rows(counted, rows),
+        "strips": margins.strips(counted),
+        "strip_ticks": margins.ticks(),
+        "strip_size": (margins.WIDTH, margins.HEIGHT),
         "stale": [stale_lines(one) for one in counted.stale],
         "left_out": [*left_out_lines(counted), *unverified_lines(counted)],
         "charts": bands.charts(counted),
@@ -63,7 +75,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "loads": _loads(counted),
         "tried": tried_lines(counted.loads),
         "timed": _table(metrics.TITLE, metrics.EXPLAINED, metrics.HEADERS, metrics.rows(every)),
-        "patterns": metrics.pattern_lines(every) + metrics.ranked_lines(every),
+        "patterns": metrics.pattern_lines(every),
         "not_timed": metrics.broken_lines(every),
         "peaks": _table("", "", metrics.PEAK_HEADERS, metrics.peak_rows(every)),
         "drift_words": (drift_text.TITLE, drift_text.EXPLAINED),
@@ -84,7 +96,8 @@ def _parts(counted: Tally) -> dict[str, Any]:
             if i.covered.counted
         ],
         "not_exercised": not_exercised(counted),
-        "features": feature_rows(counted),
+        "features": heat_rows(counted),
+        "legend": LEGEND,
         "missing": {
             name: i.covered.not_exercised for name, i in every.items() if i.covered.not_exercised
         },
@@ -110,8 +123,38 @@ def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
         return "bad", f"{count} finding{'s' if count != 1 else ''}" if count else "The run fails"
     if not counted.complete:
         return "known", f"Not finished: {counted.cases} of {counted.planned} cases"
-    verdict = all_hold(counted)
-    return ("known" if counted.known else "good"), f"{verdict[0].upper()}{verdict[1:]}"
+    shown = faults_sentence(counted)
+    if not shown:
+        return "good", "All obligations hold"
+    return "known", f"No new fault. {shown}"
+
+
+def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
+    """Return the three figures of the first screen, each with the section that has more."""
+    refused = sum(one.cases["unsupported"] for one in counted.implementations.values())
+    found = len(counted.findings)
+    words = f"new finding{'' if found == 1 else 's'}"
+    if faults:
+        words += f", {faults} known fault{'' if faults == 1 else 's'}"
+    left = sum(map(len, left_unexercised(counted).values()))
+    return [
+        _figure("obligations", f"{counted.cases - refused:,}", "cases checked"),
+        _figure("findings" if found else "known" if faults else "obligations", str(found), words),
+        _figure("coverage", str(left), "features or obligations not exercised"),
+    ]
+
+
+def _figure(anchor: str, number: str, words: str) -> dict[str, str]:
+    return {"anchor": anchor, "number": number, "words": words}
+
+
+def _filters(faults: list[FaultView]) -> dict[str, list[str]]:
+    """Return what the known faults can be filtered by, and the values that there are."""
+    return {
+        "severity": list(dict.fromkeys(one.severity for one in faults)),
+        "implementation": sorted({name for one in faults for name in one.implementations}),
+        "obligation": sorted({name for one in faults for name in one.obligations}),
+    }
 
 
 def _when(seconds: float) -> str:

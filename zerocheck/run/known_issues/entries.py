@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain
@@ -62,6 +62,7 @@ ROLES = frozenset(
 )
 """Roles of violations, which come before the causes in a fingerprint."""
 
+_TABLES = ("issue", "measured", "avoid")
 _ENTRY = re.compile(r"^\s*\[\[\s*issue\s*\]\]", re.MULTILINE)
 
 
@@ -93,7 +94,8 @@ class KnownIssue:
     """Known issue. Fields as in the file; source: its file and entry, for messages.
 
     versions: of the libraries that have it; device: "cpu" or "cuda" if it shows on no other kind;
-    sometimes: it depends on the moment, so that no case shows it for sure; case: one that shows it.
+    sometimes: it depends on the moment, so that no case shows it for sure; case: one that shows it;
+    avoid: what to do, of the file's table [avoid].
     """
 
     fingerprint: str
@@ -114,6 +116,7 @@ class KnownIssue:
     page: str = ""
     sometimes: bool = False
     case: Case | None = None
+    avoid: str = ""
 
     @property
     def implementation(self) -> str:
@@ -140,6 +143,8 @@ class KnownIssue:
             source=self.source,
             link=self.link,
             page=self.page,
+            avoid=self.avoid,
+            features=self.features,
         )
 
     def shows_on(self, device: str) -> bool:
@@ -248,10 +253,10 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     for name in raw:
-        if name not in ("issue", "measured"):
+        if name not in _TABLES:
             raise UsageError(
-                f"{path}: unknown field {name!r}{did_you_mean(name, ['issue', 'measured'])}; a "
-                "file of known issues holds [[issue]] entries, and [measured]"
+                f"{path}: unknown field {name!r}{did_you_mean(name, _TABLES)}; a file of known "
+                "issues holds [[issue]] entries, [measured] and [avoid]"
             )
     try:
         measured = measured_of(raw.get("measured", {}))
@@ -269,7 +274,21 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
             issues.append(_issue(entry, source, measured))
         except UsageError as error:
             raise UsageError(f"{path}, entry {number}{line}: {error}") from None
-    return tuple(issues)
+    return _with_advice(path, issues, raw.get("avoid", {}))
+
+
+def _with_advice(path: Path, issues: list[KnownIssue], avoid: Any) -> tuple[KnownIssue, ...]:
+    """Give each issue what the table says of its fault. avoid: {page or reason: what to do}."""
+    if not isinstance(avoid, dict) or not all(isinstance(text, str) for text in avoid.values()):
+        raise UsageError(f"{path}: [avoid] maps the page of a fault, or its reason, to a sentence")
+    faults = {issue.record.fault for issue in issues}
+    for name in avoid:
+        if name not in faults:
+            raise UsageError(
+                f"{path}: [avoid]: no entry has the page or reason {name!r}"
+                f"{did_you_mean(name, sorted(faults))}"
+            )
+    return tuple(replace(issue, avoid=avoid.get(issue.record.fault, "")) for issue in issues)
 
 
 def _issue(raw: dict[str, Any], source: str, measured: Mapping[str, tuple[str, ...]]) -> KnownIssue:

@@ -19,8 +19,9 @@ from ...catalogue import extra_of
 from ...errors import UsageError, unknown
 from ..records.records import Environment
 
-LIBRARIES = ("torch", "deepspeed")
-"""Libraries of which an entry names versions."""
+SPELLED = {"torch": "torch", "deepspeed": "DeepSpeed"}
+"""Libraries of which an entry names versions, and how prose spells them."""
+LIBRARIES = tuple(SPELLED)
 
 
 class Releases(NamedTuple):

@@ -5,6 +5,7 @@
 - `footprint.py`: memory and communication of measured cases, next to the ZeRO paper
 - `journal.py`: journal of a run: one record per line (NDJSON), written the moment it is known
 - `loads.py`: results of the loads of resumed cases, by world size
+- `margins.py`: margins of an obligation: how near to its bound each case came
 - `matrix_records.py`: records of the kill matrix: one per line of its journal
 - `matrix_summary.py`: summary of the records of a kill matrix
 - `metrics.py`: runtime metrics of the timed cases of an implementation

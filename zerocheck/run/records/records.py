@@ -40,7 +40,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class KnownReference(msgspec.Struct, frozen=True, kw_only=True):
     """A listed known issue, as reports show it.
 
-    source: the file and entry; link: upstream; page: of the repository. Either may be empty.
+    source: the file and entry; link: upstream; page: of the repository; avoid: what to do;
+    features: what a case must have to show it. Any of them may be empty.
     """
 
     fingerprint: str
@@ -48,6 +49,8 @@ class KnownReference(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     link: str = ""
     page: str = ""
+    avoid: str = ""
+    features: tuple[str, ...] = ()
 
     @property
     def fault(self) -> str:

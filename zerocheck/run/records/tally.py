@@ -17,6 +17,7 @@ from .coverage import FEW, CoveredPairs
 from .footprint import Footprint
 from .footprint import add as add_footprint
 from .loads import Loads, sum_loads
+from .margins import Margins
 from .metrics import Metrics
 from .records import (
     CaseFinished,
@@ -47,7 +48,7 @@ class Cell:
     cases in which it holds since nothing could fail; estimated: cases in which it holds by a bound
     that is estimated; groups: judged cases in which it was looked at, by the groups of features
     that they say something of; features: cases by feature and verdict, but for those in which it
-    holds since nothing could fail.
+    holds since nothing could fail; margins: how near to the bound they came.
     """
 
     counts: Counter[Status] = field(default_factory=Counter)
@@ -57,6 +58,7 @@ class Cell:
     estimated: int = 0
     groups: Counter[str] = field(default_factory=Counter)
     features: Counter[tuple[str, Status]] = field(default_factory=Counter)
+    margins: Margins = field(default_factory=Margins)
 
     @property
     def checked(self) -> int:
@@ -154,6 +156,7 @@ class ImplementationTally:
             cell.vacuous += vacuous
             if judgement is not None:
                 cell.estimated += status == "holds" and obligation in judgement.estimated
+                cell.margins.add(judgement, obligation)
                 share = judgement.share.get(obligation, 0.0)
                 cell.share = max(cell.share, math.inf if math.isnan(share) else share)
 

@@ -1,0 +1,67 @@
+"""Known faults: the findings of one fault together, the most severe first, in one sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hand_made import KNOWN, case, finding, finished, started
+from msgspec.structs import replace
+
+from zerocheck.report.known_faults import SEVERITIES, faults_sentence, known_faults
+from zerocheck.run.records.tally import Tally, tally
+
+CRASH = replace(KNOWN, fingerprint="fsdp2 / crashed / RuntimeError", page="b.md", avoid="Do not.")
+PEAK = replace(KNOWN, fingerprint="fsdp2 / peak / working", page="c.md", source="ours, entry 1")
+
+
+def run() -> Tally:
+    of_two = replace(KNOWN, features=("world-2", "clip"))
+    return tally(
+        [
+            started("zero2", "fsdp2"),
+            case(0),
+            finding(known=PEAK, obligation="peak", implementation="fsdp2"),
+            finding(number=1, known=CRASH, obligation=None, status="crashed"),
+            finding(number=2, known=of_two, cases=3),
+            finding(number=3, known=KNOWN, implementation="fsdp2", obligation="roundtrip"),
+            finding(number=4),
+            finished(0),
+        ]
+    )
+
+
+def test_findings_of_one_fault_stand_together() -> None:
+    worst, crash, peak = known_faults(run())
+    assert [SEVERITIES[one.severity].partition(":")[0] for one in (worst, crash, peak)] == [
+        "silent",
+        "crash, hang or refusal",
+        "memory and communication",
+    ]
+    assert worst.cases == Counter(zero2=3, fsdp2=1)
+    assert worst.obligations == ["gradient", "roundtrip"]
+    assert worst.conditions == ["2 ranks, gradient clipping"]
+    assert worst.links == ["https://example.org/7"]
+    assert crash.obligations == ["crashed"] and crash.known.avoid == "Do not."
+
+
+def test_a_refused_checkpoint_is_no_silent_fault() -> None:
+    refused = replace(KNOWN, fingerprint="zero2 / roundtrip / checkpoint / refused")
+    counted = tally([started(), finding(known=refused, obligation="roundtrip")])
+    assert faults_sentence(counted) == "1 known fault showed up"
+
+
+def test_the_sentence_names_libraries_where_all_entries_are_ours() -> None:
+    assert faults_sentence(run()) == "3 known faults showed up; 1 is silent"
+    ours = replace(KNOWN, source="ours, entry 2")
+    counted = tally(
+        [
+            started(),
+            finding(known=ours),
+            finding(number=1, known=replace(ours, page="b.md"), implementation="deepspeed1"),
+        ]
+    )
+    torch = counted.started.environment.torch if counted.started else ""
+    sentence = faults_sentence(counted)
+    assert sentence.startswith(f"2 known faults of torch {torch.partition('+')[0]} and DeepSpeed")
+    assert sentence.endswith("showed up; 2 are silent")
+    assert faults_sentence(tally([started(), finding()])) == ""

@@ -1,0 +1,39 @@
+"""Strips of margins: every case lies on one scale, and the words say the same."""
+
+from __future__ import annotations
+
+from hand_made import VIOLATION, case, finished, held, started
+from msgspec.structs import replace
+
+from zerocheck.report.html.margins import HIGHEST, LOWEST, WIDTH, strips, ticks
+from zerocheck.run.records.tally import tally
+
+
+def test_what_holds_lies_left_of_the_middle_and_what_is_violated_right() -> None:
+    wrong = case(1, status="violated", gradient="violated")
+    assert wrong.judgement is not None
+    judgement = replace(wrong.judgement, violations=(VIOLATION,))
+    records = [started(), case(0), replace(wrong, judgement=judgement), finished(1)]
+    gradient = next(one for one in strips(tally(records)) if one.obligation == "gradient")
+    within = [one for one in gradient.bins if one.within]
+    beyond = [one for one in gradient.bins if not one.within]
+    assert within and all(one.x + one.width <= WIDTH / 2 for one in within)
+    assert beyond and all(one.x >= WIDTH / 2 for one in beyond)
+    assert "1 violated, all by 1e7 times the bound or more" in gradient.words
+
+
+def test_what_is_beyond_the_scale_is_drawn_at_its_ends() -> None:
+    records = [started(), case(0, share=1e-30), case(1, share=1e-30), case(2, share=0.5)]
+    strip = strips(tally([*records, finished()]))[0]
+    first, last = strip.bins
+    assert (first.x, first.weight) == (0, 1.0) and last.weight < 1
+    assert last.x + last.width == WIDTH / 2
+    assert [x for x, _ in ticks()][:: len(ticks()) - 1] == [0, WIDTH]
+    assert [label for _, label in ticks()][::4] == [f"10{'⁻⁸'}", "1", f"10{'⁸'}"]
+    assert HIGHEST == -LOWEST
+
+
+def test_an_obligation_without_a_bound_has_none() -> None:
+    exact = [started(), case(0, share=0.0), finished()]
+    assert strips(tally(exact)) == []
+    assert strips(tally(held()))

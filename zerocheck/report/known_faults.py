@@ -1,0 +1,120 @@
+"""Known faults that a run showed: the findings of one fault together, the most severe first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..case.features import FEATURES
+from ..protocol.verdicts import MEMORY, RESUME, Obligation
+from ..run.known_issues.releases import SPELLED, Releases, library_of, refuses
+from ..run.records.records import Finding, KnownReference
+from ..run.records.tally import Tally
+
+SEVERITIES = (
+    "silent: wrong numbers",
+    "silent: wrong after a load",
+    "crash, hang or refusal",
+    "memory and communication",
+)
+"""Kinds of faults, the worst first."""
+
+SILENT = 2
+"""How many of them, from the first on, let a training go on with wrong numbers."""
+
+
+@dataclass
+class KnownFault:
+    """Fault of a library that entries of known issues list, and what showed of it.
+
+    known: of the first finding; severity: number in SEVERITIES; cases: of each implementation;
+    obligations: that a finding violates, in the order of discovery.
+    """
+
+    known: KnownReference
+    severity: int
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def cases(self) -> Counter[str]:
+        """Cases of each implementation that show it."""
+        counts: Counter[str] = Counter()
+        for finding in self.findings:
+            counts[finding.implementation] += finding.cases
+        return counts
+
+    @property
+    def obligations(self) -> list[str]:
+        """Obligations that its findings violate; a crash or hang by its name."""
+        return list(dict.fromkeys(one.obligation or one.status for one in self.findings))
+
+    @property
+    def conditions(self) -> list[str]:
+        """Combinations of features, in words, of which a case must have one to show it."""
+        references = [one.known for one in self.findings if one.known is not None]
+        titles = [
+            ", ".join(FEATURES[name].title if name in FEATURES else name for name in one.features)
+            for one in references
+            if one.features
+        ]
+        return list(dict.fromkeys(titles))
+
+    @property
+    def links(self) -> list[str]:
+        """Upstream threads."""
+        references = (one.known for one in self.findings)
+        return list(dict.fromkeys(one.link for one in references if one is not None and one.link))
+
+
+def known_faults(counted: Tally) -> list[KnownFault]:
+    """Return the faults that showed, by severity; of one severity in the order of discovery."""
+    faults: dict[str, KnownFault] = {}
+    for finding in counted.known:
+        known = finding.known
+        if known is None:
+            continue
+        severity = severity_of(known, finding.obligation)
+        fault = faults.setdefault(known.fault, KnownFault(known, severity))
+        fault.severity = min(fault.severity, severity)
+        fault.findings.append(finding)
+    return sorted(faults.values(), key=lambda fault: fault.severity)
+
+
+def severity_of(known: KnownReference, obligation: Obligation | None) -> int:
+    """Return the number in SEVERITIES of an entry. obligation: None for a crash or hang."""
+    if obligation is None or refuses(known.fingerprint):
+        return 2
+    if obligation in MEMORY:
+        return 3
+    return 1 if obligation in RESUME else 0
+
+
+def faults_sentence(counted: Tally) -> str:
+    """Return how many faults showed, of what, and how many are silent: "17 known faults ...".
+
+    Empty where none did.
+    """
+    faults = known_faults(counted)
+    if not faults:
+        return ""
+    count, silent = len(faults), sum(fault.severity < SILENT for fault in faults)
+    libraries = _libraries(counted, faults)
+    of = f" of {' and '.join(libraries)}" if libraries else ""
+    text = f"{count} known fault{'s' if count > 1 else ''}{of} showed up"
+    if silent:
+        are = "is" if silent == 1 else "are"
+        text += " and is silent" if count == 1 else f"; {silent} {are} silent"
+    return text
+
+
+def _libraries(counted: Tally, faults: list[KnownFault]) -> list[str]:
+    """Return the libraries, with versions, that listed faults of built-in implementations are of.
+
+    None where an entry comes from a file of the user: it may speak of other code.
+    """
+    references = [one.known for fault in faults for one in fault.findings if one.known is not None]
+    if counted.started is None or not all(one.source.startswith("ours") for one in references):
+        return []
+    releases = Releases.of(counted.started.environment)
+    names = {library_of(name) for fault in faults for name in fault.cases}
+    return [f"{SPELLED[name]} {releases.plain(name)}" for name in SPELLED if name in names]
