@@ -23,7 +23,7 @@ from zerocheck.attached.ranks import Problem
 from zerocheck.attached.text import stopped_text
 from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable
 from zerocheck.report import github
-from zerocheck.report.progress import new_console
+from zerocheck.report.console import new_console
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.tally import tally
 

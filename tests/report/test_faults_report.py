@@ -14,7 +14,7 @@ from rich.console import Console
 
 from zerocheck.case.schema import Case
 from zerocheck.report import faults_json, faults_markdown
-from zerocheck.report.progress import FaultsProgress
+from zerocheck.report.faults_progress import FaultsProgress
 from zerocheck.report.write import MATRIX_FORMATS, write_matrix
 from zerocheck.run.records.matrix_records import FaultsFinished, FaultShrunk, MatrixRecord, Rivals
 from zerocheck.run.records.matrix_summary import Alarms, Share, Summary

@@ -19,7 +19,7 @@ from hand_made import (
 )
 from rich.console import Console
 
-from zerocheck.report.progress import ProgressDisplay, duration
+from zerocheck.report.progress import Detail, ProgressDisplay, duration
 from zerocheck.run.records.records import Record
 
 
@@ -29,14 +29,14 @@ def shown(
     terminal: bool,
     plain_seconds: float = 10.0,
     shrink: bool = False,
-    verbose: bool = False,
+    detail: Detail = "normal",
 ) -> str:
     file = io.StringIO()
     console = Console(
         file=file, force_terminal=terminal, color_system=None, width=120, highlight=False,
         soft_wrap=True, _environ={"TERM": "xterm"},
     )  # fmt: skip
-    progress = ProgressDisplay(console, plain_seconds=plain_seconds, shrink=shrink, verbose=verbose)
+    progress = ProgressDisplay(console, plain_seconds=plain_seconds, shrink=shrink, detail=detail)
     for record in records:
         progress.handle(record)
     progress.close()
@@ -121,7 +121,7 @@ def test_known_and_stale_issues(terminal: bool) -> None:
     text = shown(known(), terminal=terminal)
     line = "KNOWN upstream divides by nothing (cases: zero2 1; reports/findings/a.md)\n\n"
     assert line in text and "the reduced gradient is 4 times too large" not in text
-    whole = shown(known(), terminal=terminal, verbose=True)
+    whole = shown(known(), terminal=terminal, detail="verbose")
     assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in whole
     assert line not in whole
     assert "no new fault in 2 cases. 1 known fault showed up and is silent" in text
@@ -129,6 +129,18 @@ def test_known_and_stale_issues(terminal: bool) -> None:
     text = shown([*held()[:-1], stale(), finished(1)], terminal=terminal)
     assert "  to do       remove known.toml, entry 2" in text
     assert "all obligations hold" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_prints_findings_and_the_verdict(terminal: bool) -> None:
+    text = shown(failed(), terminal=terminal, detail="quiet", plain_seconds=0.0)
+    assert text.startswith("VIOLATED zero2: the reduced gradient is 4 times too large\n")
+    assert "zero2: 1 violated of 2 cases (1 finding)" in text
+    for noise in ("1 violated of 2\n", "next:", "cases of", " left"):
+        assert noise not in text
+    assert shown(known(), terminal=terminal, detail="quiet").startswith(
+        "no new fault in 2 cases. 1"
+    )
 
 
 def test_durations() -> None:

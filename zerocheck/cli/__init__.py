@@ -33,6 +33,16 @@ from .run import run
 def main() -> None:
     """Check sharded training code step by step against single-device AdamW.
 
+    \b
+    zerocheck run                             all built-in implementations
+    zerocheck run fsdp2 zero1 --profile ci    two of them, all pairs of features
+    zerocheck run my_sharding.py:my_fsdp      your own code
+    zerocheck run ds_config.json              a DeepSpeed config
+    zerocheck replay zerocheck-report/findings/CASE.json
+
+    A training run of your own is checked from within: `zerocheck.attach` in Python. Tests are
+    made of all this by `zerocheck.parametrize_with_checks`.
+
     Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
     3 zerocheck itself failed, or ranks of a launcher were lost; 130 interrupted.
     """

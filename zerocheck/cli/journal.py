@@ -16,31 +16,32 @@ from .output import remark, say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..report.progress import Detail
     from ..run.execute.trial import RankPool
     from ..run.kill_matrix.options import MatrixOptions
     from ..run.plan.options import RunOptions
     from ..run.records.tally import Tally
 
 
-def start_run(options: RunOptions, *, verbose: bool = False) -> int:
+def start_run(options: RunOptions, *, detail: Detail = "normal") -> int:
     """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes."""
     if options.ranks != "torchrun":
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
-        return _run_recorded(options, None, verbose=verbose)
+        return _run_recorded(options, None, detail=detail)
     from ..run.execute.launch import with_ranks
 
     # The other ranks are let go when the reports are written: see launcher.py.
     return with_ranks(
         options.ranks,
-        lambda opened: _run_recorded(options, opened, verbose=verbose),
+        lambda opened: _run_recorded(options, opened, detail=detail),
         device=options.device,
         backend=options.backend,
         timeout_s=options.timeout,
     )
 
 
-def _run_recorded(options: RunOptions, ranks: RankPool | None, *, verbose: bool) -> int:
+def _run_recorded(options: RunOptions, ranks: RankPool | None, *, detail: Detail) -> int:
     from ..report.progress import ProgressDisplay
 
     def start(*handlers: Any) -> int:
@@ -51,7 +52,7 @@ def _run_recorded(options: RunOptions, ranks: RankPool | None, *, verbose: bool)
 
     code = _recorded(
         options.report_dir / "journal.ndjson",
-        ProgressDisplay(shrink=options.shrink, verbose=verbose),
+        ProgressDisplay(shrink=options.shrink, detail=detail),
         start,
         _write_run,
     )
@@ -78,7 +79,8 @@ def show_replay(
         _check_machine((1,))
     from rich.text import Text
 
-    from ..report.progress import new_console, print_finding
+    from ..report.console import new_console
+    from ..report.progress import print_finding
     from ..run import replay as replaying
     from ..run.findings.findings import failures_of
 
@@ -205,13 +207,14 @@ def journal_in(given: Path) -> Path:
 
 
 def report_run(
-    journal: Path, directory: Path, against: Path | None, *, verbose: bool = False
+    journal: Path, directory: Path, against: Path | None, *, detail: Detail = "normal"
 ) -> int:
     """Write the reports of a journal again; return the exit code of its run.
 
     With `against`, that of the comparison with an earlier run.
     """
-    from ..report.progress import new_console, print_findings, print_outcome
+    from ..report.console import new_console
+    from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports
     from ..run.records.journal import read
     from ..run.records.tally import run_exit_code, tally
@@ -222,8 +225,8 @@ def report_run(
     if against is not None:
         code = _compare(console, counted, directory, against)
     else:
-        print_findings(console, counted, verbose=verbose)
-        print_outcome(console, counted)
+        print_findings(console, counted, detail=detail)
+        print_outcome(console, counted, detail=detail)
         code = run_exit_code(counted)
     write_reports(records, directory)
     say(f"report: {directory / 'report.html'}")
@@ -275,7 +278,7 @@ def start_faults(options: MatrixOptions) -> int:
     """Hunt the planted faults and write the kill matrix; the exit code."""
     world_sizes = options.run(options.faults[0]).world_sizes
     _check_machine(world_sizes)
-    from ..report.progress import FaultsProgress
+    from ..report.faults_progress import FaultsProgress
     from ..run.kill_matrix import engine
 
     def start(*handlers: Any) -> int:
@@ -296,7 +299,7 @@ def _write_faults(journal: Path) -> Path:
 
 def report_matrix(journal: Path, directory: Path) -> int:
     """Write the kill matrix of a journal again; the exit code of its run."""
-    from ..report.progress import FaultsProgress
+    from ..report.faults_progress import FaultsProgress
     from ..report.write import write_matrix
     from ..run.records.journal import read_matrix
     from ..run.records.matrix_summary import Summary

@@ -99,12 +99,23 @@ def device(default: str) -> Callable[[F], F]:
     )
 
 
-verbose = click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    help="Known issues in full, as they show; else one line for each fault, at the end.",
-)
+def detail(command: F) -> F:
+    """Add the two options of how much is printed; the command gets `detail`."""
+    command = click.option(
+        "-q",
+        "--quiet",
+        "detail",
+        flag_value="quiet",
+        help="Findings and the verdict alone.",
+    )(command)
+    return click.option(
+        "-v",
+        "--verbose",
+        "detail",
+        flag_value="verbose",
+        help="Known issues in full, as they show; else one line for each fault, at the end.",
+    )(command)
+
 
 backend = click.option(
     "--backend",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import UsageError
 from . import options as option
 from .journal import journal_in, report_matrix, report_releases, report_run
+
+if TYPE_CHECKING:
+    from ..report.progress import Detail
 
 
 @click.command()
@@ -32,13 +36,13 @@ from .journal import journal_in, report_matrix, report_releases, report_run
     is_flag=True,
     help="One page, releases.md, of several runs, each with another release of a library.",
 )
-@option.verbose
+@option.detail
 def report(
     journals: tuple[Path, ...],
     report_dir: Path | None,
     against: Path | None,
     matrix: bool,
-    verbose: bool,
+    detail: Detail | None,
 ) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
@@ -69,4 +73,4 @@ def report(
         if against is not None:
             raise UsageError("--against compares runs; this is the journal of a kill matrix")
         return report_matrix(journal, directory)
-    return report_run(journal, directory, against, verbose=verbose)
+    return report_run(journal, directory, against, detail=detail or "normal")

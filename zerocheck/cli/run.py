@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from ..devices import CPU
 from ..run.plan.settings import as_options, project_settings
 from . import options as option
 from .journal import note_configs, start_run
+
+if TYPE_CHECKING:
+    from ..report.progress import Detail
 
 
 @click.command()
@@ -33,7 +36,7 @@ from .journal import note_configs, start_run
 @option.timeout
 @option.device("cpu")
 @option.backend
-@option.verbose
+@option.detail
 def run(
     implementations: tuple[str, ...],
     features: tuple[str, ...],
@@ -42,7 +45,7 @@ def run(
     timeout: float,
     device: str | None,
     backend: str | None,
-    verbose: bool,
+    detail: Detail | None,
     **given: Any,
 ) -> int:
     """Check implementations of sharded training.
@@ -74,4 +77,4 @@ def run(
     for name in (*options.implementations, *own):
         check_file(innermost(name))
     note_configs(options.implementations)
-    return start_run(options, verbose=verbose)
+    return start_run(options, detail=detail or "normal")

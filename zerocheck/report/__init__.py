@@ -4,10 +4,12 @@
 - `comparison.py`: comparison of a run with an earlier one (`--against`)
 - `comparison_text.py`: text of a comparison: on the console, in against.md and against.json
 - `conformance.py`: report conformance.md: implementation x feature x obligation
+- `console.py`: console for text that may be foreign
 - `coverage.py`: text of coverage: pairs of features, those not exercised, vacuous obligations
 - `drift.py`: text of free runs: drift of implementations, next to a replica of the reference
 - `faults_json.py`: report faults.json: the kill matrix for machines
 - `faults_markdown.py`: report faults.md: the kill matrix for people
+- `faults_progress.py`: console of a kill matrix: one line for each fault, and the summary
 - `faults_text.py`: text of a row of the kill matrix, on the console and in Markdown
 - `footprint.py`: text of bytes and communication, next to those of the ZeRO paper
 - `github.py`: output of a run for GitHub Actions: annotations, and the summary of the job
@@ -18,10 +20,11 @@
 - `loads.py`: text of the loads of resumed cases
 - `markdown.py`: report report.md: the form for people, on a page that renders Markdown
 - `metrics.py`: text of the runtime metrics of timed cases
+- `next_steps.py`: what to do after a run: at most three lines, each with a command
 - `peaks.md.j2`: template of the page of `peaks.py`
 - `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
 - `peaks.svg.j2`: template of the picture of `peaks.py`
-- `progress.py`: console of a run, a matrix that fills in or plain lines, and of a hunt for faults
+- `progress.py`: console of a run: a matrix that fills in, or plain lines, and the outcome
 - `releases.py`: page releases.md of several runs, each with another release
 - `sections.py`: sections that several formats share: environment, observability, leaked state
 - `text.py`: text of a finding, in the same words in every format

@@ -1,35 +1,23 @@
-"""Console of a run (a matrix that fills in, or plain lines) and of a hunt for faults."""
+"""Console of a run: a matrix that fills in, or plain lines, and the outcome."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Iterable
-from typing import Any
+from typing import Literal
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
-from ..foreign_text import one_line, printable
+from ..foreign_text import one_line
 from ..run.records.loads import Loads
-from ..run.records.matrix_records import (
-    FaultsFinished,
-    FaultShrunk,
-    FaultsStarted,
-    FaultTried,
-    MatrixRecord,
-)
-from ..run.records.matrix_summary import Summary
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.records.tally import FAILING, Cell, Tally, unchecked, why
 from . import metrics
+from .console import new_console
 from .coverage import coverage_lines, not_exercised
-from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
 from .known_issues import (
@@ -40,8 +28,13 @@ from .known_issues import (
     unverified_lines,
 )
 from .loads import TITLE, headers, rows, tried_lines
+from .next_steps import next_lines
 from .sections import leak_lines, observability_lines
 from .text import cell_text, finding_lines, finding_title
+
+Detail = Literal["quiet", "normal", "verbose"]
+"""quiet: findings and the verdict; normal: progress, the matrix, and a line for each known fault;
+verbose: known issues in full too."""
 
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
@@ -51,7 +44,7 @@ class ProgressDisplay:
     """Display of a run's records as they come. Every value is printed as text, never as markup.
 
     shrink: whether the run looks for the smallest case of each finding when all cases are judged;
-    verbose: whether known issues are shown as findings are, and not by a line for each fault.
+    detail: how much is shown; see `Detail`.
     """
 
     def __init__(
@@ -60,12 +53,12 @@ class ProgressDisplay:
         *,
         plain_seconds: float = PLAIN_SECONDS,
         shrink: bool = False,
-        verbose: bool = False,
+        detail: Detail = "normal",
     ):
         self._console = console or new_console()
         self._plain_seconds = plain_seconds
         self._shrink = shrink
-        self._verbose = verbose
+        self._detail = detail
         self._tally = Tally()
         self._live: Live | None = None
         self._titles: dict[int, str] = {}
@@ -82,13 +75,14 @@ class ProgressDisplay:
             case Finding():
                 self._found(record)
             case StaleIssue():
-                self._say(stale_lines(record)[0])
+                if self._detail != "quiet":
+                    self._say(stale_lines(record)[0])
             case RunFinished():
                 self.close()
                 if self._titles or self._tally.stale:
                     self._console.print()
-                print_findings(self._console, self._tally, verbose=self._verbose)
-                print_outcome(self._console, self._tally)
+                print_findings(self._console, self._tally, detail=self._detail)
+                print_outcome(self._console, self._tally, detail=self._detail)
 
     def close(self) -> None:
         """Give the terminal back. A second call does nothing."""
@@ -99,6 +93,8 @@ class ProgressDisplay:
     def _start(self) -> None:
         started = self._tally.started
         self._began = self._last_line = time.monotonic()
+        if self._detail == "quiet":
+            return
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, get_renderable=self._picture, transient=True)
             self._live.start()
@@ -114,13 +110,16 @@ class ProgressDisplay:
 
     def _case_finished(self) -> None:
         now = time.monotonic()
-        if self._live is None and now - self._last_line >= self._plain_seconds:
+        late = now - self._last_line >= self._plain_seconds
+        if self._live is None and late and self._detail != "quiet":
             self._last_line = now
             self._say(self._status())
         self._last_stretch()
 
     def _last_stretch(self) -> None:
         """Announce, once all cases are judged, that the smallest cases are looked for."""
+        if self._detail == "quiet":
+            return
         if self._shrink and self._tally.findings and self._tally.cases == self._tally.planned:
             self._shrink = False
             self._say(
@@ -133,7 +132,8 @@ class ProgressDisplay:
 
         All of it follows at the end.
         """
-        if finding.merged is not None or (finding.known is not None and not self._verbose):
+        hidden = finding.known is not None and self._detail != "verbose"
+        if finding.merged is not None or hidden or self._detail == "quiet":
             return
         title = finding_title(finding)
         before = self._titles.get(finding.number)
@@ -196,18 +196,17 @@ def _cell(cell: Cell) -> Text:
     return Text(cell_text(cell), style=style)
 
 
-def print_findings(console: Console, counted: Tally, *, verbose: bool = False) -> None:
+def print_findings(console: Console, counted: Tally, *, detail: Detail = "normal") -> None:
     """Print known issues, unreproduced failures, findings, and stale issues.
 
-    Those that fail the run are last. verbose: known issues in full, and not one line for each.
+    Those that fail the run are last.
     """
-    for line in () if verbose else fault_lines(counted):
-        console.print(Text(line, style="yellow"))
-    if counted.known and not verbose:
+    known = counted.known if detail == "verbose" else []
+    if counted.known and detail == "normal":
+        for line in fault_lines(counted):
+            console.print(Text(line, style="yellow"))
         console.print()
-    for finding in (*counted.known, *counted.unreproduced, *counted.findings):
-        if finding.known is not None and not verbose:
-            continue
+    for finding in (*known, *counted.unreproduced, *counted.findings):
         print_finding(console, finding)
     for stale in counted.stale:
         _print(console, stale_lines(stale), "bold red")
@@ -230,8 +229,30 @@ def _print(console: Console, lines: list[str], style: str) -> None:
     console.print()
 
 
-def print_outcome(console: Console, counted: Tally) -> None:
-    """Print the final matrix, and why the run fails or that it does not."""
+def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal") -> None:
+    """Print the final matrix and all figures, why the run fails or that it does not, and what next.
+
+    quiet: nothing but why the run fails, or that it does not.
+    """
+    if detail != "quiet":
+        _print_figures(console, counted)
+    more = counted.finished.why if counted.finished is not None else ()
+    reasons = dict.fromkeys((*why(counted), *more))
+    for reason in reasons:
+        console.print(Text(one_line(reason), style="red"))
+    if not counted.complete:
+        line = f"{ended(counted)} after {counted.cases} of {counted.planned} cases"
+        console.print(Text(line, style="yellow"))
+    elif not reasons:
+        console.print(Text(all_hold(counted), style="bold green"))
+    if missing := not_exercised(counted):
+        console.print(Text(missing))
+    for line in () if detail == "quiet" else next_lines(counted):
+        console.print(Text(line))
+
+
+def _print_figures(console: Console, counted: Tally) -> None:
+    """Print the matrix, loads, memory and communication, times, leaks and coverage."""
     if console.is_terminal:
         console.print(matrix(counted))
     else:
@@ -255,17 +276,6 @@ def print_outcome(console: Console, counted: Tally) -> None:
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):
         console.print(Text(line))
-    more = counted.finished.why if counted.finished is not None else ()
-    reasons = dict.fromkeys((*why(counted), *more))
-    for reason in reasons:
-        console.print(Text(one_line(reason), style="red"))
-    if not counted.complete:
-        line = f"{ended(counted)} after {counted.cases} of {counted.planned} cases"
-        console.print(Text(line, style="yellow"))
-    elif not reasons:
-        console.print(Text(all_hold(counted), style="bold green"))
-    if missing := not_exercised(counted):
-        console.print(Text(missing))
 
 
 def ended(counted: Tally) -> str:
@@ -296,94 +306,3 @@ def _print_weights(console: Console, counted: Tally) -> None:
     for line in text:
         console.print(Text(f"  {one_line(line)}"))
     console.print()
-
-
-class _PrintableConsole(Console):
-    """Console that removes escape sequences from text; styles are still shown."""
-
-    def on_broken_pipe(self) -> None:
-        """End as an interrupted run does: rich's own exit code is that of a finding."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise KeyboardInterrupt
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Make the text of every segment printable; `control` has the codes of rich itself."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
-
-
-def new_console(**options: Any) -> Console:
-    """Create a console for possibly foreign text, without markup and without wrapping."""
-    return _PrintableConsole(highlight=False, soft_wrap=True, **options)
-
-
-class FaultsProgress:
-    """Display of the records of a kill matrix as they come. Every value is printed as text."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or new_console()
-        self._records: list[MatrixRecord] = []
-        self._planned = 0
-        self._live: Live | None = None
-        self._began = time.monotonic()
-
-    def handle(self, record: MatrixRecord) -> None:
-        """Show one record."""
-        self._records.append(record)
-        match record:
-            case FaultsStarted():
-                self._start(record)
-            case FaultTried():
-                style = "" if record.caught else "bold red"
-                self._console.print(Text(self._line(record), style=style))
-            case FaultShrunk():
-                self._console.print(
-                    Text(one_line(f"{record.fault}: smallest case {smallest_text(record)}"))
-                )
-            case FaultsFinished():
-                self.close()
-                self.show(Summary(self._records))
-
-    def close(self) -> None:
-        """Give the terminal back. A second call does nothing."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _start(self, started: FaultsStarted) -> None:
-        self._planned = len(started.faults)
-        self._began = time.monotonic()
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, get_renderable=self._status, transient=True)
-            self._live.start()
-        else:
-            self._console.print(Text(f"{self._planned} faults, profile {started.profile}"))
-
-    def _line(self, row: FaultTried) -> str:
-        done = sum(isinstance(record, FaultTried) for record in self._records)
-        plural = "s" if row.cases != 1 else ""
-        return one_line(
-            f"{done}/{self._planned} {row.fault}: {caught_text(row)}, {cases_text(row)} "
-            f"case{plural}, {row.seconds:.1f} s, cause {cause_text(row)}"
-        )
-
-    def _status(self) -> Text:
-        done = sum(isinstance(record, FaultTried) for record in self._records)
-        status = f"{done} of {self._planned} faults"
-        if done:
-            left = (time.monotonic() - self._began) / done * (self._planned - done)
-            status += f", {duration(left)} left"
-        return Text(status, style="dim")
-
-    def show(self, summary: Summary) -> None:
-        """Print the summary of the matrix."""
-        self._console.print()
-        for line in summary_lines(summary):
-            self._console.print(Text(one_line(line)))
-        for row in summary.escaped:
-            self._console.print(Text(one_line(f"escaped: {row.fault}"), style="bold red"))
-        if not summary.complete:
-            line = f"interrupted after {summary.tried} of {summary.planned} faults"
-            self._console.print(Text(line, style="yellow"))

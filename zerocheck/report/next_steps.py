@@ -1,0 +1,51 @@
+"""What to do after a run: at most three lines at its end, each with a command."""
+
+from __future__ import annotations
+
+from ..catalogue import BUILT_IN, OF_EXTRAS
+from ..foreign_text import copyable, one_line
+from ..protocol.verdicts import OBLIGATION_SETS
+from ..run.records.tally import Tally, why
+from .text import replay_line
+
+
+def next_lines(counted: Tally) -> list[str]:
+    """Return what to do next; nothing for a run that was interrupted or checked nothing."""
+    if counted.started is None or not counted.complete:
+        return []
+    steps = _after_findings(counted) if counted.findings else _after_holding(counted)
+    width = max((len(what) for what, _ in steps), default=0)
+    return [
+        f"{'next:' if not number else '     '} {what:<{width}}  {one_line(command)}"
+        for number, (what, command) in enumerate(steps)
+    ]
+
+
+def _after_findings(counted: Tally) -> list[tuple[str, str]]:
+    first = next((one for one in counted.findings if one.case_file), counted.findings[0])
+    steps = [("the same case again", replay)] if (replay := replay_line(first)) else []
+    name = copyable([first.implementation])
+    if first.obligation is not None:
+        alone = f"zerocheck run {name} --obligations {first.obligation}"
+        steps.append(("nothing but what is wrong", alone))
+    return [*steps, ("if it must wait", f"zerocheck run {name} --known-issues known.toml")]
+
+
+def _after_holding(counted: Tally) -> list[tuple[str, str]]:
+    started = counted.started
+    if why(counted) or started is None:
+        return []
+    own = [one for one in started.implementations if one not in (*BUILT_IN, *OF_EXTRAS)]
+    steps = []
+    if not own:
+        steps.append(("your own code", "zerocheck run my_sharding.py:my_fsdp"))
+    names = copyable(list(own or started.implementations[:1]))
+    unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
+    if unasked:
+        asked = ",".join(OBLIGATION_SETS)
+        words = {"resume": "checkpoints", "memory": "memory", "equivalence": "every step"}
+        what = " and ".join(words.get(name, name) for name in unasked)
+        steps.append((f"{what} too", f"zerocheck run {names} --obligations {asked}"))
+    if not any(one.covered.counted for one in counted.implementations.values()):
+        steps.append(("all pairs of features", f"zerocheck run {names} --profile ci"))
+    return steps
