@@ -251,7 +251,7 @@ def test_report_against_an_earlier_run(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "Newly violated" in result.stdout and "comparison: out/against.md" in result.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "report.html", "report.json", "report.md", "conformance.md", "junit.xml", "against.json",
-        "against.md",
+        "against.md", "comment.md",
     }  # fmt: skip
     # What was violated before does not count, though the run itself exits with 1.
     assert invoke("report", "bad", "--against", "bad/report.json").exit_code == 0
@@ -293,7 +293,7 @@ def test_a_run_writes_all_reports(
     assert result.exit_code == code
     assert {path.name for path in (tmp_path / "zerocheck-report").iterdir()} == {
         "journal.ndjson", "report.html", "report.json", "report.md", "conformance.md",
-        "junit.xml",
+        "junit.xml", "comment.md",
     }  # fmt: skip
     assert "report: zerocheck-report/report.html" in result.stdout
     again = invoke("report", "zerocheck-report/journal.ndjson", "--report-dir", "again")

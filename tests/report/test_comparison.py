@@ -231,8 +231,9 @@ def test_all_forms_say_all(tmp_path: Path) -> None:
     console = Console(record=True, width=400, highlight=False)
     comparison_text.print_changes(console, found)
     text = console.export_text()
-    written = {path.name: path.read_text() for path in write_changes(found, tmp_path)}
-    assert set(written) == set(AGAINST_FORMATS)
+    counted = tally(now)
+    written = {path.name: path.read_text() for path in write_changes(counted, found, tmp_path)}
+    assert set(written) == {*AGAINST_FORMATS, "comment.md"}
     for message in ("2.13.0", "2.14.0", "zero2 / gradient / x W", "no *stars*", "0.25", "0.5"):
         assert message in text and message in written["against.json"]
     assert r"no \*stars\*" in written["against.md"] and "## Newly violated" in written["against.md"]

@@ -16,6 +16,7 @@ from .output import remark, say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..report.comparison import ComparedReport
     from ..report.progress import Detail
     from ..run.execute.trial import RankPool
     from ..run.kill_matrix.options import MatrixOptions
@@ -213,6 +214,7 @@ def report_run(
 
     With `against`, that of the comparison with an earlier run.
     """
+    from ..report.comparison import read_report
     from ..report.console import new_console
     from ..report.progress import print_findings, print_outcome
     from ..report.write import write_reports
@@ -222,13 +224,15 @@ def report_run(
     records = read(journal, note=note)
     counted = tally(records)
     console = new_console()
-    if against is not None:
-        code = _compare(console, counted, directory, against)
-    else:
+    if against is None:
         print_findings(console, counted, detail=detail)
         print_outcome(console, counted, detail=detail)
         code = run_exit_code(counted)
-    write_reports(records, directory)
+        write_reports(records, directory)
+    else:
+        earlier = read_report(against)  # which may be refused before anything is written
+        write_reports(records, directory)
+        code = _compare(console, counted, directory, earlier)
     say(f"report: {directory / 'report.html'}")
     return code
 
@@ -249,19 +253,19 @@ def report_releases(journals: Sequence[Path], directory: Path) -> int:
     return ExitCode.HOLDS
 
 
-def _compare(console: Console, counted: Tally, directory: Path, against: Path) -> int:
+def _compare(console: Console, counted: Tally, directory: Path, earlier: ComparedReport) -> int:
     from ..report import comparison_text, github
-    from ..report.comparison import compare, read_report, report_of
+    from ..report.comparison import compare, report_of
     from ..report.progress import print_finding
     from ..report.write import write_changes
 
-    changes = compare(report_of(counted), read_report(against))
+    changes = compare(report_of(counted), earlier)
     new = {row.now for row in changes.newly_violated}
     for finding in counted.findings:
         if finding.fingerprint in new:
             print_finding(console, finding)
     comparison_text.print_changes(console, changes)
-    write_changes(changes, directory)
+    write_changes(counted, changes, directory)
     if github.listening():
         with suppress(OSError):  # it stands in against.md too
             github.summarize(comparison_text.markdown(changes))

@@ -1,6 +1,7 @@
 """Reports: one file per format, and the words that several formats share.
 
 - `checks.py`: results of the pytest tests: one per obligation and group of features
+- `comment.py`: comment.md on a pull request: the verdict and what is new, in 30 lines
 - `comparison.py`: comparison of a run with an earlier one (`--against`)
 - `comparison_text.py`: text of a comparison: on the console, in against.md and against.json
 - `conformance.py`: report conformance.md: implementation x feature x obligation
@@ -20,7 +21,7 @@
 - `loads.py`: text of the loads of resumed cases
 - `markdown.py`: report report.md: the form for people, on a page that renders Markdown
 - `metrics.py`: text of the runtime metrics of timed cases
-- `next_steps.py`: what to do after a run: at most three lines, each with a command
+- `next_steps.py`: next steps after a run: at most three lines, each with a command
 - `peaks.md.j2`: template of the page of `peaks.py`
 - `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
 - `peaks.svg.j2`: template of the picture of `peaks.py`

@@ -1,4 +1,4 @@
-"""What to do after a run: at most three lines at its end, each with a command."""
+"""Next steps after a run: at most three lines at its end, each with a command."""
 
 from __future__ import annotations
 

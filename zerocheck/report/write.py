@@ -14,6 +14,7 @@ from ..run.records.matrix_summary import Summary
 from ..run.records.records import Record
 from ..run.records.tally import Tally, tally
 from . import (
+    comment,
     comparison_text,
     conformance,
     faults_json,
@@ -31,6 +32,7 @@ FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.md": markdown.render,
     "conformance.md": conformance.render,
     "junit.xml": junit.render,
+    comment.FILE: comment.render,
 }
 """File name of each format, and what renders it."""
 
@@ -64,11 +66,10 @@ def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]
     )
 
 
-def write_changes(changes: Changes, directory: Path) -> list[Path]:
-    """Write all formats for a comparison with an earlier run, as `write_reports` does for a run."""
-    return write_texts(
-        directory, {name: render(changes) for name, render in AGAINST_FORMATS.items()}
-    )
+def write_changes(counted: Tally, changes: Changes, directory: Path) -> list[Path]:
+    """Write all formats for a comparison with an earlier run, and the comment anew."""
+    texts = {name: render(changes) for name, render in AGAINST_FORMATS.items()}
+    return write_texts(directory, {**texts, comment.FILE: comment.render(counted, changes)})
 
 
 def write_texts(directory: Path, texts: Mapping[str, str]) -> list[Path]:
