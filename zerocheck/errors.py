@@ -73,13 +73,18 @@ class CheckpointError(ZerocheckError):
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """Return `"; did you mean 'fsdp2'?"` for the nearest allowed word, or an empty string."""
+    near = nearest(given, allowed)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """Return the nearest allowed word, or an empty string where none is near."""
     spelled = {name.casefold(): name for name in allowed}
     word = given.casefold()
     close = difflib.get_close_matches(word, list(spelled), n=len(spelled) or 1, cutoff=0.5)
     if not close:
         return ""
-    nearest = min(close, key=lambda name: _distance(word, name))
-    return f"; did you mean {spelled[nearest]!r}?"
+    return spelled[min(close, key=lambda name: _distance(word, name))]
 
 
 def _distance(word: str, name: str) -> int:
@@ -110,6 +115,25 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:
     return UsageError(
         f"unknown {what} {given!r}{did_you_mean(given, names)} (allowed: {', '.join(names)})"
     )
+
+
+def did_you_mean_path(path: Path) -> str:
+    """Return `"; did you mean 'report/journal.ndjson'?"` for the nearest path there is, or "".
+
+    A path is near if each of its parts is, or is right.
+    """
+    found = Path(path.anchor)
+    for part in path.parts[1:] if path.anchor else path.parts:
+        if not (found / part).exists():
+            try:
+                names = sorted(one.name for one in found.iterdir())
+            except OSError:
+                return ""
+            part = nearest(part, names)
+            if not part:
+                return ""
+        found /= part
+    return "" if found == path else f"; did you mean {str(found)!r}?"
 
 
 def file_of(name: str) -> Path:

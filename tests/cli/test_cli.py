@@ -90,6 +90,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --max-cases 0", "max cases 0 is out of range"),
         ("replay", "Missing argument 'CASE.json'."),
         ("replay no.json", "there is no file 'no.json'"),
+        ("run -q -v", "--quiet and --verbose are opposites"),
         ("replay no.json --implementation zero4", "unknown implementation 'zero4'; did you mean"),
         ("replay x --device cudo", "unknown device 'cudo'; did you mean 'cuda'?"),
         ("report", "Missing argument 'JOURNAL...'."),
@@ -114,6 +115,29 @@ def test_wrong_usage(args: str, message: str, tmp_path: Path) -> None:
     assert result.stderr.startswith("error: ") and message in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("replay old/findings/cas.json", "did you mean 'old/findings/case.json'?"),
+        ("replay odl/findings/cas.json", "did you mean 'old/findings/case.json'?"),
+        ("replay x/y/z.json", "there is no file 'x/y/z.json'\n"),
+        ("replay old", "'old' is a directory; replay takes a file: old/findings/case.json\n"),
+        (
+            "replay old/empty",
+            "'old/empty' is a directory; replay takes a file: there is none in it",
+        ),
+        ("report odl", "there is no journal odl; did you mean 'old'? Or give a journal.ndjson"),
+    ],
+)
+def test_the_nearest_file_is_named(args: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "old" / "findings").mkdir(parents=True)
+    (tmp_path / "old" / "empty").mkdir()
+    (tmp_path / "old" / "findings" / "case.json").write_text("{}")
+    (tmp_path / "old" / "report.json").write_text("{}")
+    result = invoke(*args.split())
+    assert result.exit_code == 2 and message in result.stderr
 
 
 def test_report_of_garbage(tmp_path: Path) -> None:

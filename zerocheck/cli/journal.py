@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import launcher, signals
 from ..devices import CPU
-from ..errors import ExitCode, UsageError
+from ..errors import ExitCode, UsageError, did_you_mean_path
 from ..foreign_text import printable
 from .output import remark, say
 
@@ -200,11 +200,10 @@ def journal_in(given: Path) -> Path:
             return found
     elif given.exists():
         return given
+    near = "" if given.is_dir() else did_you_mean_path(given)
     place = f"in {str(given)!r}" if given.is_dir() else str(given)
-    raise UsageError(
-        f"there is no journal {place}; give a journal.ndjson, or the directory in which a run "
-        "wrote its report"
-    )
+    wanted = "give a journal.ndjson, or the directory in which a run wrote its report"
+    raise UsageError(f"there is no journal {place}{f'{near} Or' if near else ';'} {wanted}")
 
 
 def report_run(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..errors import UsageError
 from ..run.plan.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from ..report.progress import Detail
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,21 +104,22 @@ def device(default: str) -> Callable[[F], F]:
 
 
 def detail(command: F) -> F:
-    """Add the two options of how much is printed; the command gets `detail`."""
-    command = click.option(
-        "-q",
-        "--quiet",
-        "detail",
-        flag_value="quiet",
-        help="Findings and the verdict alone.",
-    )(command)
-    return click.option(
+    """Add the options of how much is printed; the command gets `quiet` and `verbose`."""
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Findings and the verdict alone.")
+    verbose = click.option(
         "-v",
         "--verbose",
-        "detail",
-        flag_value="verbose",
+        is_flag=True,
         help="Known issues in full, as they show; else one line for each fault, at the end.",
-    )(command)
+    )
+    return quiet(verbose(command))
+
+
+def detail_of(quiet: bool, verbose: bool) -> Detail:
+    """Return how much is printed. Raises UsageError for both options at once."""
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose are opposites; give one of them")
+    return "quiet" if quiet else "verbose" if verbose else "normal"
 
 
 backend = click.option(

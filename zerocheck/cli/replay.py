@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..devices import CPU, CUDA
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean_path
 from . import options as option
 from .journal import note_untested, show_replay
 from .output import say
@@ -81,7 +81,7 @@ def replay(
         say(attached.text)
         return attached.exit_code
     if kind == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
-        raise UsageError(f"there is no file {str(case)!r}")
+        raise UsageError(_no_case(case))
     if script is not None:
         return _write_script(case, implementation, script)
     note_untested()
@@ -114,3 +114,13 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
     write_script(script, text)
     say(f"{script}: {len(text.splitlines())} lines; it exits with 1 while the fault is there")
     return 0
+
+
+def _no_case(given: Path) -> str:
+    """Say that there is no such case file; of a directory, which ones are in it."""
+    if not given.is_dir():
+        return f"there is no file {str(given)!r}{did_you_mean_path(given)}"
+    cases = sorted(str(one) for one in (*given.glob("*.json"), *given.glob("findings/*.json")))
+    cases = [one for one in cases if Path(one).name not in ("report.json", "against.json")]
+    some = ", ".join(cases[:3]) + (f" and {len(cases) - 3} more" if len(cases) > 3 else "")
+    return f"{str(given)!r} is a directory; replay takes a file: {some or 'there is none in it'}"

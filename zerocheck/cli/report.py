@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import UsageError
 from . import options as option
 from .journal import journal_in, report_matrix, report_releases, report_run
-
-if TYPE_CHECKING:
-    from ..report.progress import Detail
 
 
 @click.command()
@@ -42,7 +38,8 @@ def report(
     report_dir: Path | None,
     against: Path | None,
     matrix: bool,
-    detail: Detail | None,
+    quiet: bool,
+    verbose: bool,
 ) -> int:
     """Write the reports of a journal again, and exit as its run did.
 
@@ -60,6 +57,7 @@ def report(
     """
     from ..run.records.journal import is_matrix
 
+    detail = option.detail_of(quiet, verbose)
     found = [journal_in(one) for one in journals]
     if matrix:
         if against is not None:
@@ -73,4 +71,4 @@ def report(
         if against is not None:
             raise UsageError("--against compares runs; this is the journal of a kill matrix")
         return report_matrix(journal, directory)
-    return report_run(journal, directory, against, detail=detail or "normal")
+    return report_run(journal, directory, against, detail=detail)

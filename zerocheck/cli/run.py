@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from ..devices import CPU
 from ..run.plan.settings import as_options, project_settings
 from . import options as option
 from .journal import note_configs, start_run
-
-if TYPE_CHECKING:
-    from ..report.progress import Detail
 
 
 @click.command()
@@ -45,7 +42,8 @@ def run(
     timeout: float,
     device: str | None,
     backend: str | None,
-    detail: Detail | None,
+    quiet: bool,
+    verbose: bool,
     **given: Any,
 ) -> int:
     """Check implementations of sharded training.
@@ -62,6 +60,7 @@ def run(
     from ..run.plan.options import RunOptions, choose_ranks
     from ..user_code import check_file
 
+    detail = option.detail_of(quiet, verbose)
     settings = {**project_settings(Path.cwd()), **option.given_settings(given)}
     options = RunOptions(
         implementations=implementations or tuple(BUILT_IN),
@@ -77,4 +76,4 @@ def run(
     for name in (*options.implementations, *own):
         check_file(innermost(name))
     note_configs(options.implementations)
-    return start_run(options, detail=detail or "normal")
+    return start_run(options, detail=detail)
