@@ -278,7 +278,10 @@ def test_every_block_is_of_a_kind_that_is_tried() -> None:
                 compile(text, page.name, "exec")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+EVERY = sorted({*PAGES, *ROOT.glob("*.md"), *ROOT.glob("reports/**/*.md")})
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """To a file that is there, and to a heading that it has."""
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
