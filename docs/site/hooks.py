@@ -1,6 +1,6 @@
 """Hooks of mkdocs: pages of the whole repository, generated pages, and links between them.
 
-The pages are written to be read where they lie, so links are paths in the repository. Here README.md
+The pages are written to be read where they lie, so links are paths in the repository. README.md
 becomes the start page, pages outside of docs/ keep their path, and a link to what is no page, such
 as a script, becomes its path in words.
 """
