@@ -30,7 +30,7 @@ OUTSIDE = (
 CODE_OR_LINK = re.compile(
     r"^```[\s\S]*?^```$"  # a block of code
     r"|^(?: {4}|\t)[^\n]*$"
-    r"|(?<!!)\[(?P<words>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)"
+    r"|\[(?P<words>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)"
     r"|`[^`\n]+`",
     re.MULTILINE,
 )

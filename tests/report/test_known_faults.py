@@ -8,6 +8,7 @@ from hand_made import KNOWN, case, finding, finished, started
 from msgspec.structs import replace
 
 from zerocheck.report.known_faults import SEVERITIES, faults_sentence, known_faults
+from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.records.tally import Tally, tally
 
 CRASH = replace(KNOWN, fingerprint="fsdp2 / crashed / RuntimeError", page="b.md", avoid="Do not.")
@@ -42,6 +43,16 @@ def test_findings_of_one_fault_stand_together() -> None:
     assert worst.conditions == ["2 ranks, gradient clipping"]
     assert worst.links == ["https://example.org/7"]
     assert crash.obligations == ["crashed"] and crash.known.avoid == "Do not."
+
+
+def test_an_older_journal_has_the_advice_of_today() -> None:
+    entry = next(one for one in ours() if one.features)
+    older = replace(entry.record, avoid="", features=())
+    (fault,) = known_faults(tally([started(), finding(known=older)]))
+    assert fault.known == entry.record and fault.conditions
+    foreign = replace(older, source="known.toml, entry 1")
+    (fault,) = known_faults(tally([started(), finding(known=foreign)]))
+    assert fault.known == foreign and not fault.conditions
 
 
 def test_a_refused_checkpoint_is_no_silent_fault() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ..case.features import FEATURES
 from ..protocol.verdicts import MEMORY, RESUME, Obligation
+from ..run.known_issues.entries import ours
 from ..run.known_issues.releases import SPELLED, Releases, library_of, refuses
 from ..run.records.records import Finding, KnownReference
 from ..run.records.tally import Tally
@@ -70,14 +73,22 @@ def known_faults(counted: Tally) -> list[KnownFault]:
     """Return the faults that showed, by severity; of one severity in the order of discovery."""
     faults: dict[str, KnownFault] = {}
     for finding in counted.known:
-        known = finding.known
-        if known is None:
+        if finding.known is None:
             continue
+        known = _of_today(finding.known)
+        finding = replace(finding, known=known)
         severity = severity_of(known, finding.obligation)
         fault = faults.setdefault(known.fault, KnownFault(known, severity))
         fault.severity = min(fault.severity, severity)
         fault.findings.append(finding)
     return sorted(faults.values(), key=lambda fault: fault.severity)
+
+
+def _of_today(known: KnownReference) -> KnownReference:
+    """Return an entry of ours with what an older journal does not say: advice and features."""
+    if known.avoid or known.features or not known.source.startswith("ours"):
+        return known
+    return next((one.record for one in ours() if one.fingerprint == known.fingerprint), known)
 
 
 def severity_of(known: KnownReference, obligation: Obligation | None) -> int:
