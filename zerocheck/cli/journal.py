@@ -17,32 +17,41 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..report.comparison import ComparedReport
+    from ..report.history import PastRun
     from ..report.progress import Detail
     from ..run.execute.trial import RankPool
     from ..run.kill_matrix.options import MatrixOptions
     from ..run.plan.options import RunOptions
+    from ..run.records.records import Record
     from ..run.records.tally import Tally
 
 
-def start_run(options: RunOptions, *, detail: Detail = "normal") -> int:
-    """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes."""
+def start_run(
+    options: RunOptions, *, detail: Detail = "normal", history: Path | None = None
+) -> int:
+    """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes.
+
+    history: where the journals of runs are kept.
+    """
     if options.ranks != "torchrun":
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
-        return _run_recorded(options, None, detail=detail)
+        return _run_recorded(options, None, detail=detail, history=history)
     from ..run.execute.launch import with_ranks
 
     # The other ranks are let go when the reports are written: see launcher.py.
     return with_ranks(
         options.ranks,
-        lambda opened: _run_recorded(options, opened, detail=detail),
+        lambda opened: _run_recorded(options, opened, detail=detail, history=history),
         device=options.device,
         backend=options.backend,
         timeout_s=options.timeout,
     )
 
 
-def _run_recorded(options: RunOptions, ranks: RankPool | None, *, detail: Detail) -> int:
+def _run_recorded(
+    options: RunOptions, ranks: RankPool | None, *, detail: Detail, history: Path | None
+) -> int:
     from ..report.progress import ProgressDisplay
 
     def start(*handlers: Any) -> int:
@@ -55,7 +64,7 @@ def _run_recorded(options: RunOptions, ranks: RankPool | None, *, detail: Detail
         options.report_dir / "journal.ndjson",
         ProgressDisplay(shrink=options.shrink, detail=detail),
         start,
-        _write_run,
+        lambda journal: _write_run(journal, history),
     )
     launcher.report_exit(
         code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md"
@@ -175,17 +184,28 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
         note(text)
 
 
-def _write_run(journal: Path) -> Path:
+def _write_run(journal: Path, history: Path | None) -> Path:
     from ..report import github
     from ..report.write import write_reports
     from ..run.records.journal import read
     from ..run.records.tally import tally
 
     records = read(journal, note=note)
-    write_reports(records, journal.parent)
+    write_reports(records, journal.parent, _past(journal, records, history))
     if github.listening():
         github.publish(tally(records), say)
     return journal.parent / "report.html"
+
+
+def _past(journal: Path, records: Sequence[Record], history: Path | None) -> list[PastRun]:
+    """Keep the journal in the history, if there is one, and return the runs like it."""
+    if history is None:
+        return []
+    from ..report.history import keep, past_runs
+    from ..run.records.tally import tally
+
+    keep(journal, history)
+    return past_runs(history, tally(records), note)
 
 
 def journal_in(given: Path) -> Path:
@@ -207,7 +227,12 @@ def journal_in(given: Path) -> Path:
 
 
 def report_run(
-    journal: Path, directory: Path, against: Path | None, *, detail: Detail = "normal"
+    journal: Path,
+    directory: Path,
+    against: Path | None,
+    *,
+    detail: Detail = "normal",
+    history: Path | None = None,
 ) -> int:
     """Write the reports of a journal again; return the exit code of its run.
 
@@ -222,15 +247,16 @@ def report_run(
 
     records = read(journal, note=note)
     counted = tally(records)
+    past = _past(journal, records, history)
     console = new_console()
     if against is None:
         print_findings(console, counted, detail=detail)
         print_outcome(console, counted, detail=detail)
         code = run_exit_code(counted)
-        write_reports(records, directory)
+        write_reports(records, directory, past)
     else:
         earlier = read_report(against)  # which may be refused before anything is written
-        write_reports(records, directory)
+        write_reports(records, directory, past)
         code = _compare(console, counted, directory, earlier)
     say(f"report: {directory / 'report.html'}")
     return code

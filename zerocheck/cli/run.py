@@ -33,6 +33,7 @@ from .journal import note_configs, start_run
 @option.timeout
 @option.device("cpu")
 @option.backend
+@option.history
 @option.detail
 def run(
     implementations: tuple[str, ...],
@@ -42,6 +43,7 @@ def run(
     timeout: float,
     device: str | None,
     backend: str | None,
+    history: Path | None,
     quiet: bool,
     verbose: bool,
     **given: Any,
@@ -76,4 +78,4 @@ def run(
     for name in (*options.implementations, *own):
         check_file(innermost(name))
     note_configs(options.implementations)
-    return start_run(options, detail=detail)
+    return start_run(options, detail=detail, history=history)

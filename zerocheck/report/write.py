@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import UsageError
@@ -25,6 +25,7 @@ from . import (
     markdown,
 )
 from .comparison import Changes
+from .history import PastRun
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
@@ -49,13 +50,19 @@ AGAINST_FORMATS: dict[str, Callable[[Changes], str]] = {
 """The same for a comparison with an earlier run."""
 
 
-def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
+def write_reports(
+    records: Iterable[Record], directory: Path, history: Sequence[PastRun] = ()
+) -> list[Path]:
     """Write all formats, each one whole or not at all. Returns the files.
 
-    Raises UsageError if the directory cannot be written.
+    history: earlier runs of the same kind and this one, for the page. Raises UsageError if the
+    directory cannot be written.
     """
     counted = tally(records)
-    return write_texts(directory, {name: render(counted) for name, render in FORMATS.items()})
+    texts = {name: render(counted) for name, render in FORMATS.items()}
+    if history:
+        texts["report.html"] = html.render(counted, history)
+    return write_texts(directory, texts)
 
 
 def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]:

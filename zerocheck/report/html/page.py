@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,21 +16,31 @@ from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
 from ..coverage import left_unexercised, not_exercised, pairs_cell, refused_rows, vacuous_rows
+from ..history import PastRun
 from ..known_faults import faults_sentence
 from ..known_issues import left_out_lines, stale_lines, unverified_lines
 from ..loads import cell_lines, tried_lines
 from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
 from . import bands, drift, margins
+from . import history as past
 from .choice import choice_rows
 from .faults import SHORT, FaultView, fault_views
 from .findings import shown
 from .heat import LEGEND, heat_rows
+from .history import history_view
 from .matrix import kind_of, matrix, titles
 
 
-def render(counted: Tally) -> str:
-    """Render the whole report as HTML, with style, script and pictures in it."""
-    return _environment().get_template("page.html.j2").render(**_parts(counted))
+def render(counted: Tally, history: Sequence[PastRun] = ()) -> str:
+    """Render the whole report as HTML, with style, script and pictures in it.
+
+    history: runs of the same kind, this one among them.
+    """
+    parts = _parts(counted) | {
+        "history": history_view(list(history)),
+        "history_size": (past.WIDTH, past.HEIGHT),
+    }
+    return _environment().get_template("page.html.j2").render(**parts)
 
 
 def _parts(counted: Tally) -> dict[str, Any]:
