@@ -19,8 +19,9 @@ from hand_made import (
 )
 from rich.console import Console
 
-from zerocheck.report.progress import Detail, ProgressDisplay, duration
+from zerocheck.report.progress import Detail, ProgressDisplay, duration, matrix
 from zerocheck.run.records.records import Record
+from zerocheck.run.records.tally import tally
 
 
 def shown(
@@ -141,6 +142,19 @@ def test_quiet_prints_findings_and_the_verdict(terminal: bool) -> None:
     assert shown(known(), terminal=terminal, detail="quiet").startswith(
         "no new fault in 2 cases. 1"
     )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_no_word_of_the_matrix_is_broken(width: int) -> None:
+    names = ("ddp", "zero-redundancy", "fsdp1-no-shard", "fsdp2", "zero1", "zero2", "zero3")
+    cases = [case(number, name) for number, name in enumerate(names)]
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(matrix(tally([started(*names), *cases, finished()]), width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    words = text.split()
+    assert all(name in words for name in names)
+    assert words.count("hold") + words.count("holds") == len(names) * 7
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_durations() -> None:

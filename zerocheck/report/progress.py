@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.console import Console, Group
@@ -12,9 +13,10 @@ from rich.text import Text
 from tabulate import tabulate
 
 from ..foreign_text import one_line
+from ..protocol.verdicts import Obligation
 from ..run.records.loads import Loads
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
-from ..run.records.tally import FAILING, Cell, Tally, unchecked, why
+from ..run.records.tally import FAILING, Cell, ImplementationTally, Tally, unchecked, why
 from . import metrics
 from .console import new_console
 from .coverage import coverage_lines, not_exercised
@@ -149,7 +151,7 @@ class ProgressDisplay:
         self._console.print(Text(line))
 
     def _picture(self) -> Group:
-        return Group(matrix(self._tally), Text(self._status(), style="dim"))
+        return Group(matrix(self._tally, self._console.width), Text(self._status(), style="dim"))
 
     def _status(self) -> str:
         """Format the state: `"120 of 1200 cases, 3.4 per second, about 5 min left, 2 findings"`."""
@@ -175,15 +177,40 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 3600:.0f} h"
 
 
-def matrix(counted: Tally) -> Table:
-    """Draw the matrix: obligations down, implementations across."""
+def matrix(counted: Tally, width: int) -> Group:
+    """Draw the matrix: obligations down, implementations across.
+
+    Of several tables, where the terminal is too narrow for one: no word is broken. width: columns.
+    """
+    first = max((len(one) for one in (*counted.obligations, "obligation")), default=0)
+    tables: list[list[ImplementationTally]] = []
+    left = 0
+    for implementation in counted.implementations.values():
+        needed = _widest(implementation) + _GAP
+        if not tables or needed > left:
+            tables.append([])
+            left = width - first
+        tables[-1].append(implementation)
+        left -= needed
+    return Group(*(_table(counted.obligations, some) for some in tables))
+
+
+_GAP = 3
+"""Columns between two cells of a table."""
+
+
+def _widest(implementation: ImplementationTally) -> int:
+    texts = map(cell_text, implementation.cells.values())
+    return max(map(len, (one_line(implementation.name), *texts)))
+
+
+def _table(obligations: Iterable[Obligation], some: Sequence[ImplementationTally]) -> Table:
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("obligation", no_wrap=True)
-    for name in counted.implementations:
-        table.add_column(Text(one_line(name)), overflow="fold")
-    for obligation in counted.obligations:
-        cells = [i.cells[obligation] for i in counted.implementations.values()]
-        table.add_row(Text(obligation), *(_cell(cell) for cell in cells))
+    for implementation in some:
+        table.add_column(Text(one_line(implementation.name)), overflow="fold")
+    for obligation in obligations:
+        table.add_row(Text(obligation), *(_cell(one.cells[obligation]) for one in some))
     return table
 
 
@@ -254,7 +281,7 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
 def _print_figures(console: Console, counted: Tally) -> None:
     """Print the matrix, loads, memory and communication, times, leaks and coverage."""
     if console.is_terminal:
-        console.print(matrix(counted))
+        console.print(matrix(counted, console.width))
     else:
         rows = [
             [
