@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hand_made import VIOLATION, case, finished, held, started
 from msgspec.structs import replace
 
-from zerocheck.report.html.margins import HIGHEST, LOWEST, WIDTH, strips, ticks
+from zerocheck.report.html.margins import HIGHEST, LOWEST, WIDTH, bin_of, strips, ticks
 from zerocheck.run.records.tally import tally
 
 
@@ -19,7 +20,19 @@ def test_what_holds_lies_left_of_the_middle_and_what_is_violated_right() -> None
     beyond = [one for one in gradient.bins if not one.within]
     assert within and all(one.x + one.width <= WIDTH / 2 for one in within)
     assert beyond and all(one.x >= WIDTH / 2 for one in beyond)
-    assert "1 violated, all by 1e7 times the bound or more" in gradient.words
+    assert gradient.words == (
+        "1 held; errors are 0.25 of the bound in the median, 0.25 at most; "
+        "1 violated, by 3e+07 times the bound at least"
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "number"),
+    [(1.0, -1), (0.99, -1), (0.32, -1), (0.31, -2), (0.1, -2), (0.099, -3), (3.2, 1), (1.01, 0)],
+)
+def test_half_decades(share: float, number: int) -> None:
+    assert bin_of(share) == number
+    assert 10 ** (number / 2) <= share <= 10 ** ((number + 1) / 2)
 
 
 def test_what_is_beyond_the_scale_is_drawn_at_its_ends() -> None:
@@ -29,7 +42,7 @@ def test_what_is_beyond_the_scale_is_drawn_at_its_ends() -> None:
     assert (first.x, first.weight) == (0, 1.0) and last.weight < 1
     assert last.x + last.width == WIDTH / 2
     assert [x for x, _ in ticks()][:: len(ticks()) - 1] == [0, WIDTH]
-    assert [label for _, label in ticks()][::4] == [f"10{'⁻⁸'}", "1", f"10{'⁸'}"]
+    assert [label for _, label in ticks()][::5] == ["10⁻¹⁰", "1", "10¹⁰"]
     assert HIGHEST == -LOWEST
 
 

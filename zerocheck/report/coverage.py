@@ -40,21 +40,42 @@ def not_exercised(counted: Tally) -> str:
 
 
 def left_unexercised(counted: Tally) -> dict[str, list[str]]:
-    """Return {why: obligations or features} that no case of any implementation exercised.
+    """Return {why: obligations or features} that no case exercised, of any implementation.
 
-    Without an own reason the features are, of which there was no such case.
+    Without an own reason the features are, of which there was no such case. What some
+    implementations exercised and others could have is counted in the last entry.
     """
     implementations = counted.implementations.values()
-    idle: list[str] = [
-        obligation
-        for one in implementations
-        for obligation, cell in one.cells.items()
-        if not cell.informative and obligation not in one.without
-    ]
     unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
-    features = [name for one in implementations for name in one.covered.not_drawn]
-    found = {" (could not fail)": idle, " (not asked for)": unasked, "": features}
-    return {why: list(dict.fromkeys(names)) for why, names in found.items() if names}
+    exercised = {name for one in implementations for name in one.covered.exercised}
+    missed = list(dict.fromkeys(name for one in implementations for name in one.covered.not_drawn))
+    nowhere = [name for name in missed if name not in exercised]
+    found = {
+        " (could not fail)": _idle(counted),
+        " (not asked for)": unasked,
+        "": nowhere,
+        " not by every implementation": _count(len(missed) - len(nowhere)),
+    }
+    return {why: names for why, names in found.items() if names}
+
+
+def _count(number: int) -> list[str]:
+    return [f"{number} feature{'s' if number > 1 else ''}"] if number else []
+
+
+def _idle(counted: Tally) -> list[str]:
+    """Return obligations that could fail in no case, with the implementations if not for all."""
+    every = counted.implementations
+    found = []
+    for obligation in counted.obligations:
+        of = [
+            name
+            for name, one in every.items()
+            if not one.cells[obligation].informative and obligation not in one.without
+        ]
+        if of:
+            found.append(obligation if len(of) == len(every) else f"{obligation} of {some(of, 2)}")
+    return found
 
 
 def vacuous_lines(implementation: ImplementationTally) -> list[str]:

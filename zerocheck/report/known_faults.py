@@ -48,19 +48,25 @@ class KnownFault:
 
     @property
     def obligations(self) -> list[str]:
-        """Obligations that its findings violate; a crash or hang by its name."""
-        return list(dict.fromkeys(one.obligation or one.status for one in self.findings))
+        """Obligations that its cases violate; a crash or hang by its name."""
+        names = [one.obligation or one.status for one in self.findings]
+        follow = [name for one in self.findings for name in one.follows]
+        return list(dict.fromkeys([*names, *follow]))
 
     @property
     def conditions(self) -> list[str]:
-        """Combinations of features, in words, of which a case must have one to show it."""
+        """Combinations of features, in words, of which a case must have one to show it.
+
+        One that has all features of another says nothing more.
+        """
         references = [one.known for one in self.findings if one.known is not None]
-        titles = [
-            ", ".join(FEATURES[name].title if name in FEATURES else name for name in one.features)
-            for one in references
-            if one.features
+        sets = dict.fromkeys(one.features for one in references)
+        least = [one for one in sets if not any(other and {*other} < {*one} for other in sets)]
+        return [
+            ", ".join(FEATURES[name].title if name in FEATURES else name for name in one)
+            for one in least
+            if one
         ]
-        return list(dict.fromkeys(titles))
 
     @property
     def links(self) -> list[str]:
@@ -88,7 +94,9 @@ def _of_today(known: KnownReference) -> KnownReference:
     """Return an entry of ours with what an older journal does not say: advice and features."""
     if known.avoid or known.features or not known.source.startswith("ours"):
         return known
-    return next((one.record for one in ours() if one.fingerprint == known.fingerprint), known)
+    same = [one.record for one in ours() if one.fingerprint == known.fingerprint]
+    near = [one.record for one in ours() if one.record.fault == known.fault]
+    return same[0] if same else replace(known, avoid=near[0].avoid) if near else known
 
 
 def severity_of(known: KnownReference, obligation: Obligation | None) -> int:

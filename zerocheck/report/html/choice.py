@@ -14,7 +14,7 @@ from .matrix import MatrixRow
 @dataclass(frozen=True)
 class ChoiceRow:
     """One implementation. faults: known and new ones together, of each severity; findings: new
-    ones; held, sent: next to the paper; avoid: (what to avoid, fault)."""
+    ones; held, sent: next to the paper; avoid: (fault, what to do about it), the worst first."""
 
     name: str
     anchor: str
@@ -22,7 +22,7 @@ class ChoiceRow:
     faults: tuple[int, ...]
     held: str
     sent: str
-    avoid: tuple[str, ...]
+    avoid: tuple[tuple[str, str], ...]
 
 
 def choice_rows(counted: Tally, rows: list[MatrixRow]) -> list[ChoiceRow]:
@@ -42,26 +42,27 @@ def choice_rows(counted: Tally, rows: list[MatrixRow]) -> list[ChoiceRow]:
                 ),
                 held=_held(implementation),
                 sent=_sent(implementation),
-                avoid=tuple(one.known.avoid for one in its if one.known.avoid),
+                avoid=tuple((one.known.reason, one.known.avoid) for one in its),
             )
         )
     return found
 
 
 def _held(implementation: ImplementationTally) -> str:
-    """Return the median over cases of what a rank holds, over the paper's bytes of the stage.
+    """Return what a rank holds over the paper's bytes of the stage, on the most ranks measured.
 
-    Of the largest number of ranks that was measured.
+    Of the largest case, in which padding counts least, and the median over cases.
     """
     if not implementation.weights:
         return "–"
     ranks, one = max(implementation.weights.items())
-    return f"{median(one.ratios):.2f} times {formula(one)}, N = {ranks}"
+    words = formula(one).replace("Psi", "Ψ")
+    return f"{words}, N = {ranks}: {one.ratio:.2f} times, median {median(one.ratios):.2f}"
 
 
 def _sent(implementation: ImplementationTally) -> str:
+    """Return what a rank sends in a step of the largest case, on the most ranks measured."""
     several = [one for ranks, one in sorted(implementation.weights.items()) if ranks > 1]
     if not several:
         return "–"
-    middle = median(one.psi for one in several)
-    return f"{middle:.2f} Ψ (paper: {paper(several[-1])})"
+    return f"{several[-1].psi:.2f} Ψ (paper: {paper(several[-1])})"

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...run.records.coverage import COULD_NOT_FAIL, CRASHED_ONLY, REFUSED_ONLY
 from ...run.records.tally import FAILING, ImplementationTally, Tally
 from ..coverage import feature_rows
 
-SIGNS = {"not drawn": "–", "left out": "–", "could not fail": "∅", "refused": "⊘", "ignored": "○"}
+SIGNS = {
+    "not drawn": "–",
+    "left out": "–",
+    COULD_NOT_FAIL: "∅",
+    "refused": "⊘",
+    REFUSED_ONLY: "⊘",
+    CRASHED_ONLY: "0",
+    "ignored": "○",
+}
 """In place of the number of cases, where there is none."""
 
 LEGEND = (
-    "–: no case was drawn; ∅: it could break nothing in the cases that had it; ⊘: the "
-    "implementation refuses it; ○: it ignores it"
+    "0: its cases crashed or hung; –: no case was drawn; ∅: it could break nothing in the cases "
+    "that had it; ⊘: the implementation refuses it; ○: it ignores it"
 )
 
 

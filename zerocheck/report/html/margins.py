@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
-from ...run.records.margins import PER_DECADE, Margins
+from ...run.records.margins import Margins
 from ...run.records.tally import Tally
 
 WIDTH, HEIGHT = 600, 18
 """Of a strip, in user units."""
-LOWEST, HIGHEST = -8, 8
+LOWEST, HIGHEST = -10, 10
 """Powers of ten at the ends; what is beyond them is drawn at the end."""
+PER_DECADE = 2
+"""Bins in each power of ten."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,8 @@ def strips(counted: Tally) -> list[MarginStrip]:
     for obligation in counted.obligations:
         whole = Margins()
         for implementation in counted.implementations.values():
-            margins = implementation.cells[obligation].margins
-            whole.within += margins.within
-            whole.beyond += margins.beyond
-            whole.exact += margins.exact
-            whole.infinite += margins.infinite
-        if whole.measured:
+            whole.extend(implementation.cells[obligation].margins)
+        if whole.within or whole.beyond:
             found.append(MarginStrip(obligation, tuple(_bins(whole)), _words(whole)))
     return found
 
@@ -54,22 +55,23 @@ def ticks() -> list[tuple[float, str]]:
     return [(_x(PER_DECADE * power), _power(power)) for power in range(LOWEST, HIGHEST + 1, 2)]
 
 
-def _bins(margins: Margins) -> list[MarginBin]:
-    width = _x(1) - _x(0)
-    return [
-        MarginBin(round(_x(number), 1), round(width, 1), within, round(0.25 + 0.75 * share, 2))
-        for within, counts in ((True, margins.within), (False, margins.beyond))
-        for number, share in _weights(counts).items()
-    ]
+def bin_of(share: float) -> int:
+    """Return the half decade of a share; what is beyond the scale is in the one at its end.
+
+    The edge of the bound belongs to the last bin within it.
+    """
+    number = -1 if share == 1.0 else math.floor(PER_DECADE * math.log10(share))
+    return min(max(number, PER_DECADE * LOWEST), PER_DECADE * HIGHEST - 1)
 
 
-def _weights(counts: Counter[int]) -> dict[int, float]:
-    kept: Counter[int] = Counter()
-    for number, count in counts.items():
-        lowest, highest = PER_DECADE * LOWEST, PER_DECADE * HIGHEST - 1
-        kept[min(max(number, lowest), highest)] += count
-    most = max(kept.values(), default=1)
-    return {number: count / most for number, count in sorted(kept.items())}
+def _bins(margins: Margins) -> Iterator[MarginBin]:
+    width = round(_x(1) - _x(0), 1)
+    for within, shares in ((True, margins.within), (False, margins.beyond)):
+        counts = Counter(map(bin_of, shares))
+        most = max(counts.values(), default=1)
+        for number, count in sorted(counts.items()):
+            weight = 0.25 + 0.75 * count / most
+            yield MarginBin(round(_x(number), 1), width, within, round(weight, 2))
 
 
 def _x(number: int) -> float:
@@ -77,30 +79,23 @@ def _x(number: int) -> float:
 
 
 def _words(margins: Margins) -> str:
-    """Describe a strip: where the middle and the last of the passing cases lie."""
+    """Describe a strip: its middle, and the cases nearest to the bound on both sides."""
     parts = []
-    if margins.within:
-        order = sorted(margins.within.elements())
-        middle, last = order[len(order) // 2], order[-1]
-        parts.append(
-            f"{len(order)} cases within the bound, the middle one {_times(middle + 1)} of it at "
-            f"most, the nearest {_times(last + 1)}"
-        )
-    if margins.exact:
-        parts.append(f"{margins.exact} without any error")
+    passing = len(margins.within) + margins.exact
+    if passing:
+        text = f"{passing} held"
+        if margins.exact:
+            text += f", {margins.exact} of them without any error"
+        if margins.within:
+            middle, nearest = median(margins.within), max(margins.within)
+            text += f"; errors are {middle:.2g} of the bound in the median, {nearest:.3g} at most"
+        parts.append(text)
     if margins.beyond:
-        first = min(margins.beyond)
-        count = margins.beyond.total()
-        parts.append(f"{count} violated, all by {_times(first)} times the bound or more")
-    if margins.infinite:
-        parts.append(f"{margins.infinite} violated without a ratio")
+        count, first = len(margins.beyond), min(margins.beyond)
+        parts.append(f"{count} violated, by {first:.2g} times the bound at least")
+    if margins.unmeasured:
+        parts.append(f"{margins.unmeasured} violated where it must be exact, or finite")
     return "; ".join(parts)
-
-
-def _times(number: int) -> str:
-    """Format the lower edge of a bin."""
-    value = 10 ** (number / PER_DECADE)
-    return f"{value:.2g}" if value < 1000 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _power(power: int) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ...case.features import FEATURES
 from ...protocol.verdicts import TITLES, Obligation, Status
 from ...run.records.tally import FAILING, Cell, ImplementationTally, Tally
-from ..text import cell_text, number
+from ..text import number
 
 ENDS = "crash or hang"
 """Column of the cases that came to no verdict."""
 
-SIGN_OF = {"bad": "✗", "known": "!", "good": "✓", "none": "–"}
+SIGN_OF = {"bad": "✗", "known": "!", "good": "✓", "idle": "∅", "none": "–"}
 """Next to the colour, for those who do not see it, by the kind of a cell."""
 
 
@@ -113,18 +113,30 @@ def _shown(obligation: Obligation, cell: Cell) -> CellView:
     counts = {
         "bad": cell.counts["violated"],
         "known": cell.counts["known"] - cell.broken,
-        "good": cell.counts["holds"],
+        "good": cell.counts["holds"] if cell.informative else 0,
+        "idle": cell.counts["holds"],
     }
-    nothing = (kind_of(cell.status), cell.broken)
-    kind, count = next((one for one in counts.items() if one[1]), nothing)
+    kind, count = next((one for one in counts.items() if one[1]), ("none", 0))
     return CellView(
         obligation=obligation,
         kind=kind,
         sign=SIGN_OF[kind],
         count=str(count or ""),
-        words=cell_text(cell),
+        words=_words(cell, idle=kind == "idle"),
         share=number(cell.share, digits=3) if cell.checked else "–",
     )
+
+
+def _words(cell: Cell, *, idle: bool) -> str:
+    """Return all counts of a cell; crashes and hangs are not among them."""
+    counts = {
+        "violated": cell.counts["violated"],
+        "known": cell.counts["known"] - cell.broken,
+        "hold": cell.counts["holds"],
+    }
+    texts = [f"{count} {label}" for label, count in counts.items() if count]
+    texts += [f"{cell.estimated} by an estimated bound"] if cell.estimated else []
+    return (", ".join(texts) or "not exercised") + ("; it could fail in none" if idle else "")
 
 
 def _features(
@@ -133,7 +145,7 @@ def _features(
     rows = []
     for name, feature in FEATURES.items():
         cells = tuple(_of_feature(implementation.cells[o], name) for o in asked)
-        if any(words for _, words in cells):
+        if any(kind in ("bad", "known") for kind, _ in cells):
             rows.append(FeatureRow(name, feature.title, cells))
     return rows
 

@@ -55,6 +55,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "when": _when(started.started) if started is not None else "",
         "seconds": finished.seconds if finished is not None else None,
         "cases": counted.cases,
+        "undone": _undone(counted),
         "planned": counted.planned,
         "exit_code": run_exit_code(counted),
         "obligations": titles(counted),
@@ -65,6 +66,15 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "leaks": list(leak_lines(counted)),
         "faults": faults,
         "filters": _filters(faults),
+        "fault_links": {
+            row.name: [
+                (number, one.title)
+                for number, one in enumerate(faults, 1)
+                if row.name in one.implementations
+            ]
+            for row in rows
+            if any(row.name in one.implementations for one in faults)
+        },
         "figures": _figures(counted, len(faults)),
         "severities": SHORT,
         "choices": choice_rows(counted, rows),
@@ -142,21 +152,36 @@ def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
 
 def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
     """Return the three figures of the first screen, each with the section that has more."""
-    refused = sum(one.cases["unsupported"] for one in counted.implementations.values())
+    every = counted.implementations.values()
+    judged = sum(
+        one.cases[status] for one in every for status in ("holds", "violated", "known")
+    ) - sum(max((cell.broken for cell in one.cells.values()), default=0) for one in every)
     found = len(counted.findings)
     words = f"new finding{'' if found == 1 else 's'}"
     if faults:
         words += f", {faults} known fault{'' if faults == 1 else 's'}"
-    left = sum(map(len, left_unexercised(counted).values()))
+    left = left_unexercised(counted)
+    nowhere = len(left.get("", [])) + len(left.get(" (not asked for)", []))
     return [
-        _figure("obligations", f"{counted.cases - refused:,}", "cases checked"),
+        _figure("obligations", f"{judged:,}", "cases judged"),
         _figure("findings" if found else "known" if faults else "obligations", str(found), words),
-        _figure("coverage", str(left), "features or obligations not exercised"),
+        _figure("coverage", str(nowhere), "features or sets of obligations exercised nowhere"),
     ]
 
 
 def _figure(anchor: str, number: str, words: str) -> dict[str, str]:
     return {"anchor": anchor, "number": number, "words": words}
+
+
+def _undone(counted: Tally) -> str:
+    """Return how many cases came to no verdict, in words."""
+    every = counted.implementations.values()
+    known = sum(max((cell.broken for cell in one.cells.values()), default=0) for one in every)
+    ended = known + sum(one.cases[status] for one in every for status in ("crashed", "hung"))
+    refused = sum(one.cases["unsupported"] for one in every)
+    parts = [f"{ended} crashed or hung"] if ended else []
+    parts += [f"{refused} are unsupported"] if refused else []
+    return " and ".join(parts)
 
 
 def _filters(faults: list[FaultView]) -> dict[str, list[str]]:

@@ -21,6 +21,9 @@ FEW = 3
 COULD_NOT_FAIL = "could not fail"
 """First words of the reason why a feature that cases had is not exercised."""
 
+REFUSED_ONLY, CRASHED_ONLY = "only in refused cases", "only in cases that crashed or hung"
+"""The same where no case that had the feature was judged."""
+
 _OF_MODELS = frozenset(
     {name for name, row in FEATURES.items() if row.dimension == "model"}
     | {"batch-of-one", "length-of-one", "masked"}
@@ -40,6 +43,8 @@ class CoveredPairs:
         """Cases by feature that exercised it, but for features that the implementation ignores."""
         self._idle: dict[str, Obligation | None] = {}
         """Feature that only such cases had in which the obligation could not fail."""
+        self._undone: dict[str, str] = {}
+        """Feature of cases that came to no verdict -> why."""
         self._resumed = False
         self._judged = 0
         self._could_not_fail = 0
@@ -63,6 +68,11 @@ class CoveredPairs:
         if judged:
             spared = {*self.ignored, *in_vain}
             self.exercised.update(name for name in features(record.case) if name not in spared)
+        else:
+            ended = REFUSED_ONLY if record.status == "unsupported" else CRASHED_ONLY
+            why = record.reason if record.status == "unsupported" else record.title
+            for name in features(record.case):
+                self._undone.setdefault(name, f"{ended}: {why}" if why else ended)
         self._idle.update(in_vain)
         if not self._supported:
             return
@@ -149,7 +159,7 @@ class CoveredPairs:
     @property
     def not_drawn(self) -> list[str]:
         """Features that no judged case exercised, but that other cases of this run could have."""
-        reasons = ("not drawn", "left out", COULD_NOT_FAIL)
+        reasons = ("not drawn", "left out", COULD_NOT_FAIL, REFUSED_ONLY, CRASHED_ONLY)
         return [name for name, why in self.not_exercised.items() if why.startswith(reasons)]
 
     @property
@@ -166,7 +176,7 @@ class CoveredPairs:
             obligation = self._idle[name]
             return f"{COULD_NOT_FAIL}: {VACUOUS[obligation] if obligation else 'nothing could'}"
         if not self.counted or name not in self._pairs.names:
-            return "not drawn"
+            return self._undone.get(name, "not drawn")
         pairs = self._pairs.with_feature(name)
         if self.left_out & pairs:
             return "left out"
