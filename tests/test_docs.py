@@ -104,6 +104,7 @@ RUN = {
     ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message="all obligations hold"),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
+    f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
     f"{OWN} --report-dir before": Row(FEW, message=ALL_HOLD),
     f"{OWN} --report-dir now": Row(FEW, message=ALL_HOLD),
     "zerocheck report now --against before": Row(message="nothing is newly violated"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from hand_made import (
@@ -19,7 +20,15 @@ from hand_made import (
 )
 from rich.console import Console
 
-from zerocheck.report.progress import Detail, ProgressDisplay, duration, matrix
+from zerocheck.report.console import new_console
+from zerocheck.report.progress import (
+    Detail,
+    ProgressDisplay,
+    duration,
+    matrix,
+    print_findings,
+    print_outcome,
+)
 from zerocheck.run.records.records import Record
 from zerocheck.run.records.tally import tally
 
@@ -142,6 +151,24 @@ def test_quiet_prints_findings_and_the_verdict(terminal: bool) -> None:
     assert shown(known(), terminal=terminal, detail="quiet").startswith(
         "no new fault in 2 cases. 1"
     )
+
+
+def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://no-color.org; a terminal gets no colours then, and has the same text."""
+    plain = re.compile(r"\x1b\[3[0-9](;|m)")
+
+    def printed() -> str:
+        console = new_console(file=io.StringIO(), width=120, force_terminal=True)
+        print_findings(console, tally(failed()))
+        print_outcome(console, tally(failed()))
+        return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert plain.search(printed()) or "\x1b[1;31m" in printed()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not plain.search(printed()) and "31m" not in printed()
+    assert "VIOLATED zero2" in printed()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
