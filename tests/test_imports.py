@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "contract", "checkpoint", "case", "causes", "compat", "foreign_text", "user_code", "errors",
         "zerocheck_reference", "devices", "ranks",
     },
+    "integrations": {"attached", "errors"},
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},
     "shared_ranks": {"ranks", "run"},

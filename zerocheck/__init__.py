@@ -30,6 +30,7 @@
 - `drive/`: execution of one job in one rank
 - `execution/`: properties of an execution that decide the last bits
 - `faults/`: bugs planted on purpose, and their catalogue
+- `integrations/`: checks of steps in trainers of other libraries, in one line each
 - `judge/`: verdicts on what ranks observed, and their causes
 - `memory/`: memory of a rank in advance (`zerocheck memory`)
 - `models/`: model, samples and start of a case

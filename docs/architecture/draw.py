@@ -21,8 +21,8 @@ class Floor(NamedTuple):
 
 
 FLOORS = (
-    Floor("faces", {"cli": 90, "pytest": 90, "attached": 100, "memory": 90, "checkpoint": 110,
-                    "script": 90, "report": 100}),
+    Floor("faces", {"cli": 60, "pytest": 70, "attached": 85, "integrations": 105, "memory": 80,
+                    "checkpoint": 100, "script": 75, "report": 85}),
     Floor("engine", {"run": 730}),
     Floor("peers", {"ranks": 170, " ": 40, "drive": 200, "  ": 90, "judge": 190}),
     Floor("proof", {"faults": 170}),

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with DDP on CPU ranks, checked by the callback of docs/training-run.md.
+"""Lightning's Trainer with DDP on CPU ranks, checked by zerocheck.integrations.lightning.
 
 torchrun --nproc-per-node 2 lightning_trainer.py --accumulation 2
 """
@@ -12,7 +12,9 @@ from typing import Any
 import lightning
 import torch
 from torch import nn
-from trainer_faults import FAULTS, line, shown, trained
+from trainer_faults import FAULTS, line, trained
+
+from zerocheck.integrations.lightning import LightningCheck
 
 
 class Module(lightning.LightningModule):
@@ -30,11 +32,6 @@ class Module(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-
-def make_module() -> Any:
-    module: Any = shown("reference_module.py")["of_training_step"](Module())
-    return module
 
 
 class Plant(lightning.Callback):
@@ -62,9 +59,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=4)
     given = parser.parse_args()
     batches = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
-    callback = shown("check_lightning.py")["Check"](
+    callback = LightningCheck(
         steps=range(1, given.steps + 1),
-        reference=None if given.no_reference else make_module,
+        reference=None if given.no_reference else Module,
         on_violation="warn",
         directory=tempfile.mkdtemp(),
     )
@@ -84,4 +81,4 @@ if __name__ == "__main__":
     )
     trainer.fit(Module(), torch.utils.data.DataLoader(batches, 4))
     if trainer.is_global_zero:
-        print(line(callback.check), flush=True)
+        print(line(callback.attached), flush=True)

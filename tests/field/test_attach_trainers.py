@@ -1,4 +1,4 @@
-"""`attach` in the Trainers of transformers and Lightning: right runs hold, bugs are named."""
+"""Integrations with transformers, Lightning and accelerate: right runs hold, bugs are named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import zerocheck
 
 HERE = Path(__file__).parent
-TRAINERS = ("transformers_trainer.py", "lightning_trainer.py")
+TRAINERS = ("transformers_trainer.py", "lightning_trainer.py", "accelerate_loop.py")
 
 
 def result(trainer: str, where: Path, *options: str) -> str:

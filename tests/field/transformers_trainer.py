@@ -1,4 +1,4 @@
-"""transformers.Trainer on CPU ranks, checked by the callback of docs/training-run.md.
+"""transformers.Trainer on CPU ranks, checked by zerocheck.integrations.transformers.
 
 torchrun --nproc-per-node 2 transformers_trainer.py --accumulation 2
 """
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from trainer_faults import FAULTS, line, shown, trained
+from trainer_faults import FAULTS, line, trained
+
+from zerocheck.integrations.transformers import check
 
 
 def make_model() -> Any:
@@ -79,16 +81,15 @@ if __name__ == "__main__":
         train_dataset=Tokens(),
     )
     trainer.fault = given.fault
-    callback = shown("check_trainer.py")["Check"](
+    callback = check(
         trainer,
         steps=range(1, given.steps + 1),
         reference=None if given.no_reference else make_model,
         on_violation="warn",
         directory=tempfile.mkdtemp(),
     )
-    trainer.add_callback(callback)
     trainer.train()
     if trainer.is_world_process_zero():
-        print(line(callback.check), flush=True)
+        print(line(callback.attached), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()  # else threads of gloo may outlive the interpreter

@@ -1,0 +1,9 @@
+"""Checks of chosen steps in the trainers of other libraries, in one line each.
+
+What is checked, and all options, are those of `zerocheck.attach`.
+
+- `accelerate.py`: accelerate: the steps within `accelerator.accumulate`
+- `lightning.py`: Lightning: a callback of its Trainer
+- `options.py`: options of `zerocheck.attach`, checked before the training begins
+- `transformers.py`: transformers: a callback of its Trainer
+"""

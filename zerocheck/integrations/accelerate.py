@@ -1,0 +1,56 @@
+"""Check of chosen steps in a loop with accelerate.
+
+    from zerocheck.integrations.accelerate import check
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    check(accelerator, reference=make_model)
+
+The loop stays as it is: `with accelerator.accumulate(model):` around backward, `optimizer.step()`
+and `optimizer.zero_grad()`. A step is one update, with all microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..attached.session import Attached, attach
+from ..errors import UsageError
+from .options import check_options
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attached:
+    """Check steps that are taken within `accelerator.accumulate`. options: of `zerocheck.attach`.
+
+    Every rank calls this, after `accelerator.prepare`. done: steps taken before, for a run that is
+    resumed. Raises UsageError for an option that there is not, and where not exactly one model and
+    one optimizer are prepared.
+    """
+    check_options(options)
+    models, optimizers = accelerator._models, accelerator._optimizers
+    if len(models) != 1 or len(optimizers) != 1:
+        raise UsageError(
+            f"{len(models)} models and {len(optimizers)} optimizers are prepared (needed: one of "
+            "each, by accelerator.prepare before check); use zerocheck.attach for each pair"
+        )
+    attached = attach(models[0], optimizers[0], done=done, **options)
+    plain: Any = accelerator.accumulate
+    opened = False
+
+    @contextmanager
+    def accumulate(*given: Any) -> Iterator[None]:
+        nonlocal opened
+        if not opened:
+            attached.before()
+            opened = True
+        with plain(*given):
+            yield
+        if accelerator.sync_gradients:
+            attached.after()
+            opened = False
+
+    accelerator.accumulate = accumulate
+    return attached
