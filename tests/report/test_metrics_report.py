@@ -11,7 +11,7 @@ from rich.console import Console
 
 from zerocheck.case.schema import Block
 from zerocheck.report import html, json_report, markdown
-from zerocheck.report.progress import ProgressDisplay
+from zerocheck.report.progress import Detail, ProgressDisplay
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFinished, Record
 from zerocheck.run.records.tally import tally
@@ -60,13 +60,21 @@ def records() -> list[Record]:
     ]
 
 
-def console_of(some: list[Record]) -> str:
+def console_of(some: list[Record], *, detail: Detail = "normal") -> str:
     console = Console(file=io.StringIO(), width=200)
-    progress = ProgressDisplay(console)
+    progress = ProgressDisplay(console, detail=detail)
     for record in some:
         progress.handle(record)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_times_of_many_implementations_are_left_to_the_report() -> None:
+    names = tuple(f"my.py:f{number}" for number in range(5))
+    every = [replace(timed(n, PACE), implementation=name) for n, name in enumerate(names)]
+    some = [started(*names), *every, finished(0)]
+    assert "collectives in a step" not in console_of(some)
+    assert "collectives in a step" in console_of(some, detail="verbose")
 
 
 def test_the_console_says_one_line_and_the_patterns() -> None:

@@ -38,6 +38,9 @@ Detail = Literal["quiet", "normal", "verbose"]
 """quiet: findings and the verdict; normal: progress, the matrix, and a line for each known fault;
 verbose: known issues in full too."""
 
+FEW = 4
+"""Implementations whose times are printed; of more, they are in the report, and with verbose."""
+
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
 
@@ -262,7 +265,7 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
     quiet: nothing but why the run fails, or that it does not.
     """
     if detail != "quiet":
-        _print_figures(console, counted)
+        _print_figures(console, counted, detail)
     more = counted.finished.why if counted.finished is not None else ()
     reasons = dict.fromkeys((*why(counted), *more))
     for reason in reasons:
@@ -278,7 +281,7 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
         console.print(Text(line))
 
 
-def _print_figures(console: Console, counted: Tally) -> None:
+def _print_figures(console: Console, counted: Tally, detail: Detail) -> None:
     """Print the matrix, loads, memory and communication, times, leaks and coverage."""
     if console.is_terminal:
         console.print(matrix(counted, console.width))
@@ -297,8 +300,9 @@ def _print_figures(console: Console, counted: Tally) -> None:
     _print_weights(console, counted)
     for line in observability_lines(counted):
         console.print(Text(line))
-    for line in metrics.lines(counted.implementations):
-        console.print(Text(one_line(line)))
+    if detail == "verbose" or len(counted.implementations) <= FEW:
+        for line in metrics.lines(counted.implementations):
+            console.print(Text(one_line(line)))
     for line in (*leak_lines(counted), *left_out_lines(counted), *unverified_lines(counted)):
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):
