@@ -41,8 +41,7 @@ def test_what_is_beyond_the_scale_is_drawn_at_its_ends() -> None:
     first, last = strip.bins
     assert (first.x, first.weight) == (0, 1.0) and last.weight < 1
     assert last.x + last.width == WIDTH / 2
-    assert [x for x, _ in ticks()][:: len(ticks()) - 1] == [0, WIDTH]
-    assert [label for _, label in ticks()][::5] == ["10⁻¹⁰", "1", "10¹⁰"]
+    assert ticks() == ["10⁻¹⁰", "10⁻⁵", "1", "10⁵", "10¹⁰"]
     assert HIGHEST == -LOWEST
 
 

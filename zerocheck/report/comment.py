@@ -30,7 +30,7 @@ def render(counted: Tally, changes: Changes | None = None) -> str:
         lines += _changes(changes)
     elif not counted.findings:
         lines += [f"- {escape(reason)}" for reason in why(counted)[:_SHOWN]]
-    text = [*lines, "", _run(counted)]
+    text = [*lines, *([""] if lines[-1] else []), _run(counted)]
     assert len(text) <= MOST_LINES
     return "\n".join(text) + "\n"
 

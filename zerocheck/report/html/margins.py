@@ -15,6 +15,8 @@ WIDTH, HEIGHT = 600, 18
 """Of a strip, in user units."""
 LOWEST, HIGHEST = -10, 10
 """Powers of ten at the ends; what is beyond them is drawn at the end."""
+EVERY = 5
+"""Decades between two labels."""
 PER_DECADE = 2
 """Bins in each power of ten."""
 
@@ -50,9 +52,9 @@ def strips(counted: Tally) -> list[MarginStrip]:
     return found
 
 
-def ticks() -> list[tuple[float, str]]:
-    """Return (x, label) of every second power of ten."""
-    return [(_x(PER_DECADE * power), _power(power)) for power in range(LOWEST, HIGHEST + 1, 2)]
+def ticks() -> list[str]:
+    """Return labels at equal distances, from the left end of the scale to the right one."""
+    return [_power(power) for power in range(LOWEST, HIGHEST + 1, EVERY)]
 
 
 def bin_of(share: float) -> int:
