@@ -146,6 +146,21 @@ def test_report_of_garbage(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "error: j, line 1: not a record" in result.stderr
 
 
+def test_a_history_keeps_whole_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for records in (held(), held(3), [started(), case(0)]):
+        with_engine(monkeypatch, emitting(records))
+        invoke("run", "--history", "past")
+    assert len(list((tmp_path / "past").iterdir())) == 2
+    page = tmp_path / "zerocheck-report" / "report.html"
+    with_engine(monkeypatch, emitting(held()))
+    invoke("run", "--history", "past")
+    assert 'id="history"' in page.read_text()
+    (tmp_path / "file").touch()
+    result = invoke("run", "--history", "file/below")
+    assert result.exit_code == 0 and "note: cannot write to file" in result.stderr
+    assert 'id="history"' not in page.read_text()
+
+
 def test_a_report_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = invoke("run", "--report-dir", "file/below")

@@ -198,14 +198,22 @@ def _write_run(journal: Path, history: Path | None) -> Path:
 
 
 def _past(journal: Path, records: Sequence[Record], history: Path | None) -> list[PastRun]:
-    """Keep the journal in the history, if there is one, and return the runs like it."""
+    """Keep the journal of a whole run in the history, if there is one; return the runs like it.
+
+    A history that cannot be written costs no report.
+    """
     if history is None:
         return []
     from ..report.history import keep, past_runs
     from ..run.records.tally import tally
 
-    keep(journal, history)
-    return past_runs(history, tally(records), note)
+    counted = tally(records)
+    try:
+        if counted.complete:
+            keep(journal, history)
+    except UsageError as error:
+        note(str(error))
+    return past_runs(history, counted, note)
 
 
 def journal_in(given: Path) -> Path:

@@ -13,8 +13,11 @@ from .matrix import MatrixRow
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """One implementation. faults: known and new ones together, of each severity; findings: new
-    ones; held, sent: next to the paper; avoid: (fault, what to do about it), the worst first."""
+    """One implementation.
+
+    findings: new ones; faults: number of known ones of each severity; held, sent: next to the
+    paper; avoid: (fault, what to do about it), the worst first.
+    """
 
     name: str
     anchor: str

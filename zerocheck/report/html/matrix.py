@@ -97,7 +97,7 @@ def _row(anchor: str, name: str, implementation: ImplementationTally) -> MatrixR
 def _ended(implementation: ImplementationTally) -> CellView:
     """Return the cell of cases that crashed or hung, after which no obligation could be checked."""
     new = implementation.cases["crashed"] + implementation.cases["hung"]
-    known = max((cell.broken for cell in implementation.cells.values()), default=0)
+    known = implementation.known_crashes
     kind = "bad" if new else "known" if known else "good" if implementation.cases else "none"
     words = " and ".join(
         f"{count} {label}" for count, label in ((new, "new"), (known, "known")) if count

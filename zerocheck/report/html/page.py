@@ -153,9 +153,7 @@ def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
 def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
     """Return the three figures of the first screen, each with the section that has more."""
     every = counted.implementations.values()
-    judged = sum(
-        one.cases[status] for one in every for status in ("holds", "violated", "known")
-    ) - sum(max((cell.broken for cell in one.cells.values()), default=0) for one in every)
+    judged = sum(one.judged for one in every)
     found = len(counted.findings)
     words = f"new finding{'' if found == 1 else 's'}"
     if faults:
@@ -176,7 +174,7 @@ def _figure(anchor: str, number: str, words: str) -> dict[str, str]:
 def _undone(counted: Tally) -> str:
     """Return how many cases came to no verdict, in words."""
     every = counted.implementations.values()
-    known = sum(max((cell.broken for cell in one.cells.values()), default=0) for one in every)
+    known = sum(one.known_crashes for one in every)
     ended = known + sum(one.cases[status] for one in every for status in ("crashed", "hung"))
     refused = sum(one.cases["unsupported"] for one in every)
     parts = [f"{ended} crashed or hung"] if ended else []

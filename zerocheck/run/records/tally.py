@@ -120,6 +120,17 @@ class ImplementationTally:
         """True if no obligation was checked in any case."""
         return not any(cell.checked for cell in self.cells.values())
 
+    @property
+    def known_crashes(self) -> int:
+        """Number of cases that crashed or hung by a known issue."""
+        return max((cell.broken for cell in self.cells.values()), default=0)
+
+    @property
+    def judged(self) -> int:
+        """Number of cases that came to a verdict."""
+        verdicts: tuple[Status, ...] = ("holds", "violated", "known")
+        return sum(self.cases[status] for status in verdicts) - self.known_crashes
+
     def add(self, record: CaseFinished) -> None:
         """Count one case."""
         judgement = record.judgement
