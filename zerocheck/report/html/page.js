@@ -81,7 +81,7 @@
       faults.forEach((one) => {
         const fits = ([name, value]) =>
           !value ||
-          (name === "severity" ? one.dataset[name] === value : one.dataset[name].split(" ").includes(value));
+          (name === "severity" ? one.dataset[name] === value : one.dataset[name].split("|").includes(value));
         one.hidden = !words.every((word) => one.textContent.toLowerCase().includes(word)) || !chosen.every(fits);
       });
       document.getElementById("shown").textContent =
