@@ -5,7 +5,6 @@ torchrun --nproc-per-node 2 accelerate_loop.py --accumulation 2
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
-from trainer_faults import FAULTS, line, trained
+from trainer_faults import asked, line, trained
 
 from zerocheck.integrations.accelerate import check
 
@@ -26,14 +25,7 @@ def make_model() -> nn.Module:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--no-reference", action="store_true")
-    parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("--steps", type=int, default=4)
-    given = parser.parse_args()
+    given = asked()
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=given.accumulation,

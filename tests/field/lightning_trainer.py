@@ -5,14 +5,13 @@ torchrun --nproc-per-node 2 lightning_trainer.py --accumulation 2
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from typing import Any
 
 import lightning
 import torch
 from torch import nn
-from trainer_faults import FAULTS, line, trained
+from trainer_faults import asked, line, trained
 
 from zerocheck.integrations.lightning import LightningCheck
 
@@ -50,14 +49,7 @@ class Plant(lightning.Callback):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--no-reference", action="store_true")
-    parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("--steps", type=int, default=4)
-    given = parser.parse_args()
+    given = asked()
     batches = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
     callback = LightningCheck(
         steps=range(1, given.steps + 1),

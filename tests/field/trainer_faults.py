@@ -1,29 +1,29 @@
-"""What the programs of this folder share: code from the docs, planted bugs, the result line."""
+"""What the programs of this folder share: their options, planted bugs, the result line."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from documents import example
-
 FAULTS = ("", "doubled", "doubled on rank 1", "not reduced")
 
 
-def shown(name: str) -> dict[str, Any]:
-    """The names that a Python file of the docs defines."""
-    names: dict[str, Any] = {"__name__": name.removesuffix(".py")}
-    exec(compile(example(name), name, "exec"), names)
-    return names
+def asked() -> argparse.Namespace:
+    """The options of a program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--fault", choices=FAULTS, default="")
+    parser.add_argument("--steps", type=int, default=4)
+    return parser.parse_args()
 
 
 def trained(fault: str, model: nn.Module, step: Callable[[], Any]) -> Any:

@@ -5,14 +5,13 @@ torchrun --nproc-per-node 2 transformers_trainer.py --accumulation 2
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
-from trainer_faults import FAULTS, line, trained
+from trainer_faults import asked, line, trained
 
 from zerocheck.integrations.transformers import check
 
@@ -53,14 +52,7 @@ class Faulty(transformers.Trainer):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--no-reference", action="store_true")
-    parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("--steps", type=int, default=4)
-    given = parser.parse_args()
+    given = asked()
     trainer = Faulty(
         make_model(),
         transformers.TrainingArguments(
