@@ -74,7 +74,7 @@ def _changes(changes: Changes) -> Iterator[str]:
     for title, rows in (
         ("fixed", changes.fixed),
         ("no longer checked", changes.no_longer_checked),
-        ("newly seen known issue", changes.newly_known),
+        ("new known fault", changes.newly_known),
     ):
         for row in rows[:2]:
             yield f"- {title}: {escape(_short(_words(row)))}"
