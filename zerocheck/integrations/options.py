@@ -12,7 +12,7 @@ from ..attached.session import attach
 from ..errors import UsageError, unknown
 
 GIVEN = ("model", "optimizer", "done")
-"""What the trainer knows."""
+"""Options that are not to be given, since the trainer knows them."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:

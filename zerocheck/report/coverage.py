@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..case.features import FEATURES
@@ -32,35 +33,49 @@ def not_exercised(counted: Tally) -> str:
     there was no case, or none in which they could break anything. A run of random cases says
     nothing of pairs of features: some meet in none of its cases.
     """
+    left = unexercised(counted)
     promised = any(one.covered.counted for one in counted.implementations.values())
-    pairs: dict[str, list[str]] = {} if promised else {" (--profile ci)": ["all pairs of features"]}
-    left = {**left_unexercised(counted), **pairs}
-    parts = [f"{some(names)}{why}" for why, names in left.items()]
+    partly = f"{left.partly} feature{'s' if left.partly > 1 else ''}"
+    parts = [
+        f"{some(names)}{why}"
+        for names, why in (
+            (left.idle, " (could not fail)"),
+            (left.unasked, " (not asked for)"),
+            (left.nowhere, ""),
+            ([partly] if left.partly else [], " not by every implementation"),
+            ([] if promised else ["all pairs of features"], " (--profile ci)"),
+        )
+        if names
+    ]
     return f"not exercised: {'; '.join(parts)}" if parts else ""
 
 
-def left_unexercised(counted: Tally) -> dict[str, list[str]]:
-    """Return {why: obligations or features} that no case exercised, of any implementation.
+@dataclass(frozen=True)
+class Unexercised:
+    """Obligations and features that a run says nothing of.
 
-    Without an own reason the features are, of which there was no such case. What some
-    implementations exercised and others could have is counted in the last entry.
+    idle: obligations that could fail in no case; unasked: sets of obligations; nowhere: features
+    that no implementation exercised; partly: number of those that only some exercised.
     """
+
+    idle: list[str]
+    unasked: list[str]
+    nowhere: list[str]
+    partly: int
+
+
+def unexercised(counted: Tally) -> Unexercised:
+    """Return what no case exercised, of any implementation, and others could have."""
     implementations = counted.implementations.values()
-    unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
     exercised = {name for one in implementations for name in one.covered.exercised}
     missed = list(dict.fromkeys(name for one in implementations for name in one.covered.not_drawn))
     nowhere = [name for name in missed if name not in exercised]
-    found = {
-        " (could not fail)": _idle(counted),
-        " (not asked for)": unasked,
-        "": nowhere,
-        " not by every implementation": _count(len(missed) - len(nowhere)),
-    }
-    return {why: names for why, names in found.items() if names}
-
-
-def _count(number: int) -> list[str]:
-    return [f"{number} feature{'s' if number > 1 else ''}"] if number else []
+    return Unexercised(
+        idle=_idle(counted),
+        unasked=[n for n, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}],
+        nowhere=nowhere,
+        partly=len(missed) - len(nowhere),
+    )
 
 
 def _idle(counted: Tally) -> list[str]:

@@ -90,6 +90,12 @@ def paper(one: Footprint) -> int:
     return 3 if one.stage == 3 else 2
 
 
+def on_most_ranks(implementation: ImplementationTally) -> Footprint | None:
+    """Return what was measured on the most ranks, None where it was on one at most."""
+    ranks = max(implementation.weights, default=1)
+    return implementation.weights[ranks] if ranks > 1 else None
+
+
 def _sent(one: Footprint) -> str:
     if one.ranks == 1:
         return "–"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import lzma
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +14,7 @@ from ..errors import UsageError
 from ..run.records.journal import read
 from ..run.records.tally import Tally, tally
 from .known_faults import known_faults
+from .replace_file import replace_file
 
 MOST = 50
 """Runs that a page shows, the last ones."""
@@ -66,10 +65,7 @@ def keep(journal: Path, directory: Path) -> Path:
     kept = directory / f"{stamp}-{digest}.ndjson.xz"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=".journal.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(lzma.compress(data))
-        os.replace(temporary, kept)
+        replace_file(kept, lzma.compress(data))
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from error
     return kept

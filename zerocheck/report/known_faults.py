@@ -23,15 +23,15 @@ SEVERITIES = (
 """Kinds of faults, the worst first."""
 
 SILENT = 2
-"""How many of them, from the first on, let a training go on with wrong numbers."""
+"""Number of kinds, from the first on, that let a training go on with wrong numbers."""
 
 
 @dataclass
 class KnownFault:
     """Fault of a library that entries of known issues list, and what showed of it.
 
-    known: of the first finding; severity: number in SEVERITIES; cases: of each implementation;
-    obligations: that a finding violates, in the order of discovery.
+    known: of the first finding; severity: number in SEVERITIES, of the worst finding; findings: in
+    the order of discovery.
     """
 
     known: KnownReference

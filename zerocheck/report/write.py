@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from . import (
 )
 from .comparison import Changes
 from .history import PastRun
+from .replace_file import replace_file
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
     "report.json": json_report.render,
@@ -86,7 +85,7 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             written.append(directory / name)
-            _replace(directory / name, _clean(name, text))
+            replace_file(directory / name, _clean(name, text).encode())
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from error
     return written
@@ -95,16 +94,3 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> list[Path]:
 def _clean(name: str, text: str) -> str:
     """Make a file's text printable, whatever the names and errors in it are."""
     return plain_json(text.encode()).decode() if name.endswith(".json") else printable(text)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the file `path` atomically: a reader sees the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

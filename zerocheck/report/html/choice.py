@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ...run.records.tally import ImplementationTally, Tally
-from ..footprint import formula, paper
+from ..footprint import formula, on_most_ranks, paper
 from ..known_faults import SEVERITIES, known_faults
 from .matrix import MatrixRow
 
@@ -65,7 +65,5 @@ def _held(implementation: ImplementationTally) -> str:
 
 def _sent(implementation: ImplementationTally) -> str:
     """Return what a rank sends in a step of the largest case, on the most ranks measured."""
-    several = [one for ranks, one in sorted(implementation.weights.items()) if ranks > 1]
-    if not several:
-        return "–"
-    return f"{several[-1].psi:.2f} Ψ (paper: {paper(several[-1])})"
+    one = on_most_ranks(implementation)
+    return "–" if one is None else f"{one.psi:.2f} Ψ (paper: {paper(one)})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..history import PastRun, RunChange, changes
 
 WIDTH, HEIGHT = 220, 60
-"""Of one plot, in user units."""
+"""Size of one plot, in user units."""
 
 FIGURES = ("cases", "findings", "known faults", "nearest to a bound", "seconds")
 

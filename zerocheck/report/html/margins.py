@@ -12,7 +12,7 @@ from ...run.records.margins import Margins
 from ...run.records.tally import Tally
 
 WIDTH, HEIGHT = 600, 18
-"""Of a strip, in user units."""
+"""Size of a strip, in user units."""
 LOWEST, HIGHEST = -10, 10
 """Powers of ten at the ends; what is beyond them is drawn at the end."""
 EVERY = 5

@@ -15,7 +15,7 @@ from ...protocol.verdicts import Status
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import drift as drift_text
 from .. import footprint, metrics
-from ..coverage import left_unexercised, not_exercised, pairs_cell, refused_rows, vacuous_rows
+from ..coverage import not_exercised, pairs_cell, refused_rows, unexercised, vacuous_rows
 from ..history import PastRun
 from ..known_faults import faults_sentence
 from ..known_issues import left_out_lines, stale_lines, unverified_lines
@@ -73,7 +73,6 @@ def _parts(counted: Tally) -> dict[str, Any]:
                 if row.name in one.implementations
             ]
             for row in rows
-            if any(row.name in one.implementations for one in faults)
         },
         "figures": _figures(counted, len(faults)),
         "severities": SHORT,
@@ -158,8 +157,8 @@ def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
     words = f"new finding{'' if found == 1 else 's'}"
     if faults:
         words += f", {faults} known fault{'' if faults == 1 else 's'}"
-    left = left_unexercised(counted)
-    nowhere = len(left.get("", [])) + len(left.get(" (not asked for)", []))
+    left = unexercised(counted)
+    nowhere = len(left.nowhere) + len(left.unasked)
     return [
         _figure("obligations", f"{judged:,}", "cases judged"),
         _figure("findings" if found else "known" if faults else "obligations", str(found), words),
@@ -204,8 +203,8 @@ def _communication(counted: Tally) -> list[dict[str, Any]]:
     """Return each implementation's communication per step, in Psi, next to the paper's number."""
     bars = []
     for name, implementation in counted.implementations.items():
-        several = [one for ranks, one in sorted(implementation.weights.items()) if ranks > 1]
-        for one in several[-1:]:
+        one = footprint.on_most_ranks(implementation)
+        if one is not None:
             bars.append(
                 {
                     "name": name,

@@ -22,7 +22,7 @@ COULD_NOT_FAIL = "could not fail"
 """First words of the reason why a feature that cases had is not exercised."""
 
 REFUSED_ONLY, CRASHED_ONLY = "only in refused cases", "only in cases that crashed or hung"
-"""The same where no case that had the feature was judged."""
+"""First words of the reason where no case that had the feature was judged."""
 
 _OF_MODELS = frozenset(
     {name for name, row in FEATURES.items() if row.dimension == "model"}
