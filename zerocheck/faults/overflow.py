@@ -65,9 +65,9 @@ class OverflowInEveryShard(_Looks):
 
 class _InFirst(LossScaler):
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
-        first, *others = gradients
-        super().unscale([first])
-        for gradient in others:
+        buckets = list(gradients)  # none where this rank has no elements
+        super().unscale(buckets[:1])
+        for gradient in buckets[1:]:
             gradient.mul_(1.0 / self.scale)
 
 

@@ -33,3 +33,13 @@ def test_meshes_are_not_completed_where_there_are_none() -> None:
     found = at_random(options, 12, {}, [])
     complete(found, options, {}, [])
     assert not any("two-axes" in features_of(case) for case in found)
+
+
+def test_what_is_fixed_otherwise_is_not_completed() -> None:
+    """No overflow in a case for code without a loss scale, and no error for want of one."""
+    options = RunOptions(implementations=("fsdp2",), world_sizes=(2, 4))
+    fixed = {"training": {"loss_scale": None}}
+    found = at_random(options, 12, fixed, [(2, 2)])[:8]
+    complete(found, options, fixed, [(2, 2)])
+    assert any({"clip-tight", "two-axes"} <= set(features_of(case)) for case in found)
+    assert all(case.training.loss_scale is None for case in found)

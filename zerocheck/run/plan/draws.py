@@ -201,6 +201,14 @@ def _with(fixed: Mapping[str, object], fields: Mapping[str, object]) -> dict[str
     return both
 
 
+def _has_fields(fixed: Mapping[str, object], fields: Mapping[str, object]) -> bool:
+    """Return True if the fixed fields have these values."""
+    paths = ((path.split("."), value) for path, value in fields.items())
+    return all(
+        mapping(fixed[section]).get(attribute) == value for (section, attribute), value in paths
+    )
+
+
 def complete(
     found: list[Case],
     options: RunOptions,
@@ -222,10 +230,12 @@ def complete(
         on_axes = not one.features.isdisjoint(OF_AXIS["replicate"])
         if on_axes and (not meshes or "mesh" in fixed):
             continue
+        having = _with(fixed, one.fields)
+        if not _has_fields(having, one.fields):
+            continue
         seed = options.seed * 10_007 + 1_000_003
         sizes = () if on_axes else options.world_sizes
         used = meshes if on_axes else ()
-        having = _with(fixed, one.fields)
         drawn = draw(OVERDRAW, seed=seed, world_sizes=sizes, fixed=having, meshes=used)
         fitting = [
             (case, names)
