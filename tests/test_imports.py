@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "foreign_text": set(),
     "signals": set(),
     "hosts": set(),
+    "sizes": {"errors"},
     "warning_filters": set(),
     "host": {"errors"},
     "devices": {"errors"},
@@ -78,12 +79,12 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
         "adapters", "contract", "models", "case", "catalogue", "compat", "compat_memory",
-        "user_code", "errors", "hosts",
+        "user_code", "errors", "hosts", "sizes",
     },
     "attached": {
         "report", "run", "judge", "optimizers", "floating_point", "protocol", "execution", "drive",
         "contract", "checkpoint", "case", "causes", "compat", "foreign_text", "user_code", "errors",
-        "zerocheck_reference", "devices", "ranks",
+        "zerocheck_reference", "devices", "ranks", "sizes",
     },
     "integrations": {"attached", "errors"},
     "shared_run": {"report", "run", "errors"},
@@ -98,7 +99,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "attached", "checkpoint", "memory", "report", "script", "run", "protocol", "faults", "case",
         "catalogue", "foreign_text", "user_code", "launcher", "devices", "errors",
-        "signals", "warning_filters", "zerocheck",
+        "signals", "sizes", "warning_filters", "zerocheck",
     },
     "__main__": {"cli"},
 }  # fmt: skip

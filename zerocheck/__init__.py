@@ -16,6 +16,7 @@
 - `shared_run.py`: one run behind many tests, on any number of pytest's workers
 - `signals.py`: signals that end a command, raised where they strike and where zerocheck waits
 - `single_case.py`: verdicts on single cases, on the shared rank processes
+- `sizes.py`: sizes in bytes, as people write them
 - `strategies.py`: hypothesis strategies for cases
 - `testing.py`: zerocheck in pytest: tests of obligations, and of single cases
 - `user_code.py`: import of the user's code by name, and the name by which to import an object

@@ -111,7 +111,9 @@ def swallowed(*, directory: str) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     message = io.StringIO()
     with contextlib.redirect_stderr(message):
-        check = zerocheck.attach(model, optimizer, steps=range(1, 5), directory=directory)
+        check = zerocheck.attach(
+            model, optimizer, steps=range(1, 5), directory=directory, verbose=True
+        )
         for number in range(4):
             with contextlib.suppress(FloatingPointError), check.step():
                 optimizer.zero_grad()

@@ -270,3 +270,29 @@ def referenced(
             scaler.update()
             optimizer.zero_grad()
     return answer(check, message.getvalue())
+
+
+def recorded_gradient(*, directory: str, begins: int) -> dict[str, Any]:
+    """Steps 1 and 6 are checked, with a reference; from `begins` on gradients are W times right."""
+    model = fsdp2(net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=net,
+        steps=(1, 6),
+        every=None,
+        directory=directory,
+        recorder="1GiB",
+    )
+    for number in range(1, 7):
+        with check.step():
+            for microbatch in range(2):
+                (model(batch() + microbatch).square().mean() / 2).backward()
+            for parameter in model.parameters():
+                if number >= begins:
+                    local(parameter.grad).mul_(dist.get_world_size())
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    return answer(check)

@@ -81,7 +81,6 @@ def judged(tmp_path: Path, step: Any, model: nn.Module | None = None) -> Any:
         optimizer,
         reference=Both,
         directory=tmp_path / "kept",
-        quiet=True,
         on_violation="warn",
     )
     with check.step():
@@ -184,7 +183,7 @@ def test_modules_in_another_mode_are_so_in_the_reference(tmp_path: Path) -> None
     model = Frozen()
     model.dropout.eval()
     optimizer = torch.optim.AdamW(model.parameters())
-    check = zerocheck.attach(model, optimizer, reference=Frozen, directory=tmp_path, quiet=True)
+    check = zerocheck.attach(model, optimizer, reference=Frozen, directory=tmp_path)
     with check.step():
         model(BATCH)["loss"].backward()
         optimizer.step()

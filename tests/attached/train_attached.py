@@ -56,7 +56,15 @@ if __name__ == "__main__":
     parser.add_argument("--every", type=int)
     parser.add_argument("--fault", default="")
     parser.add_argument("--begins", type=int, default=7)
+    parser.add_argument("--recorder")
     given = parser.parse_args()
     dist.init_process_group("gloo")
-    train(given.sharding, given.steps, fault=given.fault, begins=given.begins, every=given.every)
+    train(
+        given.sharding,
+        given.steps,
+        fault=given.fault,
+        begins=given.begins,
+        every=given.every,
+        recorder=given.recorder,
+    )
     dist.destroy_process_group()

@@ -25,7 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = nn.Linear(5, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    check = zerocheck.attach(model, optimizer, directory=directory, quiet=True, on_violation="warn")
+    check = zerocheck.attach(model, optimizer, directory=directory, on_violation="warn")
     with check.step():
         model(torch.randn(4, 5)).square().mean().backward()
         optimizer.step()

@@ -59,7 +59,7 @@ class Accelerator:
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_step_is_an_update_of_accelerate(every: int) -> None:
     accelerator: Any = Accelerator(every)
-    attached = check(accelerator, steps=(1, 2), every=None, on_violation="raise", quiet=True)
+    attached = check(accelerator, steps=(1, 2), every=None, on_violation="raise")
     (model,), (optimizer,) = accelerator._models, accelerator._optimizers
     for _ in range(2 * every):
         with accelerator.accumulate(model):

@@ -24,6 +24,7 @@
   graph
 - `rank_checks.py`: obligations that a rank judges by its own shards: update and clip
 - `ranks.py`: communication between the ranks of a live run: bytes and sums, and no pickles
+- `recorder.py`: flight recorder: the steps since the last one that was judged, in a ring on disk
 - `reduced_gradient.py`: the reduced gradient against the local gradients of all ranks, one tensor
   at a time
 - `reference.py`: local gradient of the unwrapped model on one device, and its error bound
@@ -33,9 +34,13 @@
 - `same_model.py`: comparison of the models of all ranks: a sharded or replicated run has only one
 - `session.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `slices.py`: context of a checked step on one rank: its own shards, in slices that fit in memory
+- `step_context.py`: contexts of `check.step()`: of a step that is observed, and of one that is not
 - `step_record.py`: record of one checked step on one rank: small structured data, and the tensors
   that it names
+- `summary.py`: count of the checked steps of a run, and the sentences at its end
 - `text.py`: text of a checked step, in the words of a finding of `zerocheck run`
+- `violated.py`: consequences of a wrong step: its first wrong step is found, kept, printed, and
+  raised
 - `watch.py`: observe one step: copy the state around it, and the gradient where the optimizer
   takes it
 """

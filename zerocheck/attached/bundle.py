@@ -1,7 +1,7 @@
-"""Bundle that a violated step leaves behind: JSON and safetensors, and no code.
+"""Bundle of one step, violated or recorded: JSON and safetensors, and no code.
 
     step-1501/
-      bundle.json         format, environment, the verdict
+      bundle.json         format, environment, the verdict if it was judged
       rank-0.json         what rank 0 saw, but the tensors
       rank-0.safetensors  them: before.*, reduced, clipped, gradient, after.*, each by parameter;
                           with reference= inputs, random states and buffers of the model too
@@ -12,6 +12,7 @@ Each rank writes its own files. Where ranks have disks of their own, they are ga
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,8 @@ NAME = "bundle.json"
 
 T = TypeVar("T")
 
+_environment = cache(environment)
+
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """Content of bundle.json."""
@@ -48,7 +51,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     what: str
     environment: Environment
-    judgement: Judgement
+    judgement: Judgement | None = None
+    """None: the step was recorded, and not judged."""
     semantics: dict[str, str] = {}
 
 
@@ -63,12 +67,12 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     device: str = CPU
 
 
-def place_for(directory: Path, number: int) -> Path:
-    """Return a folder for the bundle of a step that does not exist yet."""
-    place, again = directory / f"step-{number}", 1
+def free_place(wanted: Path) -> Path:
+    """Return a folder that does not exist yet: the one wanted, or it with a number at its end."""
+    place, again = wanted, 1
     while place.exists():
         again += 1
-        place = directory / f"step-{number}-{again}"
+        place = wanted.with_name(f"{wanted.name}-{again}")
     return place
 
 
@@ -76,6 +80,14 @@ def write(
     place: Path, observed: Observed, judgement: Judgement, semantics: Semantics, ranks: AllRanks
 ) -> None:
     """Write the bundle; every rank calls this. bundle.json comes last and makes it complete."""
+    write_rank(place, observed)
+    ranks.gather(b"")
+    if ranks.rank == 0:
+        write_head(place, observed, judgement, semantics)
+
+
+def write_rank(place: Path, observed: Observed) -> None:
+    """Write what one rank observed."""
     summary = observed.summary
     place.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -85,22 +97,26 @@ def write(
     calls, more = stored(observed.forwards)
     tensors |= more
     tensors |= {f"buffer/{name}": one.cpu().contiguous() for name, one in observed.buffers.items()}
-    write_safetensors(place / f"rank-{ranks.rank}.safetensors", tensors)
-    (place / f"rank-{ranks.rank}.json").write_bytes(
+    write_safetensors(place / f"rank-{summary.rank}.safetensors", tensors)
+    (place / f"rank-{summary.rank}.json").write_bytes(
         encode(Rank(summary=summary, calls=calls, device=observed.device))
     )
-    ranks.gather(b"")
-    if ranks.rank == 0:
-        bundle = Bundle(
-            attached=FORMAT,
-            world_size=ranks.size,
-            number=summary.number,
-            what=summary.what,
-            environment=environment(observed.device),
-            judgement=judgement,
-            semantics={name: str(one) for name, one in vars(semantics).items()},
-        )
-        (place / NAME).write_bytes(msgspec.json.format(encode(bundle), indent=2))
+
+
+def write_head(
+    place: Path, observed: Observed, judgement: Judgement | None, semantics: Semantics
+) -> None:
+    """Write bundle.json, from what one of the ranks observed."""
+    bundle = Bundle(
+        attached=FORMAT,
+        world_size=observed.summary.world_size,
+        number=observed.summary.number,
+        what=observed.summary.what,
+        environment=_environment(observed.device),
+        judgement=judgement,
+        semantics={name: str(one) for name, one in vars(semantics).items()},
+    )
+    (place / NAME).write_bytes(msgspec.json.format(encode(bundle), indent=2))
 
 
 def is_bundle(path: Path) -> bool:
@@ -124,10 +140,11 @@ def read(path: Path) -> tuple[Bundle, list[Observed]]:
             f"{path} is damaged: its world size is {bundle.world_size} "
             f"(allowed: 1 to {MAX_WORLD_SIZE})"
         )
-    return bundle, [_rank(folder, rank, bundle.world_size) for rank in range(bundle.world_size)]
+    return bundle, [read_rank(folder, rank, bundle.world_size) for rank in range(bundle.world_size)]
 
 
-def _rank(folder: Path, rank: int, world_size: int) -> Observed:
+def read_rank(folder: Path, rank: int, world_size: int) -> Observed:
+    """Read what one rank observed. Raises UsageError as `read` does."""
     path = folder / f"rank-{rank}.safetensors"
     for one in (path, path.with_suffix(".json")):
         if not one.is_file():

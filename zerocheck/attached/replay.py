@@ -58,6 +58,11 @@ class ReplayedBundle:
     def verdict(self) -> str:
         """One sentence on the verdicts. Without a model the gradient is left out on both sides."""
         number, note = self.bundle.number, ""
+        if self.bundle.judgement is None:
+            names = ", ".join(one.obligation for one in self.judgement.violations)
+            return f"step {number} was recorded and not judged: " + (
+                f"it violates {names}" if names else "all that can be judged of it holds"
+            )
         was, now = self.bundle.judgement.violations, self.judgement.violations
         if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
             was, now = (tuple(v for v in one if v.obligation != "gradient") for one in (was, now))

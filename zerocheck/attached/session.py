@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import sys
+import atexit
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..contract.semantics import Semantics
-from ..errors import UsageError, Violated, unknown
-from ..foreign_text import copyable, one_line, printable
+from ..errors import UsageError, unknown
+from ..foreign_text import one_line
 from ..protocol.verdicts import Judgement
-from . import bundle as bundles
 from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms
-from .holdings import check_parameters, computes_on, words_for
+from .holdings import check_parameters, computes_on
 from .optimizers import check_kind, observed_optimizer
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
+from .recorder import FlightRecorder, open_recorder, recorder_bytes
 from .reference import Factory
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
+from .step_context import NOTHING, ObservedStep, UnobservedStep
 from .step_record import Observed
-from .text import fingerprint, first_of, holds_line, stopped_text, violated_text
+from .summary import CheckedSteps
+from .text import holds_line, say, stopped_text
+from .violated import OnViolation, WrongSteps
 from .watch import Watch
-
-OnViolation = Literal["raise", "warn"]
 
 
 def attach(
@@ -45,7 +46,8 @@ def attach(
     on_violation: OnViolation = "raise",
     done: int = 0,
     group: dist.ProcessGroup | None = None,
-    quiet: bool = False,
+    recorder: str | int | None = None,
+    verbose: bool = False,
 ) -> Attached:
     """Check chosen steps of a training run that uses `model` and `optimizer` as always.
 
@@ -71,14 +73,17 @@ def attach(
     steps         numbers of steps to check; the first after `attach` is 1
     every         check each step whose number is a multiple of it, too; None: no others
     directory     where a violated step is written, for `zerocheck replay`
-    on_violation  "raise": Violated, on all ranks; "warn": rank 0 prints it, and training goes on
+    on_violation  "raise": Violated, on all ranks; "warn": rank 0 prints it once, and training goes
+                  on; `check.wrong` counts the wrong steps, for an exit code of your choice
     done          steps taken before, for a run that is resumed: its first step is done + 1
     group         the ranks that train this model; default: all. In a pipeline: those of one stage
-    quiet         say nothing of steps in which all holds
+    recorder      bytes of disk for each rank, such as "2GiB": the steps between the checked ones
+                  are kept there, and where a checked step is wrong, the first wrong one is found
+    verbose       print a line for each step in which all holds; a summary is printed at the end
 
     On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
     seven times the bytes of its parameters, until the step is judged. On all other steps one
-    integer is compared, and nothing is hooked.
+    integer is compared, and nothing is hooked; with `recorder` they are copied to disk, too.
 
     Raises UsageError for an argument, an optimizer or a dtype that cannot be judged. After that
     only a violation ends the training, with on_violation="raise": where zerocheck fails, or meets
@@ -95,7 +100,8 @@ def attach(
         on_violation=on_violation,
         done=done,
         group=group,
-        quiet=quiet,
+        recorder=recorder,
+        verbose=verbose,
     )
 
 
@@ -119,7 +125,8 @@ class Attached:
         on_violation: OnViolation,
         done: int,
         group: dist.ProcessGroup | None,
-        quiet: bool,
+        recorder: str | int | None,
+        verbose: bool,
     ) -> None:
         if on_violation not in get_args(OnViolation):
             raise unknown("on_violation", str(on_violation), get_args(OnViolation))
@@ -134,12 +141,16 @@ class Attached:
             )
         self._reference, self._semantics = reference, semantics
         self._model, self._optimizer = model, observed_optimizer(optimizer)
-        self._directory, self._on_violation, self._quiet = directory, on_violation, quiet
+        self._directory, self._verbose = directory, verbose
         self._group = group
         self._watch: Watch | None = None
-        self._known: set[str] = set()
-        self._checking = _Checking(self)
+        self._observed_step = ObservedStep(self)
         self._compared = self._stopped = self._in_pipeline = False
+        self._record_bytes = recorder_bytes(recorder)
+        self._recorder: FlightRecorder | None = None
+        self._summary = CheckedSteps()
+        self._wrong = WrongSteps(directory, semantics, on_violation, self._summary)
+        self._done = self._right = done
         self.taken = done
         self.last: Judgement | None = None
         self._next = self._after(done)
@@ -153,26 +164,42 @@ class Attached:
             self._stop(stopped.problem, ranks)
         if dist.is_available() and dist.is_initialized():
             self._compare()
+        if ranks.rank == 0:
+            atexit.register(_print_summary, weakref.ref(self))
+
+    @property
+    def wrong(self) -> int:
+        """Number of checked steps that are wrong."""
+        return self._summary.wrong
+
+    @property
+    def summary(self) -> str:
+        """Few lines on the steps so far, which rank 0 prints when the process ends."""
+        return self._summary.text(self.taken - self._done)
 
     def _check_optimizer(self) -> None:
         check_kind(self._optimizer)
         check_parameters(self._model, self._optimizer)
 
-    def step(self) -> _UncheckedStep:
-        """Return the context for one update; it costs a comparison, unless the step is checked."""
+    def step(self) -> UnobservedStep:
+        """Return the context for one update; it costs a comparison, unless the step is observed."""
         self.taken += 1
-        return _NOTHING if self.taken != self._next else self._checking
+        return self._observed_step if self._observes else NOTHING
 
     def before(self) -> None:
         """Begin a step, where a `with` does not fit; `after` ends it."""
         self.taken += 1
-        if self.taken == self._next:
-            self._begin()
+        if self._observes:
+            self.begin()
 
     def after(self) -> None:
         """End a step that began with `before`."""
         if self._watch is not None:
-            self._end()
+            self.end()
+
+    @property
+    def _observes(self) -> bool:
+        return self.taken == self._next or self._record_bytes is not None
 
     def _after(self, number: int) -> int:
         """Return the next step to check after this one; -1 for none."""
@@ -194,14 +221,16 @@ class Attached:
     def _stop(self, problem: Problem, ranks: AllRanks) -> None:
         """Check no further step; every rank does so at the same step."""
         self._stopped = True
-        self._next = -1
+        self._next, self._record_bytes, self._recorder = -1, None, None
+        self._summary.stopped = stopped_text(self.taken, problem)
         if ranks.rank in (0, problem.rank):
-            _say(stopped_text(self.taken, problem))
+            say(stopped_text(self.taken, problem))
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin the observation of the step whose number is `taken`."""
         self._started = time.perf_counter()
         if self._watch is not None:  # the step before was left without `after`
-            self._abandon()
+            self.abandon()
         if not self._compared:
             self._compare()
         if self._stopped:
@@ -209,6 +238,7 @@ class Attached:
         ranks = self._ranks()
         if self._arrivals is None:
             self._arrivals = Arrivals(self._group)
+            self._open_recorder(ranks)
         self._watch = Watch(
             self._model,
             self._optimizer,
@@ -221,18 +251,40 @@ class Attached:
         self._watch.start()
         self._copied = time.perf_counter() - self._started
 
-    def _abandon(self) -> None:
+    def _open_recorder(self, ranks: AllRanks) -> None:
+        limit, place = self._record_bytes, self._directory
+        if limit is not None:
+            try:
+                self._recorder = attempt(
+                    ranks, lambda: open_recorder(place, limit, self._semantics, ranks)
+                )
+            except Stopped as stopped:
+                self._record_no_more(str(stopped))
+
+    def _record_no_more(self, why: str) -> None:
+        """Observe checked steps only, from now on, and say why."""
+        self._record_bytes = self._recorder = None
+        say(one_line(f"zerocheck: steps between the checked ones are not recorded: {why}"))
+
+    def abandon(self) -> None:
         """Leave a step without judging it, as where the script raised an exception in it."""
-        self._next = self._after(self.taken)
         watch, self._watch = self._watch, None
-        if watch is not None and self._arrivals is not None:
+        if watch is not None:
             watch.stop()
+        if self.taken != self._next:
+            return
+        self._next = self._after(self.taken)
+        if watch is not None and self._arrivals is not None:
             with suppress(RuntimeError):  # the store is gone, and with it the other ranks
                 self._arrivals.leave(watch.number)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the observation: judge a step to check, and record another."""
         watch, self._watch = self._watch, None
         if watch is None:
+            return
+        if self.taken != self._next:
+            self._record(watch)
             return
         started = time.perf_counter()
         self._next = self._after(self.taken)
@@ -240,7 +292,7 @@ class Attached:
         try:
             if self._arrivals is None or not self._arrivals.arrive(watch.number, ranks):
                 return
-            observed, verdict = attempt(ranks, lambda: self._judge(watch, ranks))
+            observed, verdict = attempt(ranks, lambda: self._judge(watch.observed(), ranks))
         except Stopped as stopped:
             self._stop(stopped.problem, ranks)
             return
@@ -254,62 +306,43 @@ class Attached:
         if not verdict.updated:
             self._next = self.taken + 1
         self.last = verdict.judgement
-        if verdict.judgement.violations:
-            self._violated(observed, verdict.judgement, ranks)
-        elif ranks.rank == 0 and not self._quiet:
-            seconds = self._copied + time.perf_counter() - started
-            _say(holds_line(self.taken, self.last, seconds))
+        self._summary.add(self.last)
+        if self.last.violations:
+            self._wrong.handle(
+                observed,
+                self.last,
+                ranks,
+                right=self._right,
+                recorder=self._recorder,
+                judge=lambda one: self._judge(one, ranks),
+            )
+        else:
+            self._right = self.taken
+            if ranks.rank == 0 and self._verbose:
+                seconds = self._copied + time.perf_counter() - started
+                say(holds_line(self.taken, self.last, seconds))
+        if self._recorder is not None:
+            self._recorder.forget()
 
-    def _judge(self, watch: Watch, ranks: AllRanks) -> tuple[Observed, Verdict]:
-        observed = with_norms(watch.observed(), ranks)
+    def _judge(self, observed: Observed, ranks: AllRanks) -> tuple[Observed, Verdict]:
+        observed = with_norms(observed, ranks)
         verdict = judge_step(observed, ranks, reference=self._reference, semantics=self._semantics)
         return observed, verdict
 
-    def _violated(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> None:
-        """Write the bundle of a new finding, print it, and raise if that is wanted."""
-        what = words_for(self._model, self._optimizer)
-        marks = {fingerprint(what, violation) for violation in judgement.violations}
-        place = ""
-        if marks - self._known:
-            place = self._written(observed, judgement, ranks)
-        self._known |= marks
-        if ranks.rank == 0:
-            _say(violated_text(what, judgement, place))
-        if self._on_violation == "raise":
-            first = first_of(judgement)
-            where = f"; {copyable(('zerocheck', 'replay', place))}" if place else ""
-            message = f"step {self.taken}: {first.obligation}: {first.explanation}"
-            raise Violated(one_line(message) + where)
-
-    def _written(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> str:
-        """Write the bundle and return its folder; empty if a rank cannot, which is printed."""
-
-        def write() -> str:
-            place = ""
-            if ranks.rank == 0:
-                place = str(bundles.place_for(self._directory, self.taken))
-            place = ranks.broadcast(place.encode()).decode()
-            bundles.write(Path(place), observed, judgement, self._semantics, ranks)
-            return place
-
+    def _record(self, watch: Watch) -> None:
+        """Keep a step that is not checked, on this rank alone, without communication."""
         try:
-            return attempt(ranks, write)
-        except Stopped as stopped:
-            if ranks.rank in (0, stopped.problem.rank):
-                text = f"zerocheck: step {self.taken} cannot be kept for `zerocheck replay`: "
-                text += f"{stopped} (rank {stopped.problem.rank})"
-                _say(one_line(text))
-            return ""
+            if self._recorder is not None:
+                self._recorder.keep(watch.observed())
+        except Exception as error:
+            self._record_no_more(f"{type(error).__name__}: {error}")
+        finally:
+            watch.stop()
 
     def _ranks(self) -> AllRanks:
         if not (dist.is_available() and dist.is_initialized()):
             return Alone()
         return RankGroup(self._group, computes_on(self._model))
-
-
-def _say(text: str) -> None:
-    """Print next to the output of the training."""
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _numbers(steps: Iterable[int]) -> set[int]:
@@ -320,40 +353,8 @@ def _numbers(steps: Iterable[int]) -> set[int]:
     return numbers
 
 
-class _UncheckedStep:
-    """Context of a step that is not checked."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
-
-_NOTHING = _UncheckedStep()
-
-
-class _Checking(_UncheckedStep):
-    """Context of a step that is checked."""
-
-    def __init__(self, attached: Attached) -> None:
-        self._attached = attached
-
-    def __enter__(self) -> None:
-        self._attached._begin()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._attached._end()
-        else:
-            self._attached._abandon()
+def _print_summary(attached: weakref.ref[Attached]) -> None:
+    """Print the summary of a run whose handle still exists, unless nothing was checked."""
+    found = attached()
+    if found is not None and found._summary.checked:
+        say(found.summary)

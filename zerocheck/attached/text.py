@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..foreign_text import one_line
+import sys
+from collections.abc import Sequence
+
+from ..foreign_text import one_line, printable
 from ..protocol.verdicts import Judgement, Violation
 from ..report.text import finding_text
 from ..run.findings.consequences import independent
@@ -58,6 +61,37 @@ def stopped_text(number: int, problem: Problem) -> str:
     )
 
 
+def untraced_text(right: int, number: int) -> str:
+    """Return which steps may be wrong already. right: the last checked step that holds, or the one
+    before the first; number: of the checked step that is wrong."""
+    if number - right < 2:
+        return ""
+    return (
+        f"  before it   {_steps(right + 1, number - 1)} not checked: the first wrong one may be "
+        "among them; recorder='1GiB' keeps them"
+    )
+
+
+def traced_text(right: int, held: Sequence[int], first: int, number: int) -> str:
+    """Return how the first wrong step was found.
+
+    held: recorded steps that hold; first: the first wrong one; number: of the checked one; right:
+    as above.
+    """
+    oldest = min(held, default=first)
+    lost = oldest - right > 1
+    text = f"  first step  {first} is the first wrong one{' of those kept' if lost else ''}"
+    if held:
+        text += f": {_steps(held[0], held[-1])} recorded and hold"
+    if lost:
+        text += f"; {_steps(right + 1, oldest - 1)} not kept"
+    return text + (f"; found as step {number} was checked" if first != number else "")
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first} was" if first == last else f"steps {first} to {last} were"
+
+
 def holds_line(number: int, judgement: Judgement, seconds: float) -> str:
     """Return one line on a step in which all that was judged holds."""
     held = [
@@ -73,3 +107,8 @@ def holds_line(number: int, judgement: Judgement, seconds: float) -> str:
     for obligation, why in judgement.unjudged.items():
         line += f"; {obligation} not judged: {why}"
     return one_line(line)
+
+
+def say(text: str) -> None:
+    """Print next to the output of the training."""
+    print(printable(text), file=sys.stderr, flush=True)

@@ -108,7 +108,7 @@ def memory(
     Exits with 0, 1 if it does not fit into --device-memory, 2 for wrong usage.
     """
     from ..memory.setup import Setup
-    from ..memory.text import parse_size
+    from ..sizes import parse_size
 
     if tables:
         if model is not None:

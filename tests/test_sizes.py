@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerocheck.errors import UsageError
-from zerocheck.memory.text import binary, parse_size
+from zerocheck.sizes import binary, parse_size
 
 
 @pytest.mark.parametrize(

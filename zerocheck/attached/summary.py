@@ -1,0 +1,72 @@
+"""Count of the checked steps of a run, and the sentences at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..foreign_text import one_line
+from ..protocol.verdicts import Judgement
+from .text import first_of
+
+
+@dataclass
+class _Found:
+    """One finding: the step in which it was found first, and in how many."""
+
+    step: int
+    text: str
+    times: int = 1
+
+
+@dataclass
+class CheckedSteps:
+    """Count of checked steps, and of what was found in them.
+
+    checked, wrong: numbers of steps; stopped: why no further step is checked, or "".
+    """
+
+    checked: int = 0
+    wrong: int = 0
+    stopped: str = ""
+    _share: float = 0.0
+    _held: dict[str, None] = field(default_factory=dict)
+    _unjudged: Counter[str] = field(default_factory=Counter)
+    _found: dict[str, _Found] = field(default_factory=dict)
+
+    def add(self, judgement: Judgement) -> None:
+        """Count a checked step."""
+        self.checked += 1
+        self.wrong += bool(judgement.violations)
+        for obligation, status in judgement.statuses.items():
+            if status == "holds":
+                self._held.setdefault(obligation)
+        self._share = max([self._share, *judgement.share.values()])
+        self._unjudged.update(f"{what}: {why}" for what, why in judgement.unjudged.items())
+
+    def add_findings(self, marks: Iterable[str], number: int, judgement: Judgement) -> None:
+        """Count what is wrong. marks: fingerprints; number: of the first wrong step."""
+        known = [self._found[mark] for mark in marks if mark in self._found]
+        for one in known:
+            one.times += 1
+        if not known:
+            first = first_of(judgement)
+            found = _Found(number, f"{first.obligation}: {first.explanation}")
+            self._found.update(dict.fromkeys(marks, found))
+
+    def text(self, taken: int) -> str:
+        """Return the sentences. taken: steps of the run."""
+        lines = [f"zerocheck: {self.checked} of {taken} steps checked, "]
+        if self.wrong:
+            lines[0] += f"{self.wrong} of them wrong"
+        else:
+            lines[0] += f"all hold ({', '.join(self._held)}), at most {self._share:.0%} of a bound"
+        for one in {id(found): found for found in self._found.values()}.values():
+            again = f", and in {one.times - 1} more" if one.times > 1 else ""
+            lines.append(f"  from step {one.step}{again}: {one_line(one.text)}")
+        for reason, times in self._unjudged.items():
+            lines.append(f"  not judged in {times} of them: {one_line(reason)}")
+        if self.stopped:
+            lines.append(f"  {one_line(self.stopped)}")
+        return "\n".join(lines)

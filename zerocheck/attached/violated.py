@@ -1,0 +1,111 @@
+"""Consequences of a wrong step: its first wrong step is found, kept, printed, and raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..contract.semantics import Semantics
+from ..errors import Violated
+from ..foreign_text import copyable, one_line
+from ..protocol.verdicts import Judgement
+from . import bundle as bundles
+from .exchange import Verdict
+from .ranks import AllRanks, Stopped, attempt
+from .recorder import FlightRecorder, trace
+from .step_record import Observed
+from .summary import CheckedSteps
+from .text import fingerprint, first_of, say, traced_text, untraced_text, violated_text
+
+OnViolation = Literal["raise", "warn"]
+
+Judge = Callable[[Observed], tuple[Observed, Verdict]]
+"""Judges a step with all ranks; returns it with its norms reduced."""
+
+
+@dataclass
+class WrongSteps:
+    """Wrong steps of a run. known: fingerprints of what was printed; summary: where they count."""
+
+    directory: Path
+    semantics: Semantics
+    on_violation: OnViolation
+    summary: CheckedSteps
+    known: set[str] = field(default_factory=set)
+
+    def handle(
+        self,
+        observed: Observed,
+        judgement: Judgement,
+        ranks: AllRanks,
+        *,
+        right: int,
+        recorder: FlightRecorder | None,
+        judge: Judge,
+    ) -> None:
+        """Find the first wrong step, write its bundle and print it; what is known only counts.
+
+        right: the last checked step that holds. Raises Violated if that is wanted.
+        """
+        checked, what, note, place = observed.summary.number, observed.summary.what, "", ""
+        marks = {fingerprint(what, violation) for violation in judgement.violations}
+        new = bool(marks - self.known)
+        if new:
+            observed, judgement, note = _traced(observed, judgement, ranks, right, recorder, judge)
+            place = self._written(observed, judgement, ranks)
+            marks |= {fingerprint(what, violation) for violation in judgement.violations}
+        number = observed.summary.number
+        self.known |= marks
+        self.summary.add_findings(sorted(marks), number, judgement)
+        if ranks.rank == 0 and new:
+            say("\n".join(filter(None, (violated_text(what, judgement, place), note))))
+        if self.on_violation == "raise":
+            first = first_of(judgement)
+            where = f"; {copyable(('zerocheck', 'replay', place))}" if place else ""
+            found = f" (found at step {checked})" if checked != number else ""
+            message = f"step {number}: {first.obligation}: {first.explanation}{found}"
+            raise Violated(one_line(message) + where)
+
+    def _written(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> str:
+        """Write the bundle and return its folder; empty if a rank cannot, which is printed."""
+        number = observed.summary.number
+
+        def write() -> str:
+            place = ""
+            if ranks.rank == 0:
+                place = str(bundles.free_place(self.directory / f"step-{number}"))
+            place = ranks.broadcast(place.encode()).decode()
+            bundles.write(Path(place), observed, judgement, self.semantics, ranks)
+            return place
+
+        try:
+            return attempt(ranks, write)
+        except Stopped as stopped:
+            if ranks.rank in (0, stopped.problem.rank):
+                text = f"zerocheck: step {number} cannot be kept for `zerocheck replay`: "
+                say(one_line(f"{text}{stopped} (rank {stopped.problem.rank})"))
+            return ""
+
+
+def _traced(
+    observed: Observed,
+    judgement: Judgement,
+    ranks: AllRanks,
+    right: int,
+    recorder: FlightRecorder | None,
+    judge: Judge,
+) -> tuple[Observed, Judgement, str]:
+    """Return the first wrong step that is known, its judgement, and how it was found."""
+    checked = observed.summary.number
+    if recorder is None:
+        return observed, judgement, untraced_text(right, checked)
+    try:
+        found = attempt(ranks, lambda: trace(recorder, ranks, judge))
+    except Stopped as stopped:
+        if ranks.rank in (0, stopped.problem.rank):
+            say(one_line(f"zerocheck: the recorded steps cannot be judged: {stopped}"))
+        return observed, judgement, untraced_text(right, checked)
+    first, verdict = found.wrong or (observed, judgement)
+    return first, verdict, traced_text(right, found.held, first.summary.number, checked)
