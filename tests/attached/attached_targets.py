@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(__file__))
 
 import failing_scenarios
+import load_scenarios
 import output_scenarios
 import scenarios
 import torch
@@ -29,7 +30,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
         if call == "train":
             answer["taken"] = train_attached.train(**given)
         else:
-            rooms = (scenarios, output_scenarios, failing_scenarios)
+            rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

@@ -6,6 +6,7 @@
 - `copies.py`: obligation of all ranks: replicas are equal bit for bit
 - `cross_rank_checks.py`: obligations that need all ranks: ownership, agreement on the step, and
   the norm
+- `digests.py`: digests of tensors that do not depend on how they are sharded
 - `exchange.py`: judgement of one checked step: each rank judges its own shards, rank 0 the
   reports of all
 - `forwards.py`: calls of a model in a checked step: inputs, random state, gradients that come to
@@ -16,10 +17,12 @@
 - `holdings.py`: shards of a live model on this rank, read from the local tensors and never from
   an export
 - `joint_context.py`: context of a checked step on all ranks
+- `loaded.py`: obligation of a load: what was loaded is what was saved, on any number of ranks
 - `norms.py`: check of the gradient norm that ranks report when they clip: each element counts
   once
 - `optimizers.py`: optimizers around another: wrappers that call it, and those whose ranks each
   own a part
+- `options.py`: options of `zerocheck.attach`, checked
 - `output_gradients.py`: gradients that enter at the outputs of a model, read from the autograd
   graph
 - `rank_checks.py`: obligations that a rank judges by its own shards: update and clip
@@ -29,9 +32,12 @@
   at a time
 - `reference.py`: local gradient of the unwrapped model on one device, and its error bound
 - `replay.py`: replay of the bundle of a checked step: one process, no ranks
+- `resume.py`: checkpoints and data of a run: what is loaded was saved, and no sample comes twice
 - `run_parameters.py`: parameters of a live run and the places of their shards, from what its ranks
   report
 - `same_model.py`: comparison of the models of all ranks: a sharded or replicated run has only one
+- `samples.py`: samples that a run is given: none comes twice in an epoch, on any rank
+- `saved_state.py`: record of the state that was saved, and its comparison with what was loaded
 - `session.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `slices.py`: context of a checked step on one rank: its own shards, in slices that fit in memory
 - `step_context.py`: contexts of `check.step()`: of a step that is observed, and of one that is not

@@ -5,26 +5,29 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..contract.semantics import Semantics
-from ..errors import UsageError, unknown
+from ..errors import UsageError
 from ..foreign_text import one_line
-from ..protocol.verdicts import Judgement
+from ..protocol.verdicts import Judgement, Violation
 from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms
-from .holdings import check_parameters, computes_on
+from .holdings import check_parameters, computes_on, words_for
 from .optimizers import check_kind, observed_optimizer
+from .options import AttachOptions
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
-from .recorder import FlightRecorder, open_recorder, recorder_bytes
+from .recorder import FlightRecorder, open_recorder
 from .reference import Factory
+from .resume import Resume
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
 from .step_context import NOTHING, ObservedStep, UnobservedStep
 from .step_record import Observed
@@ -32,6 +35,8 @@ from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
 from .violated import OnViolation, WrongSteps
 from .watch import Watch
+
+T = TypeVar("T")
 
 
 def attach(
@@ -89,20 +94,18 @@ def attach(
     only a violation ends the training, with on_violation="raise": where zerocheck fails, or meets
     what it does not support, it prints why, and checks no further step.
     """
-    return Attached(
-        model,
-        optimizer,
+    options = AttachOptions.checked(
         reference=reference,
-        semantics=semantics or Semantics(),
+        semantics=semantics,
         steps=steps,
         every=every,
-        directory=Path(directory),
+        directory=directory,
         on_violation=on_violation,
-        done=done,
         group=group,
         recorder=recorder,
         verbose=verbose,
     )
+    return Attached(model, optimizer, options, done)
 
 
 class Attached:
@@ -116,61 +119,36 @@ class Attached:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
-        reference: Factory | None,
-        semantics: Semantics,
-        steps: Iterable[int],
-        every: int | None,
-        directory: Path,
-        on_violation: OnViolation,
-        done: int,
-        group: dist.ProcessGroup | None,
-        recorder: str | int | None,
-        verbose: bool,
+        options: AttachOptions,
+        done: int = 0,
     ) -> None:
-        if on_violation not in get_args(OnViolation):
-            raise unknown("on_violation", str(on_violation), get_args(OnViolation))
-        self._steps = sorted(_numbers(steps))
-        if every is not None and (not isinstance(every, int) or every < 1):
-            raise UsageError(f"every is {every!r} (allowed: an int from 1 on, or None)")
-        self._every = every
-        if reference is not None and not callable(reference):
-            raise UsageError(
-                f"reference= is of type {type(reference).__name__} (allowed: a function without "
-                "arguments that returns the model before it is wrapped)"
-            )
-        self._reference, self._semantics = reference, semantics
+        self._options = options
         self._model, self._optimizer = model, observed_optimizer(optimizer)
-        self._directory, self._verbose = directory, verbose
-        self._group = group
         self._watch: Watch | None = None
         self._observed_step = ObservedStep(self)
         self._compared = self._stopped = self._in_pipeline = False
-        self._record_bytes = recorder_bytes(recorder)
+        self._record_bytes = options.recorder
         self._recorder: FlightRecorder | None = None
         self._summary = CheckedSteps()
-        self._wrong = WrongSteps(directory, semantics, on_violation, self._summary)
+        self._wrong = WrongSteps(
+            options.directory, options.semantics, options.on_violation, self._summary
+        )
+        self._resume = Resume(model, self._optimizer)
         self._done = self._right = done
         self.taken = done
         self.last: Judgement | None = None
         self._next = self._after(done)
         self._arrivals: Arrivals | None = None
-        ranks = self._ranks()
-        try:
-            attempt(ranks, self._check_optimizer)
-        except Stopped as stopped:
-            if not stopped.problem.place:
-                raise UsageError(stopped.problem.text) from None
-            self._stop(stopped.problem, ranks)
+        self._with_ranks(lambda _: self._check_optimizer())
         if dist.is_available() and dist.is_initialized():
             self._compare()
-        if ranks.rank == 0:
+        if self._ranks().rank == 0:
             atexit.register(_print_summary, weakref.ref(self))
 
     @property
     def wrong(self) -> int:
-        """Number of checked steps that are wrong."""
-        return self._summary.wrong
+        """Number of checked steps and loads that are wrong."""
+        return self._summary.wrong + self._summary.wrong_loads
 
     @property
     def summary(self) -> str:
@@ -197,16 +175,81 @@ class Attached:
         if self._watch is not None:
             self.end()
 
+    def saved(self, directory: str | Path, *, data: Any = None) -> None:
+        """Record what the script just saved in this folder, for `loaded`. Every rank calls this.
+
+        The record is the file zerocheck.json: digests of all tensors, which do not depend on how
+        they are sharded, step counts, options and random states. data: the position in the data,
+        as plain data. Raises UsageError where there is no such folder.
+        """
+        folder = Path(directory)
+        save = partial(self._resume.save, folder, step=self.taken, data=data)
+        self._handle_samples(self._with_ranks(save))
+
+    def epoch(self, number: int) -> None:
+        """Follow the samples of this epoch: each may come once, over all ranks and resumes.
+
+        Every rank calls this where an epoch begins, or goes on after a resume. What the model is
+        called with in training is hashed from now on, and judged on checked steps and by `saved`.
+        Not for samplers that draw with replacement. Raises UsageError for what is no number.
+        """
+        self._resume.epoch(number, lambda: self.taken, self._ranks())
+
+    def _handle_samples(self, found: Violation | None) -> None:
+        """Print samples that came again, and raise if that is wanted."""
+        if found is not None:
+            judgement = Judgement(statuses={found.obligation: "violated"}, violations=(found,))
+            self._summary.wrong += 1
+            self._handle(judgement, f"step {found.step}", found.step)
+
+    def _handle(self, judgement: Judgement, place: str, number: int) -> None:
+        what = words_for(self._model, self._optimizer)
+        self._wrong.handle_without_bundle(what, place, number, judgement, self._ranks())
+
+    def loaded(self, directory: str | Path, *, data: Any = None, random: bool = False) -> None:
+        """Judge that what the script just loaded is what was saved. Every rank calls this.
+
+        On any number of ranks: parameters, optimizer states, step counts, options and buffers; with
+        `data` the position in the data, and with `random` the random states of as many ranks. Steps
+        are counted on from the saved one, and the next is checked. Raises Violated if it is not,
+        with on_violation="raise", and UsageError for a folder without a record.
+        """
+        folder = Path(directory)
+        load = self._with_ranks(partial(self._resume.load, folder, data=data, random=random))
+        if load is None:
+            return
+        self._done += load.step - self.taken
+        self.taken = self._right = load.step
+        self._next = self.taken + 1
+        self._summary.add_load(load.judgement)
+        if load.judgement.violations:
+            self._handle(load.judgement, str(directory), load.step)
+        elif self._ranks().rank == 0 and self._options.verbose:
+            say(one_line(load.text))
+
+    def _with_ranks(self, work: Callable[[AllRanks], T]) -> T | None:
+        """Do work with all ranks; None where the checks are stopped, or stop by it.
+
+        Raises UsageError, on all ranks, for what the user can help.
+        """
+        ranks = self._ranks()
+        if self._stopped:
+            return None
+        try:
+            return attempt(ranks, lambda: work(ranks))
+        except Stopped as stopped:
+            if not stopped.problem.place:
+                raise UsageError(stopped.problem.text) from None
+            self._stop(stopped.problem, ranks)
+            return None
+
     @property
     def _observes(self) -> bool:
         return self.taken == self._next or self._record_bytes is not None
 
     def _after(self, number: int) -> int:
         """Return the next step to check after this one; -1 for none."""
-        after = [step for step in self._steps if step > number]
-        if self._every is not None:
-            after.append((number // self._every + 1) * self._every)
-        return -1 if self._stopped else min(after, default=-1)
+        return -1 if self._stopped else self._options.after(number)
 
     def _compare(self) -> None:
         """Stop the checks if the ranks do not train one model."""
@@ -237,7 +280,7 @@ class Attached:
             return
         ranks = self._ranks()
         if self._arrivals is None:
-            self._arrivals = Arrivals(self._group)
+            self._arrivals = Arrivals(self._options.group)
             self._open_recorder(ranks)
         self._watch = Watch(
             self._model,
@@ -245,18 +288,18 @@ class Attached:
             rank=ranks.rank,
             world_size=ranks.size,
             number=self.taken,
-            listens=self._reference is not None,
+            listens=self._options.reference is not None,
             unjudged=IN_PIPELINE if self._in_pipeline else "",
         )
         self._watch.start()
         self._copied = time.perf_counter() - self._started
 
     def _open_recorder(self, ranks: AllRanks) -> None:
-        limit, place = self._record_bytes, self._directory
+        limit, place = self._record_bytes, self._options.directory
         if limit is not None:
             try:
                 self._recorder = attempt(
-                    ranks, lambda: open_recorder(place, limit, self._semantics, ranks)
+                    ranks, lambda: open_recorder(place, limit, self._options.semantics, ranks)
                 )
             except Stopped as stopped:
                 self._record_no_more(str(stopped))
@@ -318,15 +361,20 @@ class Attached:
             )
         else:
             self._right = self.taken
-            if ranks.rank == 0 and self._verbose:
+            if ranks.rank == 0 and self._options.verbose:
                 seconds = self._copied + time.perf_counter() - started
                 say(holds_line(self.taken, self.last, seconds))
         if self._recorder is not None:
             self._recorder.forget()
+        self._handle_samples(self._with_ranks(self._resume.judge_samples))
+        if self._resume.wants_next_step:
+            self._next = self.taken + 1
 
     def _judge(self, observed: Observed, ranks: AllRanks) -> tuple[Observed, Verdict]:
         observed = with_norms(observed, ranks)
-        verdict = judge_step(observed, ranks, reference=self._reference, semantics=self._semantics)
+        verdict = judge_step(
+            observed, ranks, reference=self._options.reference, semantics=self._options.semantics
+        )
         return observed, verdict
 
     def _record(self, watch: Watch) -> None:
@@ -342,15 +390,7 @@ class Attached:
     def _ranks(self) -> AllRanks:
         if not (dist.is_available() and dist.is_initialized()):
             return Alone()
-        return RankGroup(self._group, computes_on(self._model))
-
-
-def _numbers(steps: Iterable[int]) -> set[int]:
-    numbers = set(steps)
-    for number in numbers:
-        if not isinstance(number, int) or number < 1:
-            raise UsageError(f"steps holds {number!r} (allowed: ints from 1 on)")
-    return numbers
+        return RankGroup(self._options.group, computes_on(self._model))
 
 
 def _print_summary(attached: weakref.ref[Attached]) -> None:

@@ -24,11 +24,14 @@ class _Found:
 class CheckedSteps:
     """Count of checked steps, and of what was found in them.
 
-    checked, wrong: numbers of steps; stopped: why no further step is checked, or "".
+    checked, wrong: numbers of steps; loads, wrong_loads: of checkpoints; stopped: why no further
+    step is checked, or "".
     """
 
     checked: int = 0
     wrong: int = 0
+    loads: int = 0
+    wrong_loads: int = 0
     stopped: str = ""
     _share: float = 0.0
     _held: dict[str, None] = field(default_factory=dict)
@@ -44,6 +47,11 @@ class CheckedSteps:
                 self._held.setdefault(obligation)
         self._share = max([self._share, *judgement.share.values()])
         self._unjudged.update(f"{what}: {why}" for what, why in judgement.unjudged.items())
+
+    def add_load(self, judgement: Judgement) -> None:
+        """Count a load of a checkpoint."""
+        self.loads += 1
+        self.wrong_loads += bool(judgement.violations)
 
     def add_findings(self, marks: Iterable[str], number: int, judgement: Judgement) -> None:
         """Count what is wrong. marks: fingerprints; number: of the first wrong step."""
@@ -62,6 +70,8 @@ class CheckedSteps:
             lines[0] += f"{self.wrong} of them wrong"
         else:
             lines[0] += f"all hold ({', '.join(self._held)}), at most {self._share:.0%} of a bound"
+        if self.loads:
+            lines[0] += f"; {self.wrong_loads} of {self.loads} loads wrong"
         for one in {id(found): found for found in self._found.values()}.values():
             again = f", and in {one.times - 1} more" if one.times > 1 else ""
             lines.append(f"  from step {one.step}{again}: {one_line(one.text)}")

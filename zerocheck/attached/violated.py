@@ -61,11 +61,30 @@ class WrongSteps:
         self.summary.add_findings(sorted(marks), number, judgement)
         if ranks.rank == 0 and new:
             say("\n".join(filter(None, (violated_text(what, judgement, place), note))))
+        found = f" (found at step {checked})" if checked != number else ""
+        where = f"; {copyable(('zerocheck', 'replay', place))}" if place else ""
+        self._raise(f"step {number}: ", judgement, found, where)
+
+    def handle_without_bundle(
+        self, what: str, place: str, number: int, judgement: Judgement, ranks: AllRanks
+    ) -> None:
+        """Print what is wrong in a load or in the samples, and raise Violated if that is wanted.
+
+        place: where, for the message; number: of the step.
+        """
+        marks = {fingerprint(what, one) for one in (*judgement.violations, *judgement.further)}
+        new = bool(marks - self.known)
+        self.known |= marks
+        self.summary.add_findings(sorted(marks), number, judgement)
+        if ranks.rank == 0 and new:
+            others = [f"  and also    {one_line(one.explanation)}" for one in judgement.further]
+            say("\n".join([violated_text(what, judgement, ""), *others]))
+        self._raise(f"{place}: ", judgement)
+
+    def _raise(self, begin: str, judgement: Judgement, found: str = "", where: str = "") -> None:
         if self.on_violation == "raise":
             first = first_of(judgement)
-            where = f"; {copyable(('zerocheck', 'replay', place))}" if place else ""
-            found = f" (found at step {checked})" if checked != number else ""
-            message = f"step {number}: {first.obligation}: {first.explanation}{found}"
+            message = f"{begin}{first.obligation}: {first.explanation}{found}"
             raise Violated(one_line(message) + where)
 
     def _written(self, observed: Observed, judgement: Judgement, ranks: AllRanks) -> str:

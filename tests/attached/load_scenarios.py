@@ -1,0 +1,202 @@
+"""Checkpoints of a run: saved on some ranks, loaded on others, with a mistake or without."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from scenarios import WRAPS
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+import zerocheck
+from zerocheck.attached.holdings import local
+
+
+def wide() -> nn.Sequential:
+    """Rows that three and four ranks do not share evenly, and a running mean."""
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Tanh(), nn.Linear(10, 10))
+
+
+def made(wrap: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = WRAPS[wrap](wide())
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def take(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    rank = dist.get_rank()
+    data = torch.randn(5, 6, generator=torch.Generator().manual_seed(100 * seed + rank))
+    model(data).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save(wrap: str = "fsdp2", *, directory: str, folder: str) -> dict[str, Any]:
+    """Four steps, and a checkpoint of torch.distributed.checkpoint."""
+    model, optimizer = made(wrap)
+    check = zerocheck.attach(model, optimizer, directory=directory)
+    for step in range(4):
+        with check.step():
+            take(model, optimizer, step)
+    states, of_optimizer = get_state_dict(model, optimizer)
+    dcp.save({"model": states, "optimizer": of_optimizer}, checkpoint_id=folder)
+    check.saved(folder, data={"epoch": 0, "samples": 4 * 5 * dist.get_world_size()})
+    return {"files": sorted(one.name for one in Path(folder).glob("zerocheck*"))}
+
+
+def load(
+    wrap: str = "fsdp2",
+    *,
+    directory: str,
+    folder: str,
+    mistake: str = "",
+    data: Any = None,
+    random: bool = False,
+    warn: bool = True,
+) -> dict[str, Any]:
+    """Load it, with a mistake, and take two more steps."""
+    model, optimizer = made(wrap)
+    take(model, optimizer, 77)  # a state of its own, which the load is to replace
+    states, of_optimizer = get_state_dict(model, optimizer)
+    content: Any = {"model": states, "optimizer": of_optimizer}
+    if mistake == "nothing":
+        content = {}
+    elif mistake == "model alone":
+        content = {"model": states}
+    dcp.load(content, checkpoint_id=folder)
+    if mistake == "model alone":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    elif mistake != "nothing":
+        set_state_dict(model, optimizer, model_state_dict=states, optim_state_dict=of_optimizer)
+    spoil(mistake, model, optimizer)
+    on_violation: Any = "warn" if warn else "raise"
+    check = zerocheck.attach(model, optimizer, directory=directory, on_violation=on_violation)
+    said = io.StringIO()
+    with redirect_stderr(said):
+        check.loaded(folder, data=data, random=random)
+    last = []
+    for step in (4, 5):
+        with check.step():
+            take(model, optimizer, step)
+        last.append(check.taken if check.last is not None else 0)
+    return {
+        "wrong": check.wrong,
+        "said": said.getvalue(),
+        "taken": check.taken,
+        "checked": last,
+        "summary": check.summary,
+    }
+
+
+@torch.no_grad()
+def spoil(mistake: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = optimizer.state
+    first = next(iter(model.parameters()))
+    if mistake == "moments swapped":
+        for one in state.values():
+            one["exp_avg"], one["exp_avg_sq"] = one["exp_avg_sq"], one["exp_avg"]
+    elif mistake == "moments rounded":
+        for one in state.values():
+            local(one["exp_avg_sq"]).copy_(local(one["exp_avg_sq"]).bfloat16().float())
+    elif mistake == "moments zero":
+        for one in state.values():
+            local(one["exp_avg"]).zero_()
+    elif mistake == "one row":
+        if dist.get_rank() == dist.get_world_size() - 1:
+            local(first).view(-1)[-1:] += 1e-3
+    elif mistake == "count":
+        for one in state.values():
+            one["step"].zero_()
+    elif mistake == "rate":
+        optimizer.param_groups[0]["lr"] = 3e-3
+    elif mistake == "copy":
+        if dist.get_rank() == 1:
+            local(first).view(-1)[3] += 1e-3
+    elif mistake == "random":
+        torch.rand(1)
+    elif mistake == "buffers":
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        inner.get_buffer("1.running_mean").zero_()
+
+
+class Table(torch.utils.data.Dataset[torch.Tensor]):
+    """719 samples, some of them copies of others."""
+
+    def __init__(self, copies: int = 0) -> None:
+        self.rows = torch.randn(719, 6, generator=torch.Generator().manual_seed(9))
+        for copy in range(copies):
+            self.rows[718 - copy] = self.rows[copy]
+
+    def __len__(self) -> int:
+        return 719
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+def epochs(
+    *,
+    directory: str,
+    folder: str,
+    saves: int = 0,
+    resumes: bool = False,
+    mistake: str = "",
+    copies: int = 0,
+    count: int = 2,
+    batch: int = 4,
+) -> dict[str, Any]:
+    """Train on a table; save in `folder` after so many steps, or resume.
+
+    Without a folder by torch's DistributedSampler, which repeats one sample for 3 ranks.
+
+    mistake: "no sampler": all ranks have all samples; "from the first": a resume reads the epoch
+    from its beginning.
+    """
+    model, optimizer = made("fsdp2")
+    check = zerocheck.attach(
+        model, optimizer, steps=(1,), every=20, directory=directory, on_violation="warn"
+    )
+    table, said = Table(copies), io.StringIO()
+    sampler: Any = torch.utils.data.distributed.DistributedSampler(table)
+    size, done = dist.get_world_size(), 0
+    with redirect_stderr(said):
+        if resumes:
+            states, of_optimizer = get_state_dict(model, optimizer)
+            dcp.load({"model": states, "optimizer": of_optimizer}, checkpoint_id=folder)
+            set_state_dict(model, optimizer, model_state_dict=states, optim_state_dict=of_optimizer)
+            check.loaded(folder)
+            done = 0 if mistake == "from the first" else 240
+        for epoch in range(count):
+            check.epoch(epoch)
+            order = torch.randperm(719, generator=torch.Generator().manual_seed(epoch)).tolist()
+            left = order[done : done + (719 - done) // size * size]
+            mine = left[dist.get_rank() :: size]
+            if mistake == "no sampler":
+                mine = order
+            elif not folder:
+                sampler.set_epoch(epoch)
+                mine = list(sampler)
+            done = 0
+            for at in range(0, len(mine) - batch + 1, batch):
+                with check.step():
+                    out = model(torch.stack([table[i] for i in mine[at : at + batch]]))
+                    out.square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if check.taken == saves:
+                    states, of_optimizer = get_state_dict(model, optimizer)
+                    dcp.save({"model": states, "optimizer": of_optimizer}, checkpoint_id=folder)
+                    check.saved(folder)
+                    return {"said": said.getvalue(), "wrong": check.wrong, "taken": check.taken}
+            model.eval()
+            with torch.no_grad():
+                model(torch.stack([table[i] for i in range(8)]))
+            model.train()
+    return {"said": said.getvalue(), "wrong": check.wrong, "taken": check.taken}

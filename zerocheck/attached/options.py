@@ -1,0 +1,78 @@
+"""Options of `zerocheck.attach`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch.distributed as dist
+
+from ..contract.semantics import Semantics
+from ..errors import UsageError, unknown
+from .recorder import recorder_bytes
+from .reference import Factory
+from .violated import OnViolation
+
+
+@dataclass(frozen=True)
+class AttachOptions:
+    """Options of `attach`; see there. recorder: bytes. Raises UsageError for wrong ones."""
+
+    reference: Factory | None
+    semantics: Semantics
+    steps: frozenset[int]
+    every: int | None
+    directory: Path
+    on_violation: OnViolation
+    group: dist.ProcessGroup | None
+    recorder: int | None
+    verbose: bool
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        reference: Factory | None,
+        semantics: Semantics | None,
+        steps: Iterable[int],
+        every: int | None,
+        directory: str | Path,
+        on_violation: OnViolation,
+        group: dist.ProcessGroup | None,
+        recorder: str | int | None,
+        verbose: bool,
+    ) -> AttachOptions:
+        """Check the options as they were given."""
+        if on_violation not in get_args(OnViolation):
+            raise unknown("on_violation", str(on_violation), get_args(OnViolation))
+        numbers = frozenset(steps)
+        for number in numbers:
+            if not isinstance(number, int) or number < 1:
+                raise UsageError(f"steps holds {number!r} (allowed: ints from 1 on)")
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise UsageError(f"every is {every!r} (allowed: an int from 1 on, or None)")
+        if reference is not None and not callable(reference):
+            raise UsageError(
+                f"reference= is of type {type(reference).__name__} (allowed: a function without "
+                "arguments that returns the model before it is wrapped)"
+            )
+        return cls(
+            reference=reference,
+            semantics=semantics or Semantics(),
+            steps=numbers,
+            every=every,
+            directory=Path(directory),
+            on_violation=on_violation,
+            group=group,
+            recorder=recorder_bytes(recorder),
+            verbose=verbose,
+        )
+
+    def after(self, number: int) -> int:
+        """Return the next step to check after this one; -1 for none."""
+        after = [step for step in self.steps if step > number]
+        if self.every is not None:
+            after.append((number // self.every + 1) * self.every)
+        return min(after, default=-1)

@@ -1,0 +1,73 @@
+"""Checkpoints and data of a run: what is loaded was saved, and no sample comes twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..protocol.verdicts import Violation
+from .loaded import JudgedLoad, judge_load
+from .ranks import AllRanks
+from .samples import Samples
+from .saved_state import state_of, write_saved
+
+MOST_STEPS = 8
+"""Steps that are checked after a load, at most, until enough samples were given to judge them."""
+
+
+class Resume:
+    """Saves and loads of a run, and the samples of the current epoch if they are followed."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._folder: Path | None = None
+        self._samples: Samples | None = None
+        self._wanted = 0
+
+    def save(self, folder: Path, ranks: AllRanks, *, step: int, data: Any) -> Violation | None:
+        """Write the record of a checkpoint, and judge the samples. Every rank calls this."""
+        state = state_of(self._model, self._optimizer, ranks, step=step, data=data)
+        found = self.judge_samples(ranks)
+        if state is not None:
+            write_saved(folder, state.saved)
+            if self._samples is not None:
+                self._samples.followed.write(folder)
+        return found
+
+    def load(self, folder: Path, ranks: AllRanks, *, data: Any, random: bool) -> JudgedLoad:
+        """Judge a load, and go on from the samples of its checkpoint. Every rank calls this."""
+        load = judge_load(folder, self._model, self._optimizer, ranks, data=data, random=random)
+        self._folder, self._wanted = folder, MOST_STEPS
+        self._go_on(ranks)
+        return load
+
+    def epoch(self, number: int, step: Callable[[], int], ranks: AllRanks) -> None:
+        """Follow the samples of an epoch. step: returns the number of the current step."""
+        if type(number) is not int or number < 0:
+            raise UsageError(f"epoch is {number!r} (allowed: an int from 0 on)")
+        if self._samples is None:
+            self._samples = Samples(self._model, step)
+            self._go_on(ranks)
+        self._samples.epoch = number
+
+    def _go_on(self, ranks: AllRanks) -> None:
+        if self._samples is not None and self._folder is not None and ranks.rank == 0:
+            self._samples.followed.read(self._folder)
+
+    def judge_samples(self, ranks: AllRanks) -> Violation | None:
+        """Judge the samples since the last time. Every rank calls this, in `attempt`."""
+        if self._samples is None:
+            return None
+        found, judged = self._samples.exchange(ranks, loaded=self._folder is not None)
+        self._wanted = 0 if judged else max(0, self._wanted - 1)
+        return found
+
+    @property
+    def wants_next_step(self) -> bool:
+        """True if the next step is to be checked, since a load is not judged by its samples yet."""
+        return self._samples is not None and self._wanted > 0
