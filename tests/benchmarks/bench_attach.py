@@ -1,4 +1,4 @@
-"""What `attach` costs a training script: on steps that are not checked, and on those that are."""
+"""What `attach` costs a training script: on steps that are not checked, checked, and recorded."""
 
 from __future__ import annotations
 
@@ -49,12 +49,14 @@ def test_cost_of_attach(show: Show, tmp_path: Path) -> None:
         script = Script(width)
         parts = script.model, script.optimizer
         idle = zerocheck.attach(*parts, steps=(), every=None, directory=tmp_path)
-        due = zerocheck.attach(*parts, steps=(), every=1, directory=tmp_path, quiet=True)
+        due = zerocheck.attach(*parts, steps=(), every=1, directory=tmp_path)
+        kept = zerocheck.attach(*parts, steps=(), every=None, directory=tmp_path, recorder="256MiB")
         script.seconds(nullcontext)
         pairs = [(script.seconds(nullcontext), script.seconds(idle.step)) for _ in range(ROUNDS)]
         bare = statistics.median(one for one, _ in pairs)
         more = statistics.median(other / one - 1 for one, other in pairs)
         checked = statistics.median(script.seconds(due.step, 1) for _ in range(5))
+        recorded = statistics.median(script.seconds(kept.step, 1) for _ in range(5))
         started = time.perf_counter()
         for _ in range(BLOCKS):
             with idle.step():
@@ -69,8 +71,17 @@ def test_cost_of_attach(show: Show, tmp_path: Path) -> None:
                 f"{alone * 1e9:.0f}",
                 f"{alone / bare:.3%}",
                 f"{checked / bare:.0f}",
+                f"{recorded / bare:.0f}",
             ]
         )
         assert alone < 0.01 * bare
-    names = "parameters", "bare, ms", "not checked", "block, ns", "block / bare", "checked / bare"
+    names = (
+        "parameters",
+        "bare, ms",
+        "not checked",
+        "block, ns",
+        "block / bare",
+        "checked / bare",
+        "recorded / bare",
+    )
     show(table(f"attach in one process; medians of {ROUNDS} rounds, in turns", names, rows))

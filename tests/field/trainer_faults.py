@@ -23,6 +23,8 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--fault", choices=FAULTS, default="")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--saves", help="a folder for a checkpoint of every second step")
+    parser.add_argument("--resume", action="store_true", help="go on from the last of them")
     return parser.parse_args()
 
 

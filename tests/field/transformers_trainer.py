@@ -56,7 +56,7 @@ if __name__ == "__main__":
     trainer = Faulty(
         make_model(),
         transformers.TrainingArguments(
-            tempfile.mkdtemp(),
+            given.saves or tempfile.mkdtemp(),
             use_cpu=True,
             bf16=given.bf16,
             max_steps=given.steps,
@@ -64,7 +64,8 @@ if __name__ == "__main__":
             gradient_accumulation_steps=given.accumulation,
             ddp_find_unused_parameters=given.unused,
             report_to=[],
-            save_strategy="no",
+            save_strategy="steps" if given.saves else "no",
+            save_steps=2,
             learning_rate=1e-2,
             optim="adamw_torch",
             weight_decay=0.1,
@@ -80,7 +81,7 @@ if __name__ == "__main__":
         on_violation="warn",
         directory=tempfile.mkdtemp(),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=given.resume)
     if trainer.is_world_process_zero():
         print(line(callback.attached), flush=True)
     if dist.is_initialized():

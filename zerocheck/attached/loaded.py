@@ -200,10 +200,10 @@ def judge_load(
     random: bool,
 ) -> JudgedLoad:
     """Judge what was loaded from a folder. Every rank calls this, in `attempt`."""
+    saved = read_saved(directory) if ranks.rank == 0 else None
     live = state_of(model, optimizer, ranks, step=0, data=data)
     message = b""
-    if live is not None:
-        saved = read_saved(directory)
+    if saved is not None and live is not None:
         now = msgspec.structs.replace(live.saved, step=saved.step)
         live = msgspec.structs.replace(live, saved=now)
         found = [*compare_states(saved, live, data=data is not None, random=random)]

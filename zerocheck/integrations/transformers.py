@@ -5,11 +5,14 @@
     trainer.train()
 
 A step is one update, with all microbatches of `gradient_accumulation_steps`. A training that is
-resumed goes on counting where it was.
+resumed goes on counting where it was. Each checkpoint of the Trainer gets a record of what was
+saved, and a training that is resumed from one is judged by it, on any number of ranks.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..attached.session import Attached, attach
@@ -40,12 +43,26 @@ class TrainerCheck(_Callback):  # type: ignore[misc]
         if self.attached is None:
             model = self._trainer.model_wrapped
             self.attached = attach(model, optimizer, done=state.global_step, **self._options)
+            if state.global_step:
+                with suppress(UsageError):  # saved before there were records, or elsewhere
+                    self.attached.loaded(_folder(args, state))
         self.attached.before()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End an update, and judge it if it was chosen."""
         if self.attached is not None:
             self.attached.after()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record what the Trainer saved."""
+        if self.attached is not None:
+            with suppress(UsageError):  # this machine has no such folder
+                self.attached.saved(_folder(args, state))
+
+
+def _folder(args: Any, state: Any) -> Path:
+    """Return the folder of the Trainer's checkpoint of this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 def check(trainer: Trainer, **options: Any) -> TrainerCheck:
