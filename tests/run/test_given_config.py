@@ -47,6 +47,7 @@ def test_a_finding_names_its_config_and_is_replayed_with_it(ranks: Pool, tmp_pat
     """On 2 ranks a stage 3 that divides by 2 beforehand never multiplies by it again."""
     name, other = (str(tmp_path / file) for file in ("ds_config.json", "other.json"))
     given = {
+        "train_batch_size": 8,
         "gradient_predivide_factor": 2,
         "gradient_clipping": 0,
         "zero_optimization": {"stage": 3, "reduce_scatter": False},

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from borrowing import borrowed
+from hypothesis import given
+from hypothesis import strategies as st
 from slices import sliced
 
 from zerocheck.adapters.deepspeed.user_config import read
+from zerocheck.adapters.deepspeed.user_config.batch import BATCH, impossible_batch
+from zerocheck.adapters.deepspeed.user_config.section import Section
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Start, Training
 from zerocheck.catalogue import family
@@ -25,6 +30,9 @@ from zerocheck.run.known_issues.entries import matching, ours
 from zerocheck.run.records.records import Outcome
 
 from .deepspeed_cases import chosen, needs_deepspeed
+
+Write = Callable[[dict[str, Any]], str]
+"""From a config to the name of its file."""
 
 BF16 = {"bf16": {"enabled": True}}
 WIDE = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
@@ -111,12 +119,12 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[[object], str]:
-    """A function from a config to the name of its file."""
+def config(tmp_path: Path) -> Write:
+    """A function from a config to the name of its file; it gets a batch size, to start."""
 
-    def write(given: object) -> str:
+    def write(given: dict[str, Any]) -> str:
         path = tmp_path / "ds_config.json"
-        path.write_text(json.dumps(given))
+        path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, **given}))
         return str(path)
 
     return write
@@ -130,14 +138,83 @@ def judged(pool: Pool, name: str, case: Case) -> Outcome:
 
 @needs_deepspeed
 @pytest.mark.parametrize("which", sliced(tuple(HOLD), SLICE))
-def test_a_right_config_holds(pool: Pool, config: Callable[[object], str], which: str) -> None:
+def test_a_right_config_holds(pool: Pool, config: Write, which: str) -> None:
     case, ranks, given = HOLD[which]
     outcome = judged(pool, config(given), chosen(case, ranks))
     assert outcome.status == "holds", outcome.reason or outcome.judgement
 
 
+OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}
+NO_SIZE = {"train_micro_batch_size_per_gpu": None}
+
+# A config with which DeepSpeed does not start: what it says.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no batch size": (NO_SIZE, "Either train_batch_size or train_micro_batch_size_per_gpu needs"),
+    "accumulation alone": (
+        {**NO_SIZE, "gradient_accumulation_steps": 4},
+        "Either train_batch_size or train_micro_batch_size_per_gpu needs",
+    ),
+    "another product": (
+        {"train_batch_size": 13, "gradient_accumulation_steps": 2},
+        "Check batch related parameters. train_batch_size is not equal to",
+    ),
+    "offload with a client's AdamW": (OFFLOADED, "ZeRO-Offload with a client provided optimizer"),
+}
+
+STARTS: dict[str, dict[str, Any]] = {
+    "whole batch": {**NO_SIZE, "train_batch_size": 64},
+    "auto": {"train_micro_batch_size_per_gpu": "auto"},
+    "offload, and said so": {**OFFLOADED, "zero_force_ds_cpu_optimizer": False},
+    "offload with its AdamW": {**OFFLOADED, **ADAM},
+}
+
+
 @needs_deepspeed
-def test_an_injected_fault_is_caught_and_named(pool: Pool, config: Callable[[object], str]) -> None:
+@pytest.mark.parametrize("which", REFUSED)
+def test_with_what_deepspeed_does_not_start(pool: Pool, config: Write, which: str) -> None:
+    """The verdict is in DeepSpeed's words."""
+    given, words = REFUSED[which]
+    outcome = judged(pool, config(given), chosen("groups", 2))
+    assert outcome.status == "crashed"
+    assert words in outcome.reason
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("which", STARTS)
+def test_with_what_deepspeed_starts(pool: Pool, config: Write, which: str) -> None:
+    outcome = judged(pool, config(STARTS[which]), chosen("groups", 2))
+    assert outcome.status == "holds", outcome.reason or outcome.judgement
+
+
+@needs_deepspeed
+@given(
+    whole=st.none() | st.integers(0, 40),
+    micro=st.none() | st.integers(0, 8),
+    count=st.none() | st.integers(1, 6),
+)
+def test_sizes_of_batches_are_those_of_deepspeed(
+    whole: int | None, micro: int | None, count: int | None
+) -> None:
+    """DeepSpeed itself derives and asserts them, for every number of ranks up to 40."""
+    from deepspeed.runtime.config import DeepSpeedConfig as Original
+
+    starts = False
+    for size in range(1, 41):
+        one: Any = object.__new__(Original)
+        one.train_batch_size, one.train_micro_batch_size_per_gpu = whole, micro
+        one.gradient_accumulation_steps, one.world_size = count, size
+        with suppress(AssertionError, ZeroDivisionError):
+            one._configure_train_batch_size()
+            starts = True
+    sizes = dict(zip(BATCH, (whole, micro, count), strict=True))
+    impossible = impossible_batch(
+        Section("it", "", {k: v for k, v in sizes.items() if v is not None})
+    )
+    assert impossible == ({} if starts else sizes)
+
+
+@needs_deepspeed
+def test_an_injected_fault_is_caught_and_named(pool: Pool, config: Write) -> None:
     name = config({"zero_optimization": {"stage": 2}, "gradient_clipping": 0, **ADAM})
     outcome = judged(pool, f"{name}+rank-left-out", chosen("groups", 3))
     assert outcome.judgement is not None
@@ -146,7 +223,7 @@ def test_an_injected_fault_is_caught_and_named(pool: Pool, config: Callable[[obj
 
 
 @needs_deepspeed
-def test_listed_faults_of_its_stage_are_known(pool: Pool, config: Callable[[object], str]) -> None:
+def test_listed_faults_of_its_stage_are_known(pool: Pool, config: Write) -> None:
     """In bf16 stage 0 takes a step when it is made."""
     name = config({**BF16, **ADAM})
     case = merged(Case(mesh=(1,)), read(name).fixed, source="it")
@@ -167,7 +244,7 @@ def _engine_config(name: str, case: Case) -> dict[str, Any]:
 
 
 @needs_deepspeed
-def test_what_the_engine_is_given(config: Callable[[object], str]) -> None:
+def test_what_the_engine_is_given(config: Write) -> None:
     name = config(
         {
             **WIDE,
@@ -198,7 +275,9 @@ def test_what_the_engine_is_given(config: Callable[[object], str]) -> None:
 
 
 @needs_deepspeed
-def test_a_case_that_says_something_else_is_refused(config: Callable[[object], str]) -> None:
+def test_a_case_that_says_something_else_is_refused(
+    config: Write,
+) -> None:
     name = config({"gradient_predivide_factor": 2, "gradient_clipping": 0.5})
     kind = loading.load(name)
     case = merged(Case(), read(name).fixed, source="it")
@@ -218,7 +297,7 @@ def test_a_case_that_says_something_else_is_refused(config: Callable[[object], s
 
 
 @needs_deepspeed
-def test_its_class(config: Callable[[object], str]) -> None:
+def test_its_class(config: Write) -> None:
     name = config({"zero_optimization": {"stage": 1}, "gradient_clipping": 0.0})
     kind = loading.load(name)
     assert kind is loading.load(name) and issubclass(kind, loading.load("deepspeed1"))
@@ -236,14 +315,14 @@ def test_its_class(config: Callable[[object], str]) -> None:
 
 
 @needs_deepspeed
-def test_deepspeed_itself_refuses_a_value(config: Callable[[object], str]) -> None:
+def test_deepspeed_itself_refuses_a_value(config: Write) -> None:
     name = config({"zero_optimization": {"stage": 3, "sub_group_size": -1}})
     with pytest.raises(UsageError, match=r"refuses zero_optimization\.sub_group_size: "):
         loading.load(name)
 
 
 def test_without_the_library_it_says_how_to_install_it(
-    config: Callable[[object], str], monkeypatch: pytest.MonkeyPatch
+    config: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"ds_config.json needs .* 'zerocheck\[deepspeed\]'"):

@@ -104,6 +104,12 @@ class ConfiguredEngine(DeepSpeed):
             config["bf16"].update(given.bf16)
             if given.accumulate_dtype is not None:
                 config["data_types"]["grad_accum_dtype"] = given.accumulate_dtype
+        for key, size in given.batch.items():
+            config.pop(key, None)
+            if size is not None:
+                config[key] = size
+        if given.own_kernel and given.adam is None:
+            config.pop("zero_force_ds_cpu_optimizer", None)
         if given.data_types:
             config["data_types"] = {**config.get("data_types", {}), **given.data_types}
         if given.adam is not None:

@@ -2,6 +2,7 @@
 
 Imports neither torch nor DeepSpeed, so that errors are reported up front.
 
+- `batch.py`: sizes of batches in a DeepSpeed config: those with which DeepSpeed does not start
 - `config.py`: whole config, sorted: fields that it fixes in cases, keys of the engine, the rest
 - `keys.py`: all keys of DeepSpeed 0.19.8's configuration, and their treatment in a check
 - `optimizer.py`: AdamW in a DeepSpeed config: whether the engine makes it, and with which options

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ....errors import UsageError, file_of
 from ..options import stored_as
+from .batch import impossible_batch
 from .keys import CHECKPOINT, TOP
 from .optimizer import Adam, adam_of
 from .precision import dtypes_of
@@ -42,9 +43,11 @@ class DeepSpeedConfig:
     name: as it was given; fixed: fields of cases, nested; top, zero, bf16, data_types, checkpoint:
     what the engine is given there as it stands; accumulate_dtype: dtype of the sum of microbatches
     where parameters are in bf16, None for that of the reduction; average: over ranks, or their sum;
-    predivide: what gradients are divided by before they are summed; optimizer, param: whether these
-    are offloaded; adam: what the engine makes AdamW of; without: obligations that no case can
-    exercise, and why; notes: sentences for who runs it.
+    predivide: what gradients are divided by before they are summed; batch: sizes of batches with
+    which DeepSpeed does not start on any number of ranks, None for a key that the config has not;
+    optimizer, param: whether these are offloaded; own_kernel: DeepSpeed insists on its own kernel
+    for states on the host; adam: what the engine makes AdamW of; without: obligations that no case
+    can exercise, and why; notes: sentences for who runs it.
     """
 
     name: str
@@ -58,8 +61,10 @@ class DeepSpeedConfig:
     accumulate_dtype: str | None = None
     average: Average = "mean"
     predivide: float = 1.0
+    batch: Mapping[str, int | None] = field(default_factory=dict)
     optimizer: bool = False
     param: bool = False
+    own_kernel: bool = False
     adam: Adam | None = None
     without: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -131,8 +136,10 @@ def _sorted(top: Section) -> DeepSpeedConfig:
         accumulate_dtype=dtypes.accumulate_dtype,
         average=average,
         predivide=predivide,
+        batch=impossible_batch(top),
         optimizer=zero.optimizer,
         param=zero.param,
+        own_kernel=_insists(top, zero),
         adam=adam,
         without=without,
         notes=tuple(_notes(top, zero, left_out, clip_note)),
@@ -157,6 +164,11 @@ def _accumulation(top: Section) -> dict[str, int]:
         return {}
     count = top.whole("gradient_accumulation_steps", 1, lowest=1)
     return {"microbatches": count} if count <= MOST_MICROBATCHES else {}
+
+
+def _insists(top: Section, zero: Zero) -> bool:
+    """Return True if DeepSpeed refuses a client's optimizer that is not its kernel for the CPU."""
+    return zero.optimizer and top.flag("zero_force_ds_cpu_optimizer", True)
 
 
 def _average(top: Section, zero: Zero) -> Average:
@@ -214,6 +226,11 @@ def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str
     notes += [
         f"{top.source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()
     ]
+    if zero.optimizer and not top.says("optimizer"):
+        notes.append(
+            f"{top.source}: it names no optimizer, so DeepSpeed is given torch's AdamW"
+            + ("; DeepSpeedCPUAdam is what it asks for" if _insists(top, zero) else "")
+        )
     drawn = list(zero.drawn)
     if top.says("gradient_accumulation_steps") and _accumulation(top) == {}:
         drawn.append("gradient_accumulation_steps")
