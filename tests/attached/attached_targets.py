@@ -13,6 +13,7 @@ import failing_scenarios
 import load_scenarios
 import output_scenarios
 import scenarios
+import token_scenarios
 import torch
 import train_attached
 
@@ -31,6 +32,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
             answer["taken"] = train_attached.train(**given)
         else:
             rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
+            rooms = (*rooms, token_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

@@ -101,3 +101,24 @@ def test_a_resume_of_transformers(ranks: int, tmp_path: Path) -> None:
     assert "; 1 of 1 loads wrong" in said
     assert "exp_avg of every parameter was saved, and the run has none" in said
     assert "  cause       optimizer state lost" in said
+
+
+@pytest.mark.parametrize("accumulation", ["1", "2"])
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("", "violated []"),
+        ("mean of means", "violated ['loss: mean of means']"),
+        ("own tokens", "violated ['loss: mean of means']"),
+    ],
+)
+def test_weights_of_tokens_in_transformers(
+    fault: str, expected: str, accumulation: str, tmp_path: Path
+) -> None:
+    """transformers 34191: means over microbatches were averaged; and over ranks, by an option."""
+    options = ("--tokens", "--accumulation", accumulation, "--fault", fault)
+    message, said = trained("transformers_trainer.py", tmp_path, *options)
+    assert expected in message and "not judged {}" in message, message
+    assert "RESULT holds ownership, loss" in message or fault
+    alike = "every microbatch counts alike" in said or "every rank counts alike" in said
+    assert alike is bool(fault)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-FAULTS = ("", "doubled", "doubled on rank 1", "not reduced")
+FAULTS = ("", "doubled", "doubled on rank 1", "not reduced", "mean of means", "own tokens")
 
 
 def asked() -> argparse.Namespace:
@@ -23,6 +23,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--fault", choices=FAULTS, default="")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--tokens", action="store_true", help="declare that tokens count alike")
     parser.add_argument("--saves", help="a folder for a checkpoint of every second step")
     parser.add_argument("--resume", action="store_true", help="go on from the last of them")
     return parser.parse_args()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import transformers
 from trainer_faults import asked, line, trained
 
+from zerocheck import Semantics
 from zerocheck.integrations.transformers import check
 
 
@@ -70,14 +71,18 @@ if __name__ == "__main__":
             optim="adamw_torch",
             weight_decay=0.1,
             max_grad_norm=0.5,
+            average_tokens_across_devices=given.fault != "own tokens",
         ),
         train_dataset=Tokens(),
     )
     trainer.fault = given.fault
+    if given.fault == "mean of means":  # as before transformers 4.46, and for models without it
+        trainer.model_accepts_loss_kwargs = False
     callback = check(
         trainer,
         steps=range(1, given.steps + 1),
         reference=None if given.no_reference else make_model,
+        semantics=Semantics(weight="token") if given.tokens else None,
         on_violation="warn",
         directory=tempfile.mkdtemp(),
     )

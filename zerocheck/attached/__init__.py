@@ -47,6 +47,8 @@
 - `text.py`: text of a checked step, in the words of a finding of `zerocheck run`
 - `violated.py`: consequences of a wrong step: its first wrong step is found, kept, printed, and
   raised
+- `token_weights.py`: weights of tokens in the loss of a step: where they are declared alike, each
+  counts as much
 - `watch.py`: observe one step: copy the state around it, and the gradient where the optimizer
   takes it
 """

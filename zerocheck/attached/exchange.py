@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from ..contract.semantics import Semantics
-from ..protocol.verdicts import Judgement, Status
+from ..protocol.verdicts import Judgement, Obligation, Status
 from .cross_rank_checks import judge_all_ranks
 from .full_gradient import Full, judge_gradient
 from .rank_checks import judge_rank
@@ -93,11 +93,15 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     copies = [one for one in judgement.violations if one.obligation == "gradient"]
     found = [full.violation] if full.violation is not None else copies
     status: Status = "violated" if found else "holds"
+    loss: dict[Obligation, Status] = {}
+    if full.loss_status is not None:
+        loss["loss"] = full.loss_status
     return msgspec.structs.replace(
         judgement,
-        statuses={**judgement.statuses, "gradient": status},
+        statuses={**judgement.statuses, **loss, "gradient": status},
         share={**judgement.share, "gradient": full.share},
-        violations=(*others, *found),
+        violations=(*others, *found, *([] if full.loss is None else [full.loss])),
+        unjudged={"loss": full.loss_reason} if full.loss_reason else {},
         tier="full",
         estimated=("gradient",),
     )

@@ -16,7 +16,7 @@ import torch
 from ..contract.semantics import Semantics
 from ..errors import UsageError
 from ..protocol.observations import Entry
-from ..protocol.verdicts import Violation
+from ..protocol.verdicts import Status, Violation
 from .ranks import AllRanks, place_of
 from .reduced_gradient import (
     Exhibit,
@@ -30,7 +30,8 @@ from .reduced_gradient import (
 )
 from .reference import Factory, Local, Reference
 from .run_parameters import RunParameter, run_parameters
-from .step_record import Observed, RankVerdict
+from .step_record import Observed, RankVerdict, StepSummary
+from .token_weights import TokenWeights, judge_weights
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -41,11 +42,18 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 class Full(msgspec.Struct, frozen=True):
-    """The verdict on the gradient; rank 0 has it. reason: why there is none."""
+    """The verdict on the gradient; rank 0 has it.
+
+    reason: why there is none; loss, loss_status, loss_reason: that on the weights of tokens, None
+    and "" where they are not declared alike.
+    """
 
     share: float = 0.0
     violation: Violation | None = None
     reason: str = ""
+    loss: Violation | None = None
+    loss_status: Status | None = None
+    loss_reason: str = ""
 
 
 def judge_gradient(
@@ -82,7 +90,32 @@ def judge_gradient(
         if tensor.trains:
             total = ranks.total(share_of(local, tensor))
             found = joined(found, compare_shards(observed, tensor, total, semantics))
-    return _verdict(observed, local, found, tensors, semantics, ranks)
+    full = _verdict(observed, local, found, tensors, semantics, ranks)
+    if semantics.weight != "token":
+        return full
+    gathered = ranks.gather(msgspec.msgpack.encode(local.tokens))
+    every = [msgspec.msgpack.decode(one, type=list[TokenWeights]) for one in gathered]
+    return full if ranks.rank else with_tokens(full, observed.summary, every, semantics)
+
+
+def with_tokens(
+    full: Full,
+    summary: StepSummary,
+    every: Sequence[Sequence[TokenWeights]],
+    semantics: Semantics,
+) -> Full:
+    """Return the verdict with that on the weights of tokens. every: of each rank's microbatches."""
+    averaged = semantics.reduction == "mean"
+    loss, reason = judge_weights(
+        every,
+        step=summary.number,
+        scale=summary.loss_scale,
+        world_size=len(every) if averaged else 1,
+    )
+    status: Status = "violated" if loss is not None else "holds"
+    return msgspec.structs.replace(
+        full, loss=loss, loss_reason=reason, loss_status=None if reason else status
+    )
 
 
 def why_not(summary: Sequence[object]) -> str:

@@ -23,6 +23,7 @@ from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT
 from ..judge.estimate import MARGIN, REPLICAS
 from .forwards import Forward, entered, tensors_in
+from .token_weights import TokenWeights, logits_of, weights_of
 
 Factory = Callable[[], nn.Module]
 
@@ -32,11 +33,12 @@ class Local:
     """Local gradients of one rank.
 
     gradients[name][m]: of microbatch m, flat fp32 on the CPU, None where it has none; noise[name]:
-    the largest error of an element of their sum.
+    the largest error of an element of their sum; tokens: weights of the tokens of each microbatch.
     """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
     noise: Mapping[str, float]
+    tokens: Sequence[TokenWeights] = ()
 
 
 class Reference:
@@ -111,8 +113,9 @@ class Reference:
         """Return the gradients of these calls. buffers: those that the run had before them."""
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
+        tokens: list[TokenWeights] = []
         with _separate_random(self.device):
-            first = self._run(forwards, buffers)
+            first = self._run(forwards, buffers, tokens)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept) for forward in forwards), default=0.0)
@@ -123,11 +126,15 @@ class Reference:
                     if moved is not None and was is not None and was.numel():
                         distance = float((moved - was).abs().nan_to_num(nan=0.0).max())
                         noise[name] = max(noise[name], MARGIN * distance)
-        return Local(first, noise)
+        return Local(first, noise, tokens)
 
     def _run(
-        self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]
+        self,
+        forwards: Sequence[Forward],
+        buffers: Mapping[str, torch.Tensor],
+        tokens: list[TokenWeights] | None = None,
     ) -> dict[str, list[torch.Tensor | None]]:
+        """Return the gradients of each call. tokens: list that takes the weights of tokens."""
         found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
@@ -142,7 +149,12 @@ class Reference:
                 pairs = [
                     _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
+                logits = None if tokens is None else logits_of([*outputs.values()])
+                if logits is not None:
+                    logits.retain_grad()
                 torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
+                if tokens is not None:
+                    tokens.append(weights_of(logits, None if logits is None else logits.grad))
             for name, parameter in self._parameters.items():
                 grad = parameter.grad
                 found[name].append(None if grad is None else grad.reshape(-1).float().cpu())

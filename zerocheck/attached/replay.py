@@ -18,7 +18,7 @@ from ..user_code import import_user_code
 from .bundle import Bundle, read
 from .cross_rank_checks import judge_all_ranks
 from .exchange import with_gradient
-from .full_gradient import Full, joined, why_not
+from .full_gradient import Full, joined, why_not, with_tokens
 from .rank_checks import judge_rank
 from .reduced_gradient import (
     Judged,
@@ -34,6 +34,9 @@ from .reference import Reference
 from .run_parameters import run_parameters
 from .step_record import Observed
 from .text import violated_text
+
+FULL = ("gradient", "loss")
+"""Obligations that are judged with a model only."""
 
 
 class ReplayedBundle:
@@ -65,7 +68,7 @@ class ReplayedBundle:
             )
         was, now = self.bundle.judgement.violations, self.judgement.violations
         if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
-            was, now = (tuple(v for v in one if v.obligation != "gradient") for one in (was, now))
+            was, now = (tuple(v for v in one if v.obligation not in FULL) for one in (was, now))
             note = f" (its gradient was not judged again: {self._without})"
         if [_kind(one) for one in was] == [_kind(one) for one in now]:
             return f"reproduced: the same verdict on step {number}{note}"
@@ -178,4 +181,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
     asked = worst(found, tensors)
     shown = [exhibit(one, local, asked) for one, local in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)
-    return Full(share, violation(found, asked, shown, every[0], semantics))
+    full = Full(share, violation(found, asked, shown, every[0], semantics))
+    if semantics.weight != "token":
+        return full
+    return with_tokens(full, every[0], [local.tokens for local in locals_], semantics)

@@ -74,7 +74,8 @@ def attach(
                   with, and gives its outputs the gradients that came to them from outside. Where a
                   loss reaches the parameters past the outputs of `model`, they are not judged, and
                   the line of the step says so
-    semantics     how gradients of ranks become one (`average`, `unused`); default: their mean
+    semantics     how gradients of ranks become one (`average`, `unused`); default: their mean;
+                  weight="token": the loss is the mean over all tokens of the step, which is judged
     steps         numbers of steps to check; the first after `attach` is 1
     every         check each step whose number is a multiple of it, too; None: no others
     directory     where a violated step is written, for `zerocheck replay`
@@ -90,9 +91,8 @@ def attach(
     seven times the bytes of its parameters, until the step is judged. On all other steps one
     integer is compared, and nothing is hooked; with `recorder` they are copied to disk, too.
 
-    Raises UsageError for an argument, an optimizer or a dtype that cannot be judged. After that
-    only a violation ends the training, with on_violation="raise": where zerocheck fails, or meets
-    what it does not support, it prints why, and checks no further step.
+    Raises UsageError for what cannot be judged. After that only a violation ends the training, with
+    on_violation="raise": where zerocheck fails, it prints why, and checks no further step.
     """
     options = AttachOptions.checked(
         reference=reference,
