@@ -21,6 +21,9 @@ RIGHT = [
     ("fsdp2", 3, "ddp", 2),
     ("ddp", 2, "fsdp2", 4),
     ("fsdp1", 2, "fsdp1", 3),
+    ("hybrid_fsdp2", 4, "fsdp2", 3),
+    ("flat_fsdp1", 3, "flat_fsdp1", 2),
+    ("compiled_ddp", 2, "plain", 1),
 ]
 
 
@@ -141,7 +144,7 @@ def test_a_digest_does_not_depend_on_the_sharding(
         digest_of(whole.view(-1)[low:high], Entry("w", shape, low, high))
         for low, high in ((0, 33), (33, 90), (90, 140))
     ]
-    monkeypatch.setattr(digests, "CHUNK", 11)
+    monkeypatch.setitem(digests.CHUNK, "cpu", 11)
     boxes = [
         digest_of(whole[:, low:high], Entry("w", shape, 0, 28 * (high - low), (rows, cut, last)))
         for low, high in ((0, 2), (2, 5))

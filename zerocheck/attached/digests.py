@@ -18,17 +18,29 @@ from ..protocol.observations import Entry
 BLOCKS = 16
 """Blocks of a tensor with digests of their own, which tell where a wrong one is wrong."""
 
-CHUNK = 1 << 20
-"""Elements that are hashed at once."""
+CHUNK = {"cpu": 1 << 15}
+"""Elements that are hashed at once, by kind of device: what a cache holds. On others 4 million."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+_STEP = -7046029254386353131
+"""2^64 over the golden ratio, which is odd: multiples of it lie far apart modulo 2^64."""
+
+
 def mixed(words: torch.Tensor) -> torch.Tensor:
-    """Mix the bits of each int64, by multiplications with odd numbers and shifts."""
-    words = (words ^ (words >> 32)) * -7046029254386353131
-    words = (words ^ (words >> 29)) * -4658895280553007687
-    return words ^ (words >> 32)
+    """Mix the bits of each int64 in place, by multiplications with odd numbers and shifts."""
+    words ^= words >> 32
+    words *= _STEP
+    words ^= words >> 29
+    words *= -4658895280553007687
+    words ^= words >> 32
+    return words
+
+
+def placed(bits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Hash elements with their places, both int64."""
+    return mixed(index * _STEP + bits)
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,23 +81,31 @@ class PartDigest(msgspec.Struct, frozen=True, array_like=True):
         return self.entry.stop - self.entry.start
 
 
-def digest_of(tensor: torch.Tensor, entry: Entry) -> PartDigest:
-    """Compute the digest of a part, on the tensor's own device, in chunks."""
+def digest_of(tensor: torch.Tensor, entry: Entry, *, rounds: bool = True) -> PartDigest:
+    """Compute the digest of a part, on the tensor's own device, in chunks.
+
+    rounds: with that of the rounded elements, which is 0 without.
+    """
     flat = tensor.detach().reshape(-1)
     whole = max(1, math.prod(entry.shape))
     blocks = torch.zeros(BLOCKS, dtype=torch.int64, device=flat.device)
     rounded = torch.zeros((), dtype=torch.int64, device=flat.device)
-    nonzero = 0
-    for low in range(0, flat.numel(), CHUNK):
-        part = flat[low : low + CHUNK]
+    nonzero = torch.zeros((), dtype=torch.int64, device=flat.device)
+    size = CHUNK.get(flat.device.type, 1 << 22)
+    for low in range(0, flat.numel(), size):
+        part = flat[low : low + size]
         index = _indices(entry, low, low + part.numel(), flat.device)
-        key = mixed(index)
-        blocks.index_add_(0, index * BLOCKS // whole, mixed(key + bits_of(part)))
-        if part.dtype is torch.float32:
-            rounded += mixed(key + bits_of(part.to(torch.bfloat16).float())).sum()
-        nonzero += int(part.count_nonzero())
+        hashes = placed(bits_of(part), index)
+        first, last = (int(at) * BLOCKS // whole for at in (index[0], index[-1]))
+        if first == last:  # places rise within a part
+            blocks[first] += hashes.sum()
+        else:
+            blocks.index_add_(0, index * BLOCKS // whole, hashes)
+        if rounds and part.dtype is torch.float32:
+            rounded += placed(bits_of(part.to(torch.bfloat16).float()), index).sum()
+        nonzero += part.count_nonzero()
     found = tuple(value % 2**64 for value in blocks.tolist())
-    return PartDigest(entry, str(tensor.dtype), found, int(rounded) % 2**64, nonzero)
+    return PartDigest(entry, str(tensor.dtype), found, int(rounded) % 2**64, int(nonzero))
 
 
 def _indices(entry: Entry, low: int, high: int, device: torch.device) -> torch.Tensor:

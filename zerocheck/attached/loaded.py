@@ -55,7 +55,8 @@ def _of_role(role: str, saved: SavedState, now: SavedState) -> Iterator[Violatio
     for name, one in before.items():
         found = None
         for live in (after.get(name), *now.buffers.get(name, ())):
-            if live is None or live not in saved.buffers.get(name, ()):
+            known = [other.blocks for other in saved.buffers.get(name, ())]
+            if live is None or live.blocks not in known:
                 found = found or _judged(role, name, one, live, saved)
         if found is not None:
             group = msgspec.structs.replace(found, detail="")
@@ -201,7 +202,7 @@ def judge_load(
 ) -> JudgedLoad:
     """Judge what was loaded from a folder. Every rank calls this, in `attempt`."""
     saved = read_saved(directory) if ranks.rank == 0 else None
-    live = state_of(model, optimizer, ranks, step=0, data=data)
+    live = state_of(model, optimizer, ranks, step=0, data=data, rounds=False)
     message = b""
     if saved is not None and live is not None:
         now = msgspec.structs.replace(live.saved, step=saved.step)

@@ -26,7 +26,7 @@ from .. import causes as bugs
 from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
 from ..errors import UsageError
 from ..protocol.verdicts import Violation
-from .digests import bits_of, mixed
+from .digests import bits_of, placed
 from .ranks import AllRanks
 
 LEAST = 64
@@ -93,7 +93,7 @@ def sample_hashes(inputs: Any) -> torch.Tensor | None:
         if tensor.shape[0] == count:
             bits = bits_of(tensor.detach().contiguous()).reshape(count, -1)
             places = torch.arange(bits.shape[1], device=bits.device) + (number << 48)
-            total += mixed(mixed(places) + bits).sum(1).to(total.device)
+            total += placed(bits, places).sum(1).to(total.device)
     return total
 
 

@@ -77,10 +77,19 @@ class LiveState(msgspec.Struct, frozen=True):
 
 
 def state_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, ranks: AllRanks, *, step: int, data: Any
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: AllRanks,
+    *,
+    step: int,
+    data: Any,
+    rounds: bool = True,
 ) -> LiveState | None:
-    """Return the state of the run, on rank 0; None on others. Every rank calls this."""
-    gathered = ranks.gather(msgspec.msgpack.encode(_of_rank(model, optimizer)))
+    """Return the state of the run, on rank 0; None on others. Every rank calls this.
+
+    rounds: with digests of what is rounded to bf16, to recognise it in a load.
+    """
+    gathered = ranks.gather(msgspec.msgpack.encode(_of_rank(model, optimizer, rounds=rounds)))
     if ranks.rank:
         return None
     every = [msgspec.msgpack.decode(one, type=RankState) for one in gathered]
@@ -119,14 +128,14 @@ def state_of(
     return LiveState(saved, copies)
 
 
-def _of_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> RankState:
+def _of_rank(model: nn.Module, optimizer: torch.optim.Optimizer, *, rounds: bool) -> RankState:
     states = states_of(optimizer)
     parts: list[tuple[str, PartDigest]] = []
     counts: dict[str, float] = {}
     for holding in holdings(model):
         for role, shard in shards_of(holding, states):
             assert shard.tensor is not None
-            parts.append((role, digest_of(shard.tensor, entry_of(shard))))
+            parts.append((role, digest_of(shard.tensor, entry_of(shard), rounds=rounds)))
         count = count_of(holding, states)
         if count is not None:
             counts[holding.name] = count
