@@ -150,6 +150,9 @@ ELSEWHERE = {
     "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
         "needs torchtitan and triton (200 MB): tests/field/test_torchtitan.py, by tox -e field"
     ),
+    "zerocheck compare one/recorder/step-1 other/recorder/step-1 --model my_model.py:make_model": (
+        "needs two jobs: tests/attached/test_attach_comparison.py takes the steps"
+    ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
     "tests/faults/test_injections.py runs each of them",
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",

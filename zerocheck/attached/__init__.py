@@ -3,6 +3,7 @@
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
 - `bundle.py`: bundle that a violated step leaves behind: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
+- `comparison.py`: comparison of the same step in two jobs: round-off or a bug, tensor by tensor
 - `copies.py`: obligation of all ranks: replicas are equal bit for bit
 - `cross_rank_checks.py`: obligations that need all ranks: ownership, agreement on the step, and
   the norm

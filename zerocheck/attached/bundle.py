@@ -55,6 +55,11 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """None: the step was recorded, and not judged."""
     semantics: dict[str, str] = {}
 
+    @property
+    def declared(self) -> Semantics:
+        """The declared semantics."""
+        return Semantics(**self.semantics)  # type: ignore[arg-type]
+
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """Content of rank-N.json.

@@ -5,11 +5,12 @@ No code of the user runs, unless a model is named, to judge gradients too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from ..contract.semantics import Semantics
 from ..devices import CPU, kind_of, placed
 from ..errors import ExitCode, UsageError
 from ..protocol.verdicts import Judgement, Violation
@@ -22,6 +23,7 @@ from .full_gradient import Full, joined, why_not, with_tokens
 from .rank_checks import judge_rank
 from .reduced_gradient import (
     Judged,
+    Total,
     compare_shards,
     exhibit,
     put,
@@ -30,8 +32,8 @@ from .reduced_gradient import (
     violation,
     worst,
 )
-from .reference import Reference
-from .run_parameters import run_parameters
+from .reference import Local, Reference
+from .run_parameters import RunParameter, run_parameters
 from .step_record import Observed
 from .text import violated_text
 
@@ -151,15 +153,27 @@ def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
     return (placed(kind) if asked in (None, kind) else torch.device(asked)), ""
 
 
-def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None) -> Full:
-    """Judge the gradient as in full.py, with all ranks in this process, one after the other."""
+class LocalGradients(NamedTuple):
+    """Local gradients of all ranks of a bundle; reason: why there are none."""
+
+    tensors: Sequence[RunParameter] = ()
+    of_ranks: Sequence[Local] = ()
+    reason: str = ""
+
+    def total(self, tensor: RunParameter) -> Total:
+        """Return their total of one tensor."""
+        return total_of([share_of(local, tensor) for local in self.of_ranks])
+
+
+def local_gradients(ranks: Sequence[Observed], model: str, on: str | None) -> LocalGradients:
+    """Compute the local gradients of all ranks in this process, one after the other."""
     every = [one.summary for one in ranks]
     reason = why_not(every)
     if not reason and any(not one.forwards for one in ranks):
         reason = "the bundle does not hold what the model was called with"
     device, why = _chosen(kind_of(ranks[0].device), on)
     if reason or why:
-        return Full(reason=reason or why)
+        return LocalGradients(reason=reason or why)
     reference = Reference(import_user_code(model), device)
     tensors = run_parameters(every)
     reference.check({one.name: one.shape for one in tensors})
@@ -170,12 +184,21 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
                 if piece.name == tensor.name:
                     put(whole, piece.entry, one.values["before.parameter", number].float())
         reference.load(tensor.name, whole, trains=tensor.trains)
-    locals_ = [reference.local(one.forwards, one.buffers) for one in ranks]
-    semantics = Semantics(**bundle.semantics)  # type: ignore[arg-type]
+    found = [reference.local(one.forwards, one.buffers) for one in ranks]
+    return LocalGradients(tensors, found)
+
+
+def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None) -> Full:
+    """Judge the gradient as in full_gradient.py, with all ranks in this process."""
+    tensors, locals_, reason = local = local_gradients(ranks, model, on)
+    if reason:
+        return Full(reason=reason)
+    every = [one.summary for one in ranks]
+    semantics = bundle.declared
     found = [Judged(0.0, {}, (), ()) for _ in ranks]
     for tensor in tensors:
         if tensor.trains:
-            total = total_of([share_of(local, tensor) for local in locals_])
+            total = local.total(tensor)
             for rank, one in enumerate(ranks):
                 found[rank] = joined(found[rank], compare_shards(one, tensor, total, semantics))
     asked = worst(found, tensors)
@@ -184,4 +207,4 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
     full = Full(share, violation(found, asked, shown, every[0], semantics))
     if semantics.weight != "token":
         return full
-    return with_tokens(full, every[0], [local.tokens for local in locals_], semantics)
+    return with_tokens(full, every[0], [one.tokens for one in locals_], semantics)

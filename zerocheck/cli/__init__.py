@@ -1,6 +1,7 @@
 """Command line. Imports no torch before a command needs it, so that help comes at once.
 
 - `checkpoint.py`: the command `zerocheck checkpoint`
+- `compare.py`: the command `zerocheck compare`
 - `faults.py`: the command `zerocheck faults`
 - `journal.py`: shared part of the commands that write or read a journal
 - `list.py`: the command `zerocheck list`: all names
@@ -19,6 +20,7 @@ import click
 
 from .. import __version__
 from .checkpoint import checkpoint
+from .compare import compare
 from .faults import faults
 from .list import list_
 from .memory import memory
@@ -48,5 +50,5 @@ def main() -> None:
     """
 
 
-for _command in (run, replay, report, faults, checkpoint, list_, memory):
+for _command in (run, replay, report, faults, checkpoint, compare, list_, memory):
     main.add_command(_command)
