@@ -44,6 +44,8 @@ if __name__ == "__main__":
         on_violation="warn",
         directory=tempfile.mkdtemp(),
     )
+    if given.resume:
+        accelerator.load_state(given.saves)
     for batch in loader:
         with accelerator.accumulate(model):
             lonely = given.fault == "not reduced"
@@ -54,6 +56,8 @@ if __name__ == "__main__":
                 accelerator.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
             optimizer.zero_grad()
+        if given.saves and not given.resume and attached.taken == 2:
+            accelerator.save_state(given.saves)
         if attached.taken == given.steps and accelerator.sync_gradients:
             break
     if accelerator.is_main_process:

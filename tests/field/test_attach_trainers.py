@@ -122,3 +122,12 @@ def test_weights_of_tokens_in_transformers(
     assert "RESULT holds ownership, loss" in message or fault
     alike = "every microbatch counts alike" in said or "every rank counts alike" in said
     assert alike is bool(fault)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resume_of_accelerate(ranks: int, tmp_path: Path) -> None:
+    saves = str(tmp_path / "saves")
+    trained("accelerate_loop.py", tmp_path, "--saves", saves)
+    options = ("--saves", saves, "--resume")
+    _, said = trained("accelerate_loop.py", tmp_path, *options, ranks=ranks)
+    assert "2 of 2 steps checked, all hold" in said and "; 0 of 1 loads wrong" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerocheck.errors import UsageError
+from zerocheck.errors import UsageError, Violated
 from zerocheck.integrations.accelerate import check
 from zerocheck.integrations.options import check_options, library
 
@@ -50,6 +51,13 @@ class Accelerator:
         self._every, self._count = every, 0
         self.sync_gradients = False
 
+    def save_state(self, place: Any) -> Any:
+        torch.save(self._models[0].state_dict(), f"{place}/model.pt")
+        return place
+
+    def load_state(self, place: Any) -> None:
+        self._models[0].load_state_dict(torch.load(f"{place}/model.pt"))
+
     def accumulate(self, *models: Any) -> Any:
         self._count += 1
         self.sync_gradients = self._count % self._every == 0
@@ -69,6 +77,23 @@ def test_a_step_is_an_update_of_accelerate(every: int) -> None:
                 optimizer.zero_grad()
     assert attached.taken == 2
     assert attached.last is not None and attached.last.statuses["update"] == "holds"
+
+
+def test_a_load_of_accelerate_is_judged(tmp_path: Path) -> None:
+    """Of a trainer that forgets the optimizer; a folder without a record is not judged."""
+    first: Any = Accelerator(1)
+    check(first)
+    (model,), (optimizer,) = first._models, first._optimizers
+    with first.accumulate(model):
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+    assert first.save_state(tmp_path) == tmp_path
+    second: Any = Accelerator(1)
+    check(second, directory=tmp_path / "kept")
+    with pytest.raises(Violated, match="exp_avg of every parameter was saved, and the run has no"):
+        second.load_state(tmp_path)
+    (tmp_path / "zerocheck.json").unlink()
+    second.load_state(tmp_path)
 
 
 @pytest.mark.parametrize("number", [0, 2])

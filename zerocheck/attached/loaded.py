@@ -15,7 +15,7 @@ from ..optimizers import STATES
 from ..protocol.verdicts import Judgement, Status, Violation
 from .digests import WholeDigest, wrong_ranges
 from .ranks import AllRanks
-from .saved_state import LiveState, SavedState, read_saved, state_of
+from .saved_state import NAME, LiveState, SavedState, read_saved, state_of
 
 ROLES = ("parameter", *STATES, "buffer")
 """Order in which roles are judged: the first that is wrong is named first."""
@@ -199,9 +199,17 @@ def judge_load(
     *,
     data: Any,
     random: bool,
-) -> JudgedLoad:
-    """Judge what was loaded from a folder. Every rank calls this, in `attempt`."""
-    saved = read_saved(directory) if ranks.rank == 0 else None
+    required: bool,
+) -> JudgedLoad | None:
+    """Judge what was loaded from a folder. Every rank calls this, in `attempt`.
+
+    required: False to return None where there is no record.
+    """
+    saved = None
+    if ranks.rank == 0 and (required or (directory / NAME).is_file()):
+        saved = read_saved(directory)
+    if not ranks.broadcast(b"" if saved is None else b"1"):
+        return None
     live = state_of(model, optimizer, ranks, step=0, data=data, rounds=False)
     message = b""
     if saved is not None and live is not None:

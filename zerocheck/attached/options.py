@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from ..contract.semantics import Semantics
 from ..errors import UsageError, unknown
+from .holdings import check_parameters
+from .optimizers import check_kind
 from .recorder import recorder_bytes
 from .reference import Factory
 from .violated import OnViolation
@@ -76,3 +80,9 @@ class AttachOptions:
         if self.every is not None:
             after.append((number // self.every + 1) * self.every)
         return min(after, default=-1)
+
+
+def check_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer, or parameters, whose update cannot be judged."""
+    check_kind(optimizer)
+    check_parameters(model, optimizer)

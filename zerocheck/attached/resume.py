@@ -39,9 +39,21 @@ class Resume:
                 self._samples.followed.write(folder)
         return found
 
-    def load(self, folder: Path, ranks: AllRanks, *, data: Any, random: bool) -> JudgedLoad:
+    def load(
+        self, folder: Path, ranks: AllRanks, *, data: Any, random: bool, required: bool
+    ) -> JudgedLoad | None:
         """Judge a load, and go on from the samples of its checkpoint. Every rank calls this."""
-        load = judge_load(folder, self._model, self._optimizer, ranks, data=data, random=random)
+        load = judge_load(
+            folder,
+            self._model,
+            self._optimizer,
+            ranks,
+            data=data,
+            random=random,
+            required=required,
+        )
+        if load is None:
+            return None
         self._folder, self._wanted = folder, MOST_STEPS
         self._go_on(ranks)
         return load

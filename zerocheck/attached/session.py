@@ -21,9 +21,9 @@ from ..foreign_text import one_line
 from ..protocol.verdicts import Judgement, Violation
 from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms
-from .holdings import check_parameters, computes_on, words_for
-from .optimizers import check_kind, observed_optimizer
-from .options import AttachOptions
+from .holdings import computes_on, words_for
+from .optimizers import observed_optimizer
+from .options import AttachOptions, check_parts
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .recorder import FlightRecorder, open_recorder
 from .reference import Factory
@@ -71,16 +71,15 @@ def attach(
                   wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
-                  with, and gives its outputs the gradients that came to them from outside. Where a
-                  loss reaches the parameters past the outputs of `model`, they are not judged, and
-                  the line of the step says so
+                  with, and gives its outputs the gradients that came to them from outside. Not
+                  where a loss reaches parameters past the outputs, and the summary says so
     semantics     how gradients of ranks become one (`average`, `unused`); default: their mean;
                   weight="token": the loss is the mean over all tokens of the step, which is judged
     steps         numbers of steps to check; the first after `attach` is 1
     every         check each step whose number is a multiple of it, too; None: no others
     directory     where a violated step is written, for `zerocheck replay`
-    on_violation  "raise": Violated, on all ranks; "warn": rank 0 prints it once, and training goes
-                  on; `check.wrong` counts the wrong steps, for an exit code of your choice
+    on_violation  "raise": Violated, on all ranks; "warn": printed once, and training goes on;
+                  `check.wrong` counts the wrong steps, for an exit code of your choice
     done          steps taken before, for a run that is resumed: its first step is done + 1
     group         the ranks that train this model; default: all. In a pipeline: those of one stage
     recorder      bytes of disk for each rank, such as "2GiB": the steps between the checked ones
@@ -88,8 +87,8 @@ def attach(
     verbose       print a line for each step in which all holds; a summary is printed at the end
 
     On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
-    seven times the bytes of its parameters, until the step is judged. On all other steps one
-    integer is compared, and nothing is hooked; with `recorder` they are copied to disk, too.
+    seven times the bytes of its parameters. On other steps one integer is compared, and nothing is
+    hooked; with `recorder` they are copied, too, to disk.
 
     Raises UsageError for what cannot be judged. After that only a violation ends the training, with
     on_violation="raise": where zerocheck fails, it prints why, and checks no further step.
@@ -111,8 +110,7 @@ def attach(
 class Attached:
     """Handle that `attach` returns.
 
-    `taken`: the number of the last step that began; `last`: the verdict on the last step that was
-    checked, or None.
+    `taken`: number of the last step that began; `last`: verdict on the last checked one, or None.
     """
 
     def __init__(
@@ -139,7 +137,7 @@ class Attached:
         self.last: Judgement | None = None
         self._next = self._after(done)
         self._arrivals: Arrivals | None = None
-        self._with_ranks(lambda _: self._check_optimizer())
+        self._with_ranks(lambda _: check_parts(self._model, self._optimizer))
         if dist.is_available() and dist.is_initialized():
             self._compare()
         if self._ranks().rank == 0:
@@ -154,10 +152,6 @@ class Attached:
     def summary(self) -> str:
         """Few lines on the steps so far, which rank 0 prints when the process ends."""
         return self._summary.text(self.taken - self._done)
-
-    def _check_optimizer(self) -> None:
-        check_kind(self._optimizer)
-        check_parameters(self._model, self._optimizer)
 
     def step(self) -> UnobservedStep:
         """Return the context for one update; it costs a comparison, unless the step is observed."""
@@ -206,16 +200,23 @@ class Attached:
         what = words_for(self._model, self._optimizer)
         self._wrong.handle_without_bundle(what, place, number, judgement, self._ranks())
 
-    def loaded(self, directory: str | Path, *, data: Any = None, random: bool = False) -> None:
+    def loaded(
+        self,
+        directory: str | Path,
+        *,
+        data: Any = None,
+        random: bool = False,
+        required: bool = True,
+    ) -> None:
         """Judge that what the script just loaded is what was saved. Every rank calls this.
 
         On any number of ranks: parameters, optimizer states, step counts, options and buffers; with
         `data` the position in the data, and with `random` the random states of as many ranks. Steps
         are counted on from the saved one, and the next is checked. Raises Violated if it is not,
-        with on_violation="raise", and UsageError for a folder without a record.
+        with on_violation="raise", and UsageError for a folder without a record, if it is required.
         """
-        folder = Path(directory)
-        load = self._with_ranks(partial(self._resume.load, folder, data=data, random=random))
+        judge = partial(self._resume.load, Path(directory), required=required)
+        load = self._with_ranks(partial(judge, data=data, random=random))
         if load is None:
             return
         self._done += load.step - self.taken
@@ -395,6 +396,5 @@ class Attached:
 
 def _print_summary(attached: weakref.ref[Attached]) -> None:
     """Print the summary of a run whose handle still exists, unless nothing was checked."""
-    found = attached()
-    if found is not None and found._summary.checked:
+    if (found := attached()) is not None and found._summary.checked:
         say(found.summary)

@@ -5,13 +5,14 @@
     check(accelerator, reference=make_model)
 
 The loop stays as it is: `with accelerator.accumulate(model):` around backward, `optimizer.step()`
-and `optimizer.zero_grad()`. A step is one update, with all microbatches.
+and `optimizer.zero_grad()`. A step is one update, with all microbatches. What
+`accelerator.save_state` saves gets a record, and what `load_state` loads is judged by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..attached.session import Attached, attach
@@ -52,5 +53,20 @@ def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attache
             attached.after()
             opened = False
 
+    save, load = accelerator.save_state, accelerator.load_state
+
+    def save_state(*given: Any, **named: Any) -> Any:
+        place = save(*given, **named)
+        with suppress(UsageError):  # this machine has no such folder
+            attached.saved(place)
+        return place
+
+    def load_state(input_dir: Any = None, **named: Any) -> Any:
+        result = load(input_dir, **named)
+        if input_dir is not None:
+            attached.loaded(input_dir, required=False)
+        return result
+
     accelerator.accumulate = accumulate
+    accelerator.save_state, accelerator.load_state = save_state, load_state
     return attached

@@ -44,8 +44,7 @@ class TrainerCheck(_Callback):  # type: ignore[misc]
             model = self._trainer.model_wrapped
             self.attached = attach(model, optimizer, done=state.global_step, **self._options)
             if state.global_step:
-                with suppress(UsageError):  # saved before there were records, or elsewhere
-                    self.attached.loaded(_folder(args, state))
+                self.attached.loaded(_folder(args, state), required=False)
         self.attached.before()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
