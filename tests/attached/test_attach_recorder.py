@@ -110,6 +110,22 @@ def test_a_ring_that_is_too_short(
     assert f"  first step  {text}" in said
 
 
+@pytest.mark.parametrize("wrong", [1, 3, 8, 9, 10])
+def test_many_recorded_steps_are_halved(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: int,
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_JUDGED", 4)
+    with pytest.raises(Violated, match=f"^step {wrong}: update"):
+        run(tmp_path, wrong=wrong, recorder="1GiB")
+    said = capsys.readouterr().err
+    if wrong > 1:
+        text = f"step {wrong - 1} holds; 3 of 9 recorded steps were judged"
+        assert f"{wrong} is the first wrong one: {text}" in said
+
+
 def test_all_that_is_recorded_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Violated, match=r"^step 10: update"):
         run(tmp_path, wrong=10, recorder=2**30)

@@ -116,13 +116,20 @@ def open_recorder(
     return FlightRecorder(Path(place), limit, semantics)
 
 
+MOST_JUDGED = 16
+"""Kept steps that are all judged, up to the first wrong one; of more they are halved."""
+
+
 @dataclass(frozen=True)
 class Trace:
-    """First wrong step among those that were kept. held: numbers of the steps before it.
+    """First wrong step among those that every rank kept.
 
-    wrong: None where all that were kept hold.
+    kept: their numbers; judged: how many of them; held: those of them that hold; wrong: None where
+    none is.
     """
 
+    kept: tuple[int, ...]
+    judged: int
     held: tuple[int, ...]
     wrong: tuple[Observed, Judgement] | None
 
@@ -130,13 +137,24 @@ class Trace:
 def trace(
     recorder: FlightRecorder, ranks: AllRanks, judge: Callable[[Observed], tuple[Observed, Verdict]]
 ) -> Trace:
-    """Judge the steps that every rank kept, up to the first wrong one. Every rank calls this."""
+    """Judge the steps that every rank kept, for the first wrong one. Every rank calls this.
+
+    Up to MOST_JUDGED from the oldest on. More are halved, as if all steps after the first wrong one
+    were wrong: what is found is wrong then, and the step before it holds.
+    """
     mine = msgspec.msgpack.encode(recorder.numbers)
     every = [set(msgspec.msgpack.decode(one, type=list[int])) for one in ranks.gather(mine)]
     common = sorted(set.intersection(*every)) if every else []
     common = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(common)), type=list[int])
-    for position, number in enumerate(common):
-        observed, verdict = judge(recorder.read(number, ranks.rank, ranks.size))
+    found, held, judged = None, [], 0
+    low, high = 0, len(common)  # steps before `low` hold, that at `high` is wrong
+    while low < high:
+        at = low if len(common) <= MOST_JUDGED else (low + high) // 2
+        observed, verdict = judge(recorder.read(common[at], ranks.rank, ranks.size))
+        judged += 1
         if verdict.judgement.violations:
-            return Trace(tuple(common[:position]), (observed, verdict.judgement))
-    return Trace(tuple(common), None)
+            high, found = at, (observed, verdict.judgement)
+        else:
+            low = at + 1
+            held.append(common[at])
+    return Trace(tuple(common), judged, tuple(sorted(held)), found)

@@ -80,6 +80,11 @@ class Resume:
         return found
 
     @property
+    def follows_samples(self) -> bool:
+        """True after `epoch`, on all ranks."""
+        return self._samples is not None
+
+    @property
     def wants_next_step(self) -> bool:
         """True if the next step is to be checked, since a load is not judged by its samples yet."""
         return self._samples is not None and self._wanted > 0

@@ -63,16 +63,16 @@ def attach(
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Every rank calls this, after the model is wrapped and its optimizer made. The block is around
-    all that belongs to one update: all microbatches, clipping, `optimizer.step()`.
+    Every rank calls this, after wrapping, with the optimizer. The block is around all that belongs
+    to one update: all microbatches, clipping, `optimizer.step()`.
 
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
     optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
                   wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
-                  with, and gives its outputs the gradients that came to them from outside. Not
-                  where a loss reaches parameters past the outputs, and the summary says so
+                  with, and gives its outputs the gradients that came from outside. Not where a
+                  loss reaches parameters past the outputs: the summary says so
     semantics     how gradients of ranks become one (`average`, `unused`); default: their mean;
                   weight="token": the loss is the mean over all tokens of the step, which is judged
     steps         numbers of steps to check; the first after `attach` is 1
@@ -145,8 +145,8 @@ class Attached:
 
     @property
     def wrong(self) -> int:
-        """Number of checked steps and loads that are wrong."""
-        return self._summary.wrong + self._summary.wrong_loads
+        """Number of wrong steps and loads, and of times that samples came again."""
+        return self._summary.all_wrong
 
     @property
     def summary(self) -> str:
@@ -154,7 +154,7 @@ class Attached:
         return self._summary.text(self.taken - self._done)
 
     def step(self) -> UnobservedStep:
-        """Return the context for one update; it costs a comparison, unless the step is observed."""
+        """Return the context for one update; unless it is observed, it costs a comparison."""
         self.taken += 1
         return self._observed_step if self._observes else NOTHING
 
@@ -166,15 +166,14 @@ class Attached:
 
     def after(self) -> None:
         """End a step that began with `before`."""
-        if self._watch is not None:
-            self.end()
+        self.end()
 
     def saved(self, directory: str | Path, *, data: Any = None) -> None:
         """Record what the script just saved in this folder, for `loaded`. Every rank calls this.
 
-        The record is the file zerocheck.json: digests of all tensors, which do not depend on how
-        they are sharded, step counts, options and random states. data: the position in the data,
-        as plain data. Raises UsageError where there is no such folder.
+        The record, zerocheck.json, has digests of all tensors, which do not depend on the sharding,
+        step counts, options and random states. data: the position in the data, as plain data.
+        Raises UsageError where there is no such folder.
         """
         folder = Path(directory)
         save = partial(self._resume.save, folder, step=self.taken, data=data)
@@ -193,7 +192,7 @@ class Attached:
         """Print samples that came again, and raise if that is wanted."""
         if found is not None:
             judgement = Judgement(statuses={found.obligation: "violated"}, violations=(found,))
-            self._summary.wrong += 1
+            self._summary.wrong_samples += 1
             self._handle(judgement, f"step {found.step}", found.step)
 
     def _handle(self, judgement: Judgement, place: str, number: int) -> None:
@@ -212,8 +211,8 @@ class Attached:
 
         On any number of ranks: parameters, optimizer states, step counts, options and buffers; with
         `data` the position in the data, and with `random` the random states of as many ranks. Steps
-        are counted on from the saved one, and the next is checked. Raises Violated if it is not,
-        with on_violation="raise", and UsageError for a folder without a record, if it is required.
+        are counted on, and the next is checked. Raises Violated if it is not, with
+        on_violation="raise", and UsageError for a folder without a record, if it is required.
         """
         judge = partial(self._resume.load, Path(directory), required=required)
         load = self._with_ranks(partial(judge, data=data, random=random))
@@ -367,7 +366,8 @@ class Attached:
                 say(holds_line(self.taken, self.last, seconds))
         if self._recorder is not None:
             self._recorder.forget()
-        self._handle_samples(self._with_ranks(self._resume.judge_samples))
+        if self._resume.follows_samples:
+            self._handle_samples(self._with_ranks(self._resume.judge_samples))
         if self._resume.wants_next_step:
             self._next = self.taken + 1
 
@@ -396,5 +396,5 @@ class Attached:
 
 def _print_summary(attached: weakref.ref[Attached]) -> None:
     """Print the summary of a run whose handle still exists, unless nothing was checked."""
-    if (found := attached()) is not None and found._summary.checked:
+    if (found := attached()) is not None and (found._summary.checked or found._summary.loads):
         say(found.summary)

@@ -24,19 +24,25 @@ class _Found:
 class CheckedSteps:
     """Count of checked steps, and of what was found in them.
 
-    checked, wrong: numbers of steps; loads, wrong_loads: of checkpoints; stopped: why no further
-    step is checked, or "".
+    checked, wrong: numbers of steps; loads, wrong_loads: of checkpoints; wrong_samples: how
+    often samples came again; stopped: why no further step is checked, or "".
     """
 
     checked: int = 0
     wrong: int = 0
     loads: int = 0
     wrong_loads: int = 0
+    wrong_samples: int = 0
     stopped: str = ""
     _share: float = 0.0
     _held: dict[str, None] = field(default_factory=dict)
     _unjudged: Counter[str] = field(default_factory=Counter)
     _found: dict[str, _Found] = field(default_factory=dict)
+
+    @property
+    def all_wrong(self) -> int:
+        """Number of all that is wrong."""
+        return self.wrong + self.wrong_loads + self.wrong_samples
 
     def add(self, judgement: Judgement) -> None:
         """Count a checked step."""
@@ -55,8 +61,8 @@ class CheckedSteps:
 
     def add_findings(self, marks: Iterable[str], number: int, judgement: Judgement) -> None:
         """Count what is wrong. marks: fingerprints; number: of the first wrong step."""
-        known = [self._found[mark] for mark in marks if mark in self._found]
-        for one in known:
+        known = {id(self._found[one]): self._found[one] for one in marks if one in self._found}
+        for one in known.values():
             one.times += 1
         if not known:
             first = first_of(judgement)
@@ -65,11 +71,12 @@ class CheckedSteps:
 
     def text(self, taken: int) -> str:
         """Return the sentences. taken: steps of the run."""
-        lines = [f"zerocheck: {self.checked} of {taken} steps checked, "]
+        lines = [f"zerocheck: {self.checked} of {taken} steps checked"]
         if self.wrong:
-            lines[0] += f"{self.wrong} of them wrong"
-        else:
-            lines[0] += f"all hold ({', '.join(self._held)}), at most {self._share:.0%} of a bound"
+            lines[0] += f", {self.wrong} of them wrong"
+        elif self.checked:
+            held = ", ".join(self._held)
+            lines[0] += f", all hold ({held}), at most {self._share:.0%} of a bound"
         if self.loads:
             lines[0] += f"; {self.wrong_loads} of {self.loads} loads wrong"
         for one in {id(found): found for found in self._found.values()}.values():

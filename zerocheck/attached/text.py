@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from ..foreign_text import one_line, printable
 from ..protocol.verdicts import Judgement, Violation
@@ -12,6 +11,7 @@ from ..run.findings.consequences import independent
 from ..run.known_issues.entries import joined
 from ..run.records.records import Finding
 from .ranks import Problem
+from .recorder import Trace
 
 
 def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
@@ -72,19 +72,22 @@ def untraced_text(right: int, number: int) -> str:
     )
 
 
-def traced_text(right: int, held: Sequence[int], first: int, number: int) -> str:
+def traced_text(right: int, found: Trace, first: int, number: int) -> str:
     """Return how the first wrong step was found.
 
-    held: recorded steps that hold; first: the first wrong one; number: of the checked one; right:
-    as above.
+    first: its number; number: that of the checked one; right: as above.
     """
-    oldest = min(held, default=first)
-    lost = oldest - right > 1
+    kept, held = found.kept, found.held
+    lost = min(kept, default=first) - right > 1
     text = f"  first step  {first} is the first wrong one{' of those kept' if lost else ''}"
-    if held:
-        text += f": {_steps(held[0], held[-1])} recorded and hold"
+    before = [step for step in kept if step < first]
+    if before and [*held] == before:
+        text += f": {_steps(before[0], before[-1])} recorded and hold"
+    elif held:
+        judged = f"{found.judged} of {len(kept)} recorded steps were judged"
+        text += f": step {max(held)} holds; {judged}"
     if lost:
-        text += f"; {_steps(right + 1, oldest - 1)} not kept"
+        text += f"; {_steps(right + 1, min(kept, default=first) - 1)} not kept"
     return text + (f"; found as step {number} was checked" if first != number else "")
 
 

@@ -127,4 +127,4 @@ def _traced(
             say(one_line(f"zerocheck: the recorded steps cannot be judged: {stopped}"))
         return observed, judgement, untraced_text(right, checked)
     first, verdict = found.wrong or (observed, judgement)
-    return first, verdict, traced_text(right, found.held, first.summary.number, checked)
+    return first, verdict, traced_text(right, found, first.summary.number, checked)
