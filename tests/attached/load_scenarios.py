@@ -151,6 +151,7 @@ def epochs(
     copies: int = 0,
     count: int = 2,
     batch: int = 4,
+    data_ranks: int | None = None,
 ) -> dict[str, Any]:
     """Train on a table; save in `folder` after so many steps, or resume.
 
@@ -174,7 +175,7 @@ def epochs(
             check.loaded(folder)
             done = 0 if mistake == "from the first" else 240
         for epoch in range(count):
-            check.epoch(epoch)
+            check.epoch(epoch, data_ranks=data_ranks)
             order = torch.randperm(719, generator=torch.Generator().manual_seed(epoch)).tolist()
             left = order[done : done + (719 - done) // size * size]
             mine = left[dist.get_rank() :: size]

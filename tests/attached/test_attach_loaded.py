@@ -109,12 +109,12 @@ def attached(tmp_path: Path) -> zerocheck.Attached:
     return zerocheck.attach(model, torch.optim.AdamW(model.parameters()), directory=tmp_path / "k")
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check = attached(tmp_path)
     with pytest.raises(UsageError, match=r"there is no .*zerocheck\.json: check\.saved"):
         check.loaded(tmp_path)
-    with pytest.raises(UsageError, match="there is no folder"):
-        check.saved(tmp_path / "none")
+    check.saved(tmp_path / "none")
+    assert "what was saved is not recorded: there is no folder" in capsys.readouterr().err
     (tmp_path / "zerocheck.json").write_text('{"saved": 1}')
     with pytest.raises(UsageError, match="is no record of a saved state"):
         check.loaded(tmp_path)
@@ -181,6 +181,12 @@ def test_the_same_samples_on_all_ranks(ask: Ask) -> None:
     assert "  cause       samples of another rank" in answer["said"]
 
 
+def test_ranks_that_share_samples(ask: Ask) -> None:
+    """As those of a tensor-parallel group do."""
+    answer = ask("epochs", 2, folder="", mistake="no sampler", data_ranks=1)[0]
+    assert (answer["wrong"], answer["said"]) == (0, "")
+
+
 @pytest.mark.parametrize("batch", [2, 8])
 def test_a_job_of_four_ranks_resumed_on_three(ask: Ask, tmp_path: Path, batch: int) -> None:
     """240 of 719 samples were given; a loader that begins anew gives them again."""
@@ -202,3 +208,5 @@ def test_a_job_of_four_ranks_resumed_on_three(ask: Ask, tmp_path: Path, batch: i
 def test_no_epoch(tmp_path: Path, given: object) -> None:
     with pytest.raises(UsageError, match=r"epoch is .* \(allowed: an int from 0 on\)"):
         attached(tmp_path).epoch(given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"data_ranks is 2 \(allowed: what divides 1 ranks\)"):
+        attached(tmp_path).epoch(0, data_ranks=2)

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..foreign_text import one_line
 from ..protocol.verdicts import Violation
 from .loaded import JudgedLoad, judge_load
 from .ranks import AllRanks
 from .samples import Samples
 from .saved_state import state_of, write_saved
+from .text import say
 
 MOST_STEPS = 8
 """Steps that are checked after a load, at most, until enough samples were given to judge them."""
@@ -34,9 +36,12 @@ class Resume:
         state = state_of(self._model, self._optimizer, ranks, step=step, data=data)
         found = self.judge_samples(ranks)
         if state is not None:
-            write_saved(folder, state.saved)
-            if self._samples is not None:
-                self._samples.followed.write(folder)
+            try:
+                write_saved(folder, state.saved)
+                if self._samples is not None:
+                    self._samples.followed.write(folder)
+            except (UsageError, OSError) as error:
+                say(one_line(f"zerocheck: what was saved is not recorded: {error}"))
         return found
 
     def load(
@@ -58,12 +63,17 @@ class Resume:
         self._go_on(ranks)
         return load
 
-    def epoch(self, number: int, step: Callable[[], int], ranks: AllRanks) -> None:
+    def epoch(
+        self, number: int, data_ranks: int | None, step: Callable[[], int], ranks: AllRanks
+    ) -> None:
         """Follow the samples of an epoch. step: returns the number of the current step."""
         if type(number) is not int or number < 0:
             raise UsageError(f"epoch is {number!r} (allowed: an int from 0 on)")
+        count = ranks.size if data_ranks is None else data_ranks
+        if type(count) is not int or count < 1 or ranks.size % count:
+            raise UsageError(f"data_ranks is {count!r} (allowed: what divides {ranks.size} ranks)")
         if self._samples is None:
-            self._samples = Samples(self._model, step)
+            self._samples = Samples(self._model, step, ranks.size // count)
             self._go_on(ranks)
         self._samples.epoch = number
 

@@ -46,9 +46,13 @@ class _Given(msgspec.Struct, frozen=True, array_like=True):
 class Samples:
     """Samples of this rank since the last exchange, and on rank 0 those of this epoch of all."""
 
-    def __init__(self, model: nn.Module, step: Callable[[], int]) -> None:
-        """Follow what a model is called with. step: returns the number of the current step."""
-        self._step = step
+    def __init__(self, model: nn.Module, step: Callable[[], int], sharing: int = 1) -> None:
+        """Follow what a model is called with.
+
+        step: returns the number of the current step; sharing: neighbouring ranks that are given the
+        same samples, of which the first one counts.
+        """
+        self._step, self._sharing = step, sharing
         self._given: list[tuple[int, int, torch.Tensor]] = []
         self.epoch = 0
         self.followed = Followed()
@@ -73,7 +77,7 @@ class Samples:
         if ranks.rank == 0:
             every = [msgspec.msgpack.decode(one, type=list[_Given]) for one in gathered]
             before = self.followed.groups
-            found = self.followed.judge(every, loaded=loaded)
+            found = self.followed.judge(every[:: self._sharing], loaded=loaded)
             answer = msgspec.msgpack.encode((found, self.followed.groups > before))
         answer = ranks.broadcast(answer)
         return msgspec.msgpack.decode(answer, type=tuple[Violation | None, bool])

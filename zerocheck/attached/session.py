@@ -173,20 +173,21 @@ class Attached:
 
         The record, zerocheck.json, has digests of all tensors, which do not depend on the sharding,
         step counts, options and random states. data: the position in the data, as plain data.
-        Raises UsageError where there is no such folder.
+        Where it cannot be written, that is printed, and training goes on.
         """
         folder = Path(directory)
         save = partial(self._resume.save, folder, step=self.taken, data=data)
         self._handle_samples(self._with_ranks(save))
 
-    def epoch(self, number: int) -> None:
+    def epoch(self, number: int, *, data_ranks: int | None = None) -> None:
         """Follow the samples of this epoch: each may come once, over all ranks and resumes.
 
-        Every rank calls this where an epoch begins, or goes on after a resume. What the model is
-        called with in training is hashed from now on, and judged on checked steps and by `saved`.
-        Not for samplers that draw with replacement. Raises UsageError for what is no number.
+        Every rank calls this where an epoch begins, or goes on after a resume. Inputs of the model
+        in training are hashed from then on, and judged on checked steps and by `saved`; not for
+        samplers that draw with replacement. data_ranks: how many ranks have samples of their own,
+        where neighbours share them (tensor parallelism). Raises UsageError for wrong numbers.
         """
-        self._resume.epoch(number, lambda: self.taken, self._ranks())
+        self._resume.epoch(number, data_ranks, lambda: self.taken, self._ranks())
 
     def _handle_samples(self, found: Violation | None) -> None:
         """Print samples that came again, and raise if that is wanted."""
@@ -248,7 +249,6 @@ class Attached:
         return self.taken == self._next or self._record_bytes is not None
 
     def _after(self, number: int) -> int:
-        """Return the next step to check after this one; -1 for none."""
         return -1 if self._stopped else self._options.after(number)
 
     def _compare(self) -> None:
@@ -322,7 +322,7 @@ class Attached:
                 self._arrivals.leave(watch.number)
 
     def end(self) -> None:
-        """End the observation: judge a step to check, and record another."""
+        """End the observation: judge the step, or record it."""
         watch, self._watch = self._watch, None
         if watch is None:
             return

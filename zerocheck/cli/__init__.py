@@ -42,8 +42,9 @@ def main() -> None:
     zerocheck run ds_config.json              a DeepSpeed config
     zerocheck replay zerocheck-report/findings/CASE.json
 
-    A training run of your own is checked from within: `zerocheck.attach` in Python. Tests are
-    made of all this by `zerocheck.parametrize_with_checks`.
+    A training run of your own is checked from within: `zerocheck.attach` in Python; `zerocheck
+    compare` holds the same step of two runs against each other. Tests are made of all this by
+    `zerocheck.parametrize_with_checks`.
 
     Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
     3 zerocheck itself failed, or ranks of a launcher were lost; 130 interrupted.

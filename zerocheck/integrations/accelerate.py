@@ -12,7 +12,7 @@ and `optimizer.zero_grad()`. A step is one update, with all microbatches. What
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..attached.session import Attached, attach
@@ -57,8 +57,7 @@ def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attache
 
     def save_state(*given: Any, **named: Any) -> Any:
         place = save(*given, **named)
-        with suppress(UsageError):  # this machine has no such folder
-            attached.saved(place)
+        attached.saved(place)
         return place
 
     def load_state(input_dir: Any = None, **named: Any) -> Any:

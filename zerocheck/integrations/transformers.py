@@ -11,7 +11,6 @@ saved, and a training that is resumed from one is judged by it, on any number of
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +54,7 @@ class TrainerCheck(_Callback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record what the Trainer saved."""
         if self.attached is not None:
-            with suppress(UsageError):  # this machine has no such folder
-                self.attached.saved(_folder(args, state))
+            self.attached.saved(_folder(args, state))
 
 
 def _folder(args: Any, state: Any) -> Path:
