@@ -296,3 +296,62 @@ def recorded_gradient(*, directory: str, begins: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     return answer(check)
+
+
+def recorder_of_one_rank(*, directory: str) -> dict[str, Any]:
+    """The disk of rank 1 fails at step 3; step 6 is checked, and wrong from step 5 on."""
+    model = WRAPS["ddp"](net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        steps=(6,),
+        every=None,
+        directory=directory,
+        recorder="1GiB",
+        on_violation="warn",
+    )
+    message = io.StringIO()
+    for number in range(1, 8):
+        with redirect_stderr(message), check.step():
+            model(batch()).square().mean().backward()
+            optimizer.step()
+            if number >= 5:
+                for parameter in model.parameters():
+                    parameter.data.mul_(0.999)
+            optimizer.zero_grad()
+        recorder: Any = check._recorder
+        if number == 2 and dist.get_rank() == 1:
+            recorder.place = recorder.place / "none" / "\0"
+    return {"message": message.getvalue(), "wrong": check.wrong}
+
+
+class Odd(nn.Module):
+    """It is called with something that fails when it is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, given: list[Any]) -> torch.Tensor:
+        return self.net(given[0])
+
+
+class Fails(dict[str, Any]):
+    def values(self) -> Any:
+        raise RuntimeError("not to be looked at")
+
+
+def samples_that_fail(*, directory: str) -> dict[str, Any]:
+    model = Odd()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(model, optimizer, directory=directory)
+    check.epoch(0)
+    message = io.StringIO()
+    for _ in range(3):
+        with redirect_stderr(message), check.step():
+            odd = [Fails()] if dist.get_rank() == 1 else []
+            model([torch.ones(3, 6), *odd]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"message": message.getvalue(), "taken": check.taken}

@@ -210,3 +210,10 @@ def test_no_epoch(tmp_path: Path, given: object) -> None:
         attached(tmp_path).epoch(given)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"data_ranks is 2 \(allowed: what divides 1 ranks\)"):
         attached(tmp_path).epoch(0, data_ranks=2)
+
+
+def test_inputs_that_cannot_be_read(ask: Ask) -> None:
+    """The training goes on, and no further step is checked."""
+    for answer in ask("samples_that_fail"):
+        assert answer.get("taken") == 3, answer
+    assert "RuntimeError: not to be looked at. No step is checked from here on" in answer["message"]

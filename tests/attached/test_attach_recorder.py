@@ -194,3 +194,11 @@ def test_the_summary(tmp_path: Path) -> None:
     assert "  from step 25, and in 3 more: update: parameter is wrong: weight decay" in text
     right = run(tmp_path, wrong=99, count=12, every=5)
     assert right.summary.startswith("zerocheck: 2 of 12 steps checked, all hold (")
+
+
+def test_the_disk_of_one_rank_fails(ask: Ask) -> None:
+    """No rank waits for another: what all of them kept is judged, which is nothing."""
+    first, second = ask("recorder_of_one_rank")
+    assert first["wrong"] == second["wrong"] == 1
+    assert "steps between the checked ones are not recorded" in second["message"]
+    assert "6 is the first wrong one of those kept; steps 1 to 5 were not kept" in first["message"]

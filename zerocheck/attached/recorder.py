@@ -135,20 +135,23 @@ class Trace:
 
 
 def trace(
-    recorder: FlightRecorder, ranks: AllRanks, judge: Callable[[Observed], tuple[Observed, Verdict]]
+    recorder: FlightRecorder | None,
+    ranks: AllRanks,
+    judge: Callable[[Observed], tuple[Observed, Verdict]],
 ) -> Trace:
     """Judge the steps that every rank kept, for the first wrong one. Every rank calls this.
 
+    recorder: None on a rank whose disk failed, which keeps none.
     Up to MOST_JUDGED from the oldest on. More are halved, as if all steps after the first wrong one
     were wrong: what is found is wrong then, and the step before it holds.
     """
-    mine = msgspec.msgpack.encode(recorder.numbers)
+    mine = msgspec.msgpack.encode(() if recorder is None else recorder.numbers)
     every = [set(msgspec.msgpack.decode(one, type=list[int])) for one in ranks.gather(mine)]
     common = sorted(set.intersection(*every)) if every else []
     common = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(common)), type=list[int])
     found, held, judged = None, [], 0
     low, high = 0, len(common)  # steps before `low` hold, that at `high` is wrong
-    while low < high:
+    while low < high and recorder is not None:
         at = low if len(common) <= MOST_JUDGED else (low + high) // 2
         observed, verdict = judge(recorder.read(common[at], ranks.rank, ranks.size))
         judged += 1

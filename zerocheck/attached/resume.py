@@ -14,7 +14,7 @@ from ..foreign_text import one_line
 from ..protocol.verdicts import Violation
 from .loaded import JudgedLoad, judge_load
 from .ranks import AllRanks
-from .samples import Samples
+from .samples import Followed, Samples
 from .saved_state import state_of, write_saved
 from .text import say
 
@@ -27,7 +27,8 @@ class Resume:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._folder: Path | None = None
+        self._loaded = False
+        self._followed = Followed()
         self._samples: Samples | None = None
         self._wanted = 0
 
@@ -39,7 +40,7 @@ class Resume:
             try:
                 write_saved(folder, state.saved)
                 if self._samples is not None:
-                    self._samples.followed.write(folder)
+                    self._followed.write(folder)
             except (UsageError, OSError) as error:
                 say(one_line(f"zerocheck: what was saved is not recorded: {error}"))
         return found
@@ -59,8 +60,9 @@ class Resume:
         )
         if load is None:
             return None
-        self._folder, self._wanted = folder, MOST_STEPS
-        self._go_on(ranks)
+        self._loaded, self._wanted = True, MOST_STEPS
+        if ranks.rank == 0:
+            self._followed.read(folder)
         return load
 
     def epoch(
@@ -73,19 +75,14 @@ class Resume:
         if type(count) is not int or count < 1 or ranks.size % count:
             raise UsageError(f"data_ranks is {count!r} (allowed: what divides {ranks.size} ranks)")
         if self._samples is None:
-            self._samples = Samples(self._model, step, ranks.size // count)
-            self._go_on(ranks)
+            self._samples = Samples(self._model, step, self._followed, ranks.size // count)
         self._samples.epoch = number
-
-    def _go_on(self, ranks: AllRanks) -> None:
-        if self._samples is not None and self._folder is not None and ranks.rank == 0:
-            self._samples.followed.read(self._folder)
 
     def judge_samples(self, ranks: AllRanks) -> Violation | None:
         """Judge the samples since the last time. Every rank calls this, in `attempt`."""
         if self._samples is None:
             return None
-        found, judged = self._samples.exchange(ranks, loaded=self._folder is not None)
+        found, judged = self._samples.exchange(ranks, loaded=self._loaded)
         self._wanted = 0 if judged else max(0, self._wanted - 1)
         return found
 

@@ -27,6 +27,7 @@ from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
 from ..errors import UsageError
 from ..protocol.verdicts import Violation
 from .digests import bits_of, placed
+from .guard import ErrorGuard
 from .ranks import AllRanks
 
 LEAST = 64
@@ -46,19 +47,26 @@ class _Given(msgspec.Struct, frozen=True, array_like=True):
 class Samples:
     """Samples of this rank since the last exchange, and on rank 0 those of this epoch of all."""
 
-    def __init__(self, model: nn.Module, step: Callable[[], int], sharing: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module, step: Callable[[], int], followed: Followed, sharing: int = 1
+    ) -> None:
         """Follow what a model is called with.
 
-        step: returns the number of the current step; sharing: neighbouring ranks that are given the
-        same samples, of which the first one counts.
+        step: returns the number of the current step; followed: what was given before; sharing:
+        neighbouring ranks that are given the same samples, of which the first one counts.
         """
         self._step, self._sharing = step, sharing
+        self._guard = ErrorGuard()
         self._given: list[tuple[int, int, torch.Tensor]] = []
         self.epoch = 0
-        self.followed = Followed()
+        self.followed = followed
         model.register_forward_pre_hook(self._called, with_kwargs=True)
 
     def _called(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        with self._guard():
+            self._take(model, args, kwargs)
+
+    def _take(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if model.training and torch.is_grad_enabled():
             hashes = sample_hashes((args, kwargs))
             if hashes is not None:
@@ -70,6 +78,8 @@ class Samples:
         Returns what is wrong, and whether there were enough samples to judge. loaded: a checkpoint
         was loaded in this run. Every rank calls this.
         """
+        if self._guard.error is not None:
+            raise self._guard.error
         mine = [_Given(s, e, h.cpu().numpy().tobytes()) for s, e, h in self._given]
         self._given.clear()
         gathered = ranks.gather(msgspec.msgpack.encode(mine))

@@ -252,7 +252,6 @@ class Attached:
         return -1 if self._stopped else self._options.after(number)
 
     def _compare(self) -> None:
-        """Stop the checks if the ranks do not train one model."""
         self._compared = True
         ranks = self._ranks()
         try:
@@ -356,6 +355,7 @@ class Attached:
                 self.last,
                 ranks,
                 right=self._right,
+                records=self._options.recorder is not None,
                 recorder=self._recorder,
                 judge=lambda one: self._judge(one, ranks),
             )

@@ -42,18 +42,24 @@ class WrongSteps:
         ranks: AllRanks,
         *,
         right: int,
+        records: bool,
         recorder: FlightRecorder | None,
         judge: Judge,
     ) -> None:
         """Find the first wrong step, write its bundle and print it; what is known only counts.
 
-        right: the last checked step that holds. Raises Violated if that is wanted.
+        right: the last checked step that holds; records: True if a recorder is asked for, equal on
+        all ranks. Raises Violated if that is wanted.
         """
         checked, what, note, place = observed.summary.number, observed.summary.what, "", ""
         marks = {fingerprint(what, violation) for violation in judgement.violations}
         new = bool(marks - self.known)
         if new:
-            observed, judgement, note = _traced(observed, judgement, ranks, right, recorder, judge)
+            note = untraced_text(right, checked)
+            if records:
+                observed, judgement, note = _traced(
+                    observed, judgement, ranks, right, recorder, judge
+                )
             place = self._written(observed, judgement, ranks)
             marks |= {fingerprint(what, violation) for violation in judgement.violations}
         number = observed.summary.number
@@ -118,8 +124,6 @@ def _traced(
 ) -> tuple[Observed, Judgement, str]:
     """Return the first wrong step that is known, its judgement, and how it was found."""
     checked = observed.summary.number
-    if recorder is None:
-        return observed, judgement, untraced_text(right, checked)
     try:
         found = attempt(ranks, lambda: trace(recorder, ranks, judge))
     except Stopped as stopped:
