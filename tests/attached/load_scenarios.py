@@ -188,6 +188,8 @@ def epochs(
             for at in range(0, len(mine) - batch + 1, batch):
                 with check.step():
                     out = model(torch.stack([table[i] for i in mine[at : at + batch]]))
+                    if mistake == "none, twice":
+                        out = out + model(torch.stack([table[i] for i in mine[at : at + batch]]))
                     out.square().mean().backward()
                     optimizer.step()
                     optimizer.zero_grad()

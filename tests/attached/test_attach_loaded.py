@@ -174,6 +174,12 @@ def test_right_epochs_hold(ask: Ask) -> None:
         assert answer == {"said": "", "wrong": 0, "taken": 120}
 
 
+def test_a_sample_that_is_used_twice_in_a_step(ask: Ask) -> None:
+    """Two calls of the model with one batch, as R-Drop makes them."""
+    answer = ask("epochs", 2, folder="", mistake="none, twice", count=1)[0]
+    assert (answer["wrong"], answer["said"]) == (0, "")
+
+
 def test_the_same_samples_on_all_ranks(ask: Ask) -> None:
     answer = ask("epochs", 2, folder="", mistake="no sampler", batch=4)[0]
     assert answer["wrong"] > 0 and answer["said"].count("VIOLATED") == 1

@@ -4,11 +4,11 @@ What the model is called with is hashed sample by sample. A data loader that beg
 resume, or gives all ranks the same samples, trains on with a loss that looks right.
 
 A few samples of real data are equal, and samplers repeat up to W - 1 of them to give all ranks as
-many. So groups of at least 64 samples are judged, and wrong is a group of which at least half were
-there before, and more than W - 1. Where a share d of all samples are copies of others, a right
-group is taken for a wrong one with a probability of at most C(64, 32) d^32, by the union bound:
-2e-14 for d = 10 %, and less for larger groups. A sampler that draws with replacement must not be
-followed.
+many; within a step a rank may use a sample several times, which counts once. So groups of at least
+64 samples are judged, and wrong is a group of which at least half were there before, and more than
+W - 1. Where a share d of all samples are copies of others, a right group is taken for a wrong one
+with a probability of at most C(64, 32) d^32, by the union bound: 2e-14 for d = 10 %, and less for
+larger groups. A sampler that draws with replacement must not be followed.
 """
 
 from __future__ import annotations
@@ -149,8 +149,10 @@ class Followed:
             if epoch != self.epoch:
                 self.epoch, self.hashes, self.steps = epoch, self.hashes[:0], self.steps[:0]
                 self._forget_group()
-            parts = [np.frombuffer(b"".join(one), np.int64) for one in ranks]
-            found = found or self._judged(step, parts, loaded=loaded)
+            # A model may be called with one sample several times in a step of its rank.
+            parts = [np.unique(np.frombuffer(b"".join(one), np.int64)) for one in ranks]
+            wrong = self._judged(step, parts, loaded=loaded)
+            found = found or wrong
         return found
 
     def _judged(
