@@ -295,6 +295,36 @@ def refused(**given: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("stage", "narrow", "message"),
+    [
+        (1, False, "ZeRO stage 1"),
+        (3, True, "ZeRO stage 3"),
+        (0, True, "bf16 or fp16"),
+        (0, False, ""),
+    ],
+)
+def test_engines_of_deepspeed(stage: int, narrow: bool, message: str, tmp_path: Path) -> None:
+    """It is refused before it is looked at; stage 0 in fp32 is like any other model."""
+
+    class Engine(nn.Sequential):
+        __module__ = "deepspeed.runtime.engine"
+
+        def zero_optimization_stage(self) -> int:
+            return stage
+
+        def bfloat16_enabled(self) -> bool:
+            return narrow
+
+    engine = Engine(nn.Linear(2, 1))
+    optimizer = torch.optim.AdamW(engine.parameters())
+    if message:
+        text = refused(model=engine, optimizer=optimizer)
+        assert f"does not check DeepSpeed with {message}" in text and "ds_config.json" in text
+    else:
+        zerocheck.attach(engine, optimizer, directory=tmp_path)
+
+
 def test_what_is_refused() -> None:
     assert "did you mean 'warn'?" in refused(on_violation="warning")
     assert "every is 0 (allowed: an int from 1 on, or None)" in refused(every=0)

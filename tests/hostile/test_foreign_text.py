@@ -18,7 +18,7 @@ from rich.text import Text
 from safetensors.torch import save_file
 
 import zerocheck
-from zerocheck.attached import session
+from zerocheck.attached import text as attached_text
 from zerocheck.attached.ranks import Problem
 from zerocheck.attached.text import stopped_text
 from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable
@@ -156,7 +156,7 @@ def test_the_console() -> None:
 
 def test_lines_of_an_attached_run(capsys: pytest.CaptureFixture[str]) -> None:
     """What `attach` prints about a problem of a rank, into the output of a training."""
-    session._say(stopped_text(3, Problem(1, POISON)))
+    attached_text.say(stopped_text(3, Problem(1, POISON)))
     message = capsys.readouterr().err
     assert "owned" in message
     assert_lines(message)
@@ -191,7 +191,7 @@ def test_json_holds_the_same() -> None:
     assert msgspec.json.decode(data) == {POISON: [POISON, "\U000e0001", "\\udc80"]}
 
 
-PRINTING = {"cli/output.py", "report/progress.py", "attached/session.py", "pytest_plugin.py"}
+PRINTING = {"cli/output.py", "report/progress.py", "attached/text.py", "pytest_plugin.py"}
 """Files that write to a terminal; each makes printable what it writes."""
 
 

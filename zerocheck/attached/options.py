@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -83,6 +83,21 @@ class AttachOptions:
 
 
 def check_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimizer, or parameters, whose update cannot be judged."""
+    """Raise UsageError for a model or an optimizer whose update cannot be judged."""
+    _check_engine(model)
     check_kind(optimizer)
     check_parameters(model, optimizer)
+
+
+def _check_engine(model: Any) -> None:
+    """Raise UsageError for an engine of DeepSpeed that keeps what it updates in its own buffers."""
+    if not any(kind.__module__.partition(".")[0] == "deepspeed" for kind in type(model).__mro__):
+        return
+    stage = model.zero_optimization_stage() if hasattr(model, "zero_optimization_stage") else 0
+    narrow = any(getattr(model, name, bool)() for name in ("bfloat16_enabled", "fp16_enabled"))
+    if stage or narrow:
+        what = f"ZeRO stage {stage}" if stage else "bf16 or fp16"
+        raise UsageError(
+            f"attach does not check DeepSpeed with {what}, which updates buffers of its own "
+            "(allowed: stage 0 in fp32); `zerocheck run ds_config.json` checks its config"
+        )
