@@ -10,7 +10,7 @@ import torch
 from asking import Ask
 from click.testing import CliRunner
 
-from zerocheck.attached.token_weights import OTHER_LOSS, judge_weights, weights_of
+from zerocheck.attached.token_weights import OTHER_LOSS, SURE, judge_weights, weights_of
 from zerocheck.cli import main
 
 MODEL = f"{Path(__file__).parent / 'token_scenarios.py'}:reader"
@@ -65,6 +65,26 @@ def test_what_is_not_declared_is_not_judged(ask: Ask) -> None:
 def test_another_loss_is_not_judged(ask: Ask) -> None:
     answer = ask("tokens", loss="smooth")[0]
     assert answer["violations"] == [] and answer["unjudged"] == {"loss": OTHER_LOSS}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_whose_gradient_vanishes(dtype: torch.dtype) -> None:
+    """A model that knows a token for sure; nobody can tell it from one that is left out."""
+    logits = torch.randn(10, 30, generator=torch.Generator().manual_seed(0))
+    logits[:3, 7] = 200.0
+    logits = logits.to(dtype).requires_grad_()
+    target = torch.full((10,), 7)
+    torch.nn.functional.cross_entropy(logits.float(), target).backward()
+    found = weights_of(logits, logits.grad)
+    assert (found.count, found.unsure, found.reason) == (7, 3, "")
+    assert judge_weights([[found]], step=1, scale=1.0, world_size=1) == (None, "")
+    unequal, _ = judge_weights([[found]], step=1, scale=1.0, world_size=2)
+    assert unequal is not None
+    sure = logits[:3].detach().clone()
+    sure[:, 3] = 190.0
+    sure.requires_grad_()
+    torch.nn.functional.cross_entropy(sure.float(), target[:3]).backward()
+    assert weights_of(sure, sure.grad).reason == SURE
 
 
 @pytest.mark.parametrize("columns", [2, 50, 50_257])

@@ -29,15 +29,20 @@ from ..protocol.verdicts import Violation
 MOST = 0.75
 """Probability of the target in rows that are read, at most."""
 
+SATURATED = 1 - 2.0**-10
+"""Probability from which on a row without a gradient may be a token whose gradient vanished."""
+
 NO_LOGITS = "no output of the model has rows of logits that got a gradient"
+SURE = "every token is predicted too surely to read its weight"
 OTHER_LOSS = "the loss is no cross entropy of the logits, so tokens have no weights"
 
 
 class TokenWeights(msgspec.Struct, frozen=True, array_like=True):
     """Weights of the tokens of one microbatch.
 
-    count: tokens that count; low, high: smallest and largest weight; bound: relative, of the
-    difference of two equal ones; reason: why there is none, or "".
+    count: tokens that count; unsure: rows without a gradient that may be tokens; low, high:
+    smallest and largest weight; bound: relative, of the difference of two equal ones; reason: why
+    there is none, or "".
     """
 
     count: int = 0
@@ -45,6 +50,7 @@ class TokenWeights(msgspec.Struct, frozen=True, array_like=True):
     high: float = 0.0
     bound: float = 0.0
     reason: str = ""
+    unsure: int = 0
 
 
 def logits_of(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -62,10 +68,12 @@ def weights_of(logits: torch.Tensor | None, gradient: torch.Tensor | None) -> To
     given = gradient.reshape(-1, columns).float()
     rows = given.abs().sum(1) > 0
     given = given[rows]
-    found = logits.detach().reshape(-1, columns)[rows].float().softmax(1)
+    every = logits.detach().reshape(-1, columns)
+    unsure = int((every[~rows].float().softmax(1).amax(1) >= SATURATED).sum())
+    found = every[rows].float().softmax(1)
     count = len(given)
     if not count:
-        return TokenWeights()
+        return TokenWeights(unsure=unsure)
     target = given.argmin(1, keepdim=True)
     chance = found.gather(1, target).squeeze(1)
     weights = -given.gather(1, target).squeeze(1) / (1 - chance)
@@ -74,10 +82,13 @@ def weights_of(logits: torch.Tensor | None, gradient: torch.Tensor | None) -> To
     bound = 2 * (2 * unit + 4 * (math.log2(columns) + 8) * 2.0**-24)
     away = (given - weights[:, None] * found).abs().sum(1)
     read = chance <= MOST
-    if bool((away > 2 * bound * weights.abs())[read].any()) or not bool(read.any()):
+    if not bool(read.any()):
+        return TokenWeights(reason=SURE)
+    if bool((away > 2 * bound * weights.abs())[read].any()):
         return TokenWeights(reason=OTHER_LOSS)
-    read_weights = weights[read]
-    return TokenWeights(count, float(read_weights.min()), float(read_weights.max()), bound)
+    weights = weights[read]
+    low, high = float(weights.min()), float(weights.max())
+    return TokenWeights(count, low, high, bound, unsure=unsure)
 
 
 def judge_weights(
@@ -97,9 +108,13 @@ def judge_weights(
     bound = max(one.bound for _, _, one in there)
     least = min(there, key=lambda one: one[2].low)
     most = max(there, key=lambda one: one[2].high)
-    total = sum(one.count * (one.low + one.high) / 2 for _, _, one in there) / scale / world_size
+    divisor = scale * world_size
+    total = sum(one.count * (one.low + one.high) / 2 for _, _, one in there) / divisor
+    unsure = sum(one.unsure for rank in every for one in rank) * most[2].high / divisor
     ratio = most[2].high / least[2].low if least[2].low > 0 else math.inf
     if ratio <= 1 + bound:
+        if total < 1 <= total + unsure:
+            return None, ""
         return _scaled(total, bound, step, len(every), _microbatches(every)), ""
     text = (
         f"a token of microbatch {most[1]} of rank {most[0]} counts {ratio:.4g} times as much as "
