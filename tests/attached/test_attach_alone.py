@@ -308,8 +308,6 @@ def test_engines_of_deepspeed(stage: int, narrow: bool, message: str, tmp_path: 
     """It is refused before it is looked at; stage 0 in fp32 is like any other model."""
 
     class Engine(nn.Sequential):
-        __module__ = "deepspeed.runtime.engine"
-
         def zero_optimization_stage(self) -> int:
             return stage
 

@@ -91,9 +91,9 @@ def check_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def _check_engine(model: Any) -> None:
     """Raise UsageError for an engine of DeepSpeed that keeps what it updates in its own buffers."""
-    if not any(kind.__module__.partition(".")[0] == "deepspeed" for kind in type(model).__mro__):
+    if not hasattr(model, "zero_optimization_stage"):
         return
-    stage = model.zero_optimization_stage() if hasattr(model, "zero_optimization_stage") else 0
+    stage = model.zero_optimization_stage()
     narrow = any(getattr(model, name, bool)() for name in ("bfloat16_enabled", "fp16_enabled"))
     if stage or narrow:
         what = f"ZeRO stage {stage}" if stage else "bf16 or fp16"
