@@ -9,6 +9,7 @@ import pytest
 import torch
 from asking import Ask
 from click.testing import CliRunner
+from decaying import DecaysTwice
 from torch import nn
 
 import zerocheck
@@ -51,29 +52,12 @@ def test_steps_that_hold_leave_nothing(ask: Ask, tmp_path: Path) -> None:
     assert left == {"step-41", "step-42", "step-43"}
 
 
-class WrongFrom(torch.optim.AdamW):
-    """It decays twice from step `wrong` on, or in that step only."""
-
-    wrong = 0
-    once = False
-    taken = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.taken += 1
-        if self.taken == self.wrong or (self.taken > self.wrong and not self.once):
-            with torch.no_grad():
-                for group in self.param_groups:
-                    for parameter in group["params"]:
-                        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        return super().step(closure)
-
-
 def run(
     directory: Path, *, wrong: int, once: bool = False, count: int = 12, **options: Any
 ) -> zerocheck.Attached:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 2))
-    optimizer = WrongFrom(model.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = DecaysTwice(model.parameters(), lr=1e-2, weight_decay=0.1)
     optimizer.wrong, optimizer.once = wrong, once
     given = {"steps": (), "every": 10, "directory": directory, **options}
     check = zerocheck.attach(model, optimizer, **given)

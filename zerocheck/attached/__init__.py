@@ -1,7 +1,7 @@
 """Checks of chosen steps of a real training run, and the replay of their findings.
 
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
-- `bundle.py`: bundle that a violated step leaves behind: JSON and safetensors, and no code
+- `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
 - `comparison.py`: comparison of the same step in two jobs: round-off or a bug, tensor by tensor
 - `copies.py`: obligation of all ranks: replicas are equal bit for bit

@@ -9,10 +9,9 @@ and the sums of both jobs' local gradients agree. What is left of a difference i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tabulate import tabulate
@@ -20,9 +19,9 @@ from tabulate import tabulate
 from ..errors import ExitCode, UsageError
 from ..foreign_text import one_line
 from ..optimizers import STATES
-from .bundle import Bundle, read
+from ..protocol.observations import Entry
 from .reduced_gradient import enclosure, gradient_of, put
-from .replay import LocalGradients, ReplayedBundle, local_gradients, replay
+from .replay import ReplayedBundle, replay
 from .run_parameters import RunParameter, run_parameters
 from .step_record import AFTER, BEFORE, GroupOptions, Observed
 from .text import first_of
@@ -31,34 +30,31 @@ SHOWN = 10
 """Tensors in the table, at most."""
 
 
-class Job(NamedTuple):
+class Job:
     """Step of one of the two jobs."""
 
-    name: str
-    path: Path
-    bundle: Bundle
-    ranks: Sequence[Observed]
-    replayed: ReplayedBundle
-    local: LocalGradients
-
-    @property
-    def tensors(self) -> dict[str, RunParameter]:
-        """Parameters by name."""
-        return {one.name: one for one in run_parameters([rank.summary for rank in self.ranks])}
+    def __init__(self, name: str, replayed: ReplayedBundle) -> None:
+        self.name = name
+        self.replayed = replayed
+        summaries = [rank.summary for rank in replayed.ranks]
+        self.tensors = {one.name: one for one in run_parameters(summaries)}
+        self._pieces: dict[str, list[tuple[Observed, int, Entry]]] = {}
+        for rank in replayed.ranks:
+            for number, piece in enumerate(rank.summary.pieces):
+                self._pieces.setdefault(piece.name, []).append((rank, number, piece.entry))
 
     def whole(self, what: str, tensor: RunParameter) -> torch.Tensor | None:
         """Put a tensor together from the shards of all ranks: flat float32; None without any."""
-        found = torch.zeros(torch.Size(tensor.shape).numel())
-        there = False
-        for rank in self.ranks:
-            for number, piece in enumerate(rank.summary.pieces):
+        found = None
+        for rank, number, entry in self._pieces[tensor.name]:
+            value = gradient_of(rank, number)
+            if what != "gradient":
                 value = rank.values.get((what, number))
-                if what == "gradient":
-                    value = gradient_of(rank, number)
-                if piece.name == tensor.name and value is not None:
-                    put(found, piece.entry, value.float())
-                    there = True
-        return found if there else None
+            if value is not None:
+                if found is None:
+                    found = torch.zeros(torch.Size(tensor.shape).numel())
+                put(found, entry, value.float())
+        return found
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,9 @@ class Comparison:
         """Report of the comparison: both steps, the largest differences, and the verdict."""
         lines = []
         for job in self.jobs:
-            ranks = f"{job.bundle.world_size} rank{'s' if job.bundle.world_size > 1 else ''}"
-            what = f"step {job.bundle.number} of {job.path}, {job.bundle.what} on {ranks}"
+            bundle = job.replayed.bundle
+            ranks = f"{bundle.world_size} rank{'s' if bundle.world_size > 1 else ''}"
+            what = f"step {bundle.number} of {job.replayed.path}, {bundle.what} on {ranks}"
             lines.append(f"{job.name}: {what}")
             lines.append(f"   {self._of_job(job)}")
         lines.append(f"both begin with the same state: {self.states} tensors, bit for bit")
@@ -131,7 +128,8 @@ def compare_bundles(
     model, device: as in `replay`. Raises UsageError for bundles that are not whole, of other
     models, or that do not begin with the same state.
     """
-    first, second = _job("A", one, model, device), _job("B", other, model, device)
+    first = Job("A", replay(one, model, device))
+    second = Job("B", replay(other, model, device))
     tensors, others = first.tensors, second.tensors
     for name in tensors.keys() ^ others.keys():
         raise UsageError(f"the two jobs train other models: only one has the parameter {name}")
@@ -140,7 +138,7 @@ def compare_bundles(
             shapes = f"{list(tensor.shape)} and {list(others[name].shape)}"
             raise UsageError(f"the two jobs train other models: {name} has the shapes {shapes}")
     states = _check_states(first, second, tensors)
-    unjudged = first.local.reason or second.local.reason
+    unjudged = first.replayed.local.reason or second.replayed.local.reason
     differences = [*_options(first, second)]
     if not unjudged:
         differences += _samples(first, second, tensors)
@@ -150,15 +148,6 @@ def compare_bundles(
         if (pairs := [*_pairs(first, second, tensor)])
     )
     return Comparison((first, second), states, tuple(differences), unjudged, rows)  # type: ignore[arg-type]
-
-
-def _job(name: str, path: Path, model: str | None, device: str | None) -> Job:
-    bundle, ranks = read(path)
-    local = LocalGradients(reason="it needs --model")
-    replayed = replay(path, model, device)
-    if model is not None:
-        local = local_gradients(ranks, model, device)
-    return Job(name, path, bundle, ranks, replayed, local)
 
 
 def _check_states(one: Job, other: Job, tensors: dict[str, RunParameter]) -> int:
@@ -200,7 +189,7 @@ def _options(one: Job, other: Job) -> Iterator[str]:
 def _options_by_name(job: Job) -> dict[str, GroupOptions]:
     return {
         piece.name: rank.summary.options[piece.group]
-        for rank in job.ranks
+        for rank in job.replayed.ranks
         for piece in rank.summary.pieces
         if piece.group >= 0
     }
@@ -214,7 +203,7 @@ def _samples(one: Job, other: Job, tensors: dict[str, RunParameter]) -> Iterator
             continue
         mine, theirs = (
             enclosure(job.local.total(tensor), tensor, job.ranks[0].summary, job.bundle.declared)
-            for job in (one, other)
+            for job in (one.replayed, other.replayed)
         )
         if bool(((mine.exact - theirs.exact).abs() > mine.bound + theirs.bound).any()):
             wrong.append(name)

@@ -84,7 +84,8 @@ def judge_gradient(
     for tensor in tensors:
         reference.load(tensor.name, _whole(observed, tensor, ranks), trains=tensor.trains)
     with _of_reference():
-        local = reference.local(observed.forwards, observed.buffers)
+        tokens = semantics.weight == "token"
+        local = reference.local(observed.forwards, observed.buffers, tokens=tokens)
     found = Judged(0.0, {}, (), ())
     for tensor in tensors:
         if tensor.trains:

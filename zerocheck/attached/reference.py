@@ -109,13 +109,22 @@ class Reference:
         with torch.no_grad():
             parameter.copy_(whole.view(parameter.shape))
 
-    def local(self, forwards: Sequence[Forward], buffers: Mapping[str, torch.Tensor]) -> Local:
-        """Return the gradients of these calls. buffers: those that the run had before them."""
+    def local(
+        self,
+        forwards: Sequence[Forward],
+        buffers: Mapping[str, torch.Tensor],
+        *,
+        tokens: bool = False,
+    ) -> Local:
+        """Return the gradients of these calls.
+
+        buffers: those that the run had before them; tokens: with the weights of tokens.
+        """
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
-        tokens: list[TokenWeights] = []
+        weights: list[TokenWeights] = []
         with _separate_random(self.device):
-            first = self._run(forwards, buffers, tokens)
+            first = self._run(forwards, buffers, weights if tokens else None)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept) for forward in forwards), default=0.0)
@@ -126,15 +135,15 @@ class Reference:
                     if moved is not None and was is not None and was.numel():
                         distance = float((moved - was).abs().nan_to_num(nan=0.0).max())
                         noise[name] = max(noise[name], MARGIN * distance)
-        return Local(first, noise, tokens)
+        return Local(first, noise, weights)
 
     def _run(
         self,
         forwards: Sequence[Forward],
         buffers: Mapping[str, torch.Tensor],
-        tokens: list[TokenWeights] | None = None,
+        weights: list[TokenWeights] | None = None,
     ) -> dict[str, list[torch.Tensor | None]]:
-        """Return the gradients of each call. tokens: list that takes the weights of tokens."""
+        """Return the gradients of each call. weights: list that takes those of tokens."""
         found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
@@ -149,12 +158,12 @@ class Reference:
                 pairs = [
                     _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
-                logits = None if tokens is None else logits_of([*outputs.values()])
+                logits = None if weights is None else logits_of([*outputs.values()])
                 if logits is not None:
                     logits.retain_grad()
                 torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
-                if tokens is not None:
-                    tokens.append(weights_of(logits, None if logits is None else logits.grad))
+                if weights is not None:
+                    weights.append(weights_of(logits, None if logits is None else logits.grad))
             for name, parameter in self._parameters.items():
                 grad = parameter.grad
                 found[name].append(None if grad is None else grad.reshape(-1).float().cpu())

@@ -41,22 +41,42 @@ FULL = ("gradient", "loss")
 """Obligations that are judged with a model only."""
 
 
+class LocalGradients(NamedTuple):
+    """Local gradients of all ranks of a bundle; reason: why there are none."""
+
+    tensors: Sequence[RunParameter] = ()
+    of_ranks: Sequence[Local] = ()
+    reason: str = ""
+
+    def total(self, tensor: RunParameter) -> Total:
+        """Return their total of one tensor."""
+        return total_of([share_of(local, tensor) for local in self.of_ranks])
+
+
 class ReplayedBundle:
     """Result of a replay, compared with the verdict in the bundle."""
 
-    def __init__(self, path: Path, bundle: Bundle, judgement: Judgement, without: str) -> None:
-        """Create the result. without: why the gradient was not judged, if it was not."""
-        self._path = path
-        self._without = without
+    def __init__(
+        self,
+        path: Path,
+        bundle: Bundle,
+        ranks: Sequence[Observed],
+        judgement: Judgement,
+        local: LocalGradients,
+    ) -> None:
+        """Create the result. ranks: what each observed; local: of the model, if it was named."""
+        self.path = path
         self.bundle = bundle
+        self.ranks = ranks
         self.judgement = judgement
+        self.local = local
 
     @property
     def text(self) -> str:
         """The finding, if there is one, and a sentence that compares the verdicts."""
         texts = [self.verdict]
         if self.judgement.violations:
-            texts.insert(0, violated_text(self.bundle.what, self.judgement, str(self._path)) + "\n")
+            texts.insert(0, violated_text(self.bundle.what, self.judgement, str(self.path)) + "\n")
         return "\n".join(texts)
 
     @property
@@ -71,7 +91,7 @@ class ReplayedBundle:
         was, now = self.bundle.judgement.violations, self.judgement.violations
         if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
             was, now = (tuple(v for v in one if v.obligation not in FULL) for one in (was, now))
-            note = f" (its gradient was not judged again: {self._without})"
+            note = f" (its gradient was not judged again: {self.local.reason})"
         if [_kind(one) for one in was] == [_kind(one) for one in now]:
             return f"reproduced: the same verdict on step {number}{note}"
         if [one.obligation for one in was] == [one.obligation for one in now]:
@@ -119,11 +139,13 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
             f"{str(path)!r} cannot be judged ({type(error).__name__}: {error}): it is damaged; if "
             "nobody changed it since it was written, please report it"
         ) from error
-    without = "it needs --model"
+    local = LocalGradients(reason="it needs --model")
     if model is not None:
-        full = _gradient(bundle, ranks, model, device)
-        judgement, without = with_gradient(judgement, full), full.reason
-    return ReplayedBundle(path, bundle, judgement, without)
+        tokens = bundle.declared.weight == "token"
+        local = _local_gradients(ranks, model, device, tokens=tokens)
+        full = Full(reason=local.reason) if local.reason else _gradient(bundle, ranks, local)
+        judgement = with_gradient(judgement, full)
+    return ReplayedBundle(path, bundle, ranks, judgement, local)
 
 
 def _judged(ranks: list[Observed]) -> Judgement:
@@ -153,19 +175,9 @@ def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:
     return (placed(kind) if asked in (None, kind) else torch.device(asked)), ""
 
 
-class LocalGradients(NamedTuple):
-    """Local gradients of all ranks of a bundle; reason: why there are none."""
-
-    tensors: Sequence[RunParameter] = ()
-    of_ranks: Sequence[Local] = ()
-    reason: str = ""
-
-    def total(self, tensor: RunParameter) -> Total:
-        """Return their total of one tensor."""
-        return total_of([share_of(local, tensor) for local in self.of_ranks])
-
-
-def local_gradients(ranks: Sequence[Observed], model: str, on: str | None) -> LocalGradients:
+def _local_gradients(
+    ranks: Sequence[Observed], model: str, on: str | None, *, tokens: bool
+) -> LocalGradients:
     """Compute the local gradients of all ranks in this process, one after the other."""
     every = [one.summary for one in ranks]
     reason = why_not(every)
@@ -184,15 +196,13 @@ def local_gradients(ranks: Sequence[Observed], model: str, on: str | None) -> Lo
                 if piece.name == tensor.name:
                     put(whole, piece.entry, one.values["before.parameter", number].float())
         reference.load(tensor.name, whole, trains=tensor.trains)
-    found = [reference.local(one.forwards, one.buffers) for one in ranks]
+    found = [reference.local(one.forwards, one.buffers, tokens=tokens) for one in ranks]
     return LocalGradients(tensors, found)
 
 
-def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None) -> Full:
+def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> Full:
     """Judge the gradient as in full_gradient.py, with all ranks in this process."""
-    tensors, locals_, reason = local = local_gradients(ranks, model, on)
-    if reason:
-        return Full(reason=reason)
+    tensors, locals_, _ = local
     every = [one.summary for one in ranks]
     semantics = bundle.declared
     found = [Judged(0.0, {}, (), ()) for _ in ranks]
@@ -202,7 +212,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], model: str, on: str | None)
             for rank, one in enumerate(ranks):
                 found[rank] = joined(found[rank], compare_shards(one, tensor, total, semantics))
     asked = worst(found, tensors)
-    shown = [exhibit(one, local, asked) for one, local in zip(ranks, locals_, strict=True)]
+    shown = [exhibit(one, mine, asked) for one, mine in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)
     full = Full(share, violation(found, asked, shown, every[0], semantics))
     if semantics.weight != "token":

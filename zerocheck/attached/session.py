@@ -6,7 +6,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from .recorder import FlightRecorder, open_recorder
 from .reference import Factory
 from .resume import Resume
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
-from .step_context import NOTHING, ObservedStep, UnobservedStep
+from .step_context import NOTHING, ObservedStep
 from .step_record import Observed
 from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
@@ -153,7 +153,7 @@ class Attached:
         """Few lines on the steps so far, which rank 0 prints when the process ends."""
         return self._summary.text(self.taken - self._done)
 
-    def step(self) -> UnobservedStep:
+    def step(self) -> AbstractContextManager[None]:
         """Return the context for one update; unless it is observed, it costs a comparison."""
         self.taken += 1
         return self._observed_step if self._observes else NOTHING
@@ -264,9 +264,9 @@ class Attached:
         """Check no further step; every rank does so at the same step."""
         self._stopped = True
         self._next, self._record_bytes, self._recorder = -1, None, None
-        self._summary.stopped = stopped_text(self.taken, problem)
+        text = self._summary.stopped = stopped_text(self.taken, problem)
         if ranks.rank in (0, problem.rank):
-            say(stopped_text(self.taken, problem))
+            say(text)
 
     def begin(self) -> None:
         """Begin the observation of the step whose number is `taken`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Protocol
 
@@ -14,26 +15,11 @@ class Observes(Protocol):
     def abandon(self) -> None: ...
 
 
-class UnobservedStep:
-    """Context of a step that is not observed."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+NOTHING = nullcontext()
+"""One context for all steps that are not observed."""
 
 
-NOTHING = UnobservedStep()
-"""One for all steps that are not observed."""
-
-
-class ObservedStep(UnobservedStep):
+class ObservedStep(AbstractContextManager[None]):
     """Context of a step that is observed, and left unjudged where the script raises in it."""
 
     def __init__(self, observes: Observes) -> None:

@@ -1,0 +1,72 @@
+"""What `attach` refuses before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decaying import parts
+from torch import nn
+
+import zerocheck
+
+
+def refused(**given: Any) -> str:
+    model, optimizer = parts()
+    model, optimizer = given.pop("model", model), given.pop("optimizer", optimizer)
+    with pytest.raises(zerocheck.UsageError) as error:
+        zerocheck.attach(model, optimizer, **given)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "narrow", "message"),
+    [
+        (1, False, "ZeRO stage 1"),
+        (3, True, "ZeRO stage 3"),
+        (0, True, "bf16 or fp16"),
+        (0, False, ""),
+    ],
+)
+def test_engines_of_deepspeed(stage: int, narrow: bool, message: str, tmp_path: Path) -> None:
+    """It is refused before it is looked at; stage 0 in fp32 is like any other model."""
+
+    class Engine(nn.Sequential):
+        def zero_optimization_stage(self) -> int:
+            return stage
+
+        def bfloat16_enabled(self) -> bool:
+            return narrow
+
+    engine = Engine(nn.Linear(2, 1))
+    optimizer = torch.optim.AdamW(engine.parameters())
+    if message:
+        text = refused(model=engine, optimizer=optimizer)
+        assert f"does not check DeepSpeed with {message}" in text and "ds_config.json" in text
+    else:
+        zerocheck.attach(engine, optimizer, directory=tmp_path)
+
+
+def test_what_is_refused() -> None:
+    assert "did you mean 'warn'?" in refused(on_violation="warning")
+    assert "every is 0 (allowed: an int from 1 on, or None)" in refused(every=0)
+    assert "steps holds 0 (allowed: ints from 1 on)" in refused(steps=(0, 1))
+    given = refused(optimizer=parts(torch.optim.RMSprop)[1])
+    assert "attach judges AdamW and SGD, got RMSprop" in given
+    matrix = torch.nn.Parameter(torch.ones(2, 2))
+    given = refused(optimizer=torch.optim.Muon([matrix]))
+    assert "attach judges AdamW and SGD, got Muon" in given
+    dampened = parts(torch.optim.SGD, momentum=0.9, dampening=0.5)[1]
+    assert "this SGD has a dampening of 0.5 (allowed" in refused(optimizer=dampened)
+    assert "needs a torch optimizer, got list" in refused(optimizer=[])
+    assert "adds its weight decay of 0.1 to the gradient" in refused(
+        optimizer=parts(torch.optim.Adam)[1]
+    )
+    assert "none of the 4 parameters of the optimizer is one of the model" in refused(
+        model=nn.Linear(2, 2)
+    )
+    wide = nn.Linear(2, 2).double()
+    optimizer = torch.optim.AdamW(wide.parameters())
+    assert "weight is torch.float64" in refused(model=wide, optimizer=optimizer)
