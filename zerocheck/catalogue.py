@@ -50,7 +50,11 @@ WITH_OPTIMIZERS: dict[str, str] = {
 _CODE_OF = {"fsdp2-muon": "fsdp2"}
 """Implementations that are the code of another one, whose known issues apply to them."""
 
-_EXTRA_OF = {"zerocheck.adapters.deepspeed": "deepspeed", "zerocheck.faults.deepspeed": "deepspeed"}
+_EXTRA_OF = {
+    "zerocheck.adapters.accelerate": "accelerate",
+    "zerocheck.adapters.deepspeed": "deepspeed",
+    "zerocheck.faults.deepspeed": "deepspeed",
+}
 """Packages and modules that need an extra, which has the name of its library."""
 
 NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS, **WITH_OPTIMIZERS}
@@ -62,13 +66,30 @@ RECOMMENDED = {1: "zero1", 2: "zero2", 3: "fsdp2"}
 COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 """Implementations that published tables of memory compare: nothing sharded, then by stage."""
 
-CONFIG = ".json"
-"""How a name ends that is the path of a DeepSpeed config: it stands for the stage that it says."""
+CONFIG = (".json", ".yaml", ".yml")
+"""How a name ends that is the path of a library's config: it stands for what the library makes."""
 CONFIG_FILE = "path/to/ds_config.json"
 """Such a name, as messages show it."""
-OF_CONFIG = "zerocheck.adapters.deepspeed.configured_engine:of_file"
-"""What makes the implementation of such a name."""
-_CONFIG_READER = "zerocheck.adapters.deepspeed.user_config"
+
+
+class ConfigKind(NamedTuple):
+    """Kind of config. reader: package that reads it; maker: what makes the implementation."""
+
+    reader: str
+    maker: str
+
+
+_DEEPSPEED = ConfigKind(
+    "zerocheck.adapters.deepspeed.user_config",
+    "zerocheck.adapters.deepspeed.configured_engine:of_file",
+)
+_ACCELERATE = ConfigKind(
+    "zerocheck.adapters.accelerate.user_config",
+    "zerocheck.adapters.accelerate.implementation:of_file",
+)
+_CONFIG_TEXT = "zerocheck.adapters.shared.user_config.text"
+_KNOWN_BY_KEYS = (_ACCELERATE,)
+"""Kinds that are known by their keys; any other config is one of DeepSpeed."""
 
 RANK_KINDS = {"without-elements": "zerocheck.adapters.deepspeed.idle_ranks:ranks_without_elements"}
 """Kinds of ranks in entries of known issues -> the function that finds them in a case."""
@@ -115,15 +136,15 @@ def apart(name: str) -> tuple[str, str]:
 def family(name: str) -> tuple[str, ...]:
     """Return the name, and those of the code with fewer injected faults: their known issues apply.
 
-    The code of a DeepSpeed config is that of its stage.
+    The code of a config is what its library makes of it: a stage of DeepSpeed, or FSDP2.
     """
     parent, fault = apart(name)
     if fault:
         return (name, *family(parent))
     if name in _CODE_OF:
         return name, _CODE_OF[name]
-    stage = _reader().stage_of(name) if is_config(name) else None
-    return (name,) if stage is None else (name, f"deepspeed{stage}")
+    code = _reader(name).code_of(name) if is_config(name) else None
+    return (name,) if code is None else (name, code)
 
 
 def innermost(name: str) -> str:
@@ -133,23 +154,36 @@ def innermost(name: str) -> str:
 
 
 def is_config(name: str) -> bool:
-    """Return True for the path of a DeepSpeed config, injected faults aside."""
+    """Return True for the path of a library's config, injected faults aside."""
     return innermost(name).endswith(CONFIG)
 
 
 def check_config(name: str) -> None:
-    """Raise UsageError for a DeepSpeed config that cannot be read or checked."""
-    _reader().read(name)
+    """Raise UsageError for a config that cannot be read or checked."""
+    _reader(name).read(name)
 
 
 def config_notes(names: Iterable[str]) -> Iterator[str]:
-    """Iterate over the notes on the DeepSpeed configs among the names, each config once."""
+    """Iterate over the notes on the configs among the names, each config once."""
     for config in dict.fromkeys(innermost(name) for name in names if is_config(name)):
-        yield from _reader().read(config).notes
+        yield from _reader(config).read(config).notes
 
 
-def _reader() -> Any:
-    return import_module(_CONFIG_READER)
+def _reader(name: str) -> Any:
+    return import_module(_kind_of(innermost(name)).reader)
+
+
+def _kind_of(name: str) -> ConfigKind:
+    """Return the kind of a config by the keys in it; DeepSpeed's where none is known by them.
+
+    One that cannot be read has the kind that its ending suggests, whose reader says what is wrong.
+    """
+    try:
+        values = import_module(_CONFIG_TEXT).plain(name)
+    except UsageError:
+        return _ACCELERATE if name.endswith(CONFIG[1:]) else _DEEPSPEED
+    known = (one for one in _KNOWN_BY_KEYS if import_module(one.reader).recognises(values))
+    return next(known, _DEEPSPEED)
 
 
 @cache
@@ -166,7 +200,7 @@ def is_built_in(name: str) -> bool:
 def place_of(name: str) -> str:
     """Return `module:Name` of an implementation, which may be its name already."""
     if is_config(name):
-        return OF_CONFIG
+        return _kind_of(innermost(name)).maker
     points = () if name in NAMED else installed().get(name, ())
     return points[0].place if points else NAMED.get(name, name)
 
@@ -272,7 +306,7 @@ def check_factory(name: str) -> None:
 
 
 GROUP = "zerocheck.implementations"
-TAKEN = (".py", ".json")
+TAKEN = (".py", *CONFIG)
 """Ends of names that are paths."""
 
 

@@ -70,9 +70,9 @@ class BuiltImplementation(Implementation):
 
     It weights losses by tokens where `semantics.weight` says so, scales them by `Built.scaler`, and
     unfreezes parameters. Its checkpoints are those of torch.distributed.checkpoint. What a subclass
-    may do in another way: `called`, `accumulating`, `clip`, `set_learning_rates`, `unfreeze`,
-    `shards`, `restore`, `save` with `load`, `export`. `self.built` is what `build` returned,
-    `self.case` the case.
+    may do in another way: `called`, `accumulating`, `backward`, `clip`, `set_learning_rates`,
+    `unfreeze`, `shards`, `restore`, `save` with `load`, `export`. `self.built` is what `build`
+    returned, `self.case` the case.
     """
 
     capabilities: ClassVar[Collection[Capability]] = frozenset({"unfreeze"})
@@ -135,7 +135,7 @@ class BuiltImplementation(Implementation):
             with self.accumulating(last=index == count - 1):
                 loss = microbatch.loss(self.called)
                 if loss.requires_grad:  # else everything is frozen
-                    self._objective(loss, microbatch.weight, count).backward()  # type: ignore[no-untyped-call]
+                    self.backward(loss, microbatch.weight, count)
         if self._opaque.reduces:
             return self._step_that_reduces(step)
         if scaler is not None:
@@ -167,6 +167,10 @@ class BuiltImplementation(Implementation):
     def called(self) -> Call:
         """Callable that is given the inputs of a microbatch."""
         return self.built.model
+
+    def backward(self, loss: torch.Tensor, weight: float, count: int) -> None:
+        """Run the backward of a microbatch. count: number of microbatches of the step."""
+        self._objective(loss, weight, count).backward()  # type: ignore[no-untyped-call]
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
         """Return the scalar to call backward on: the loss by weight and share, scaled."""

@@ -33,9 +33,11 @@ class Semantics:
     compute           dtype of forward and backward: "own" (that of each parameter), "bf16" or
                       "fp16".
     precision_mode    how they come to be in it: "cast" (all parameters are cast to it before the
-                      forward, so local gradients are in it too), or "autocast" (`torch.autocast`
+                      forward, so local gradients are in it too), "autocast" (`torch.autocast`
                       around the forward, not the loss; local gradients are in the parameters'
-                      dtype). With `compute` "own" it says nothing.
+                      dtype), or "cast_and_autocast" (parameters are cast, and the forward of what
+                      is cast is under `torch.autocast` all the same). With `compute` "own" it says
+                      nothing.
     inputs            what the model is called with: "kept", or "cast" (floating inputs to the dtype
                       of `compute`).
     accumulate_dtype  dtype in which microbatches are summed: "own" (that of the local gradients),
@@ -65,7 +67,7 @@ class Semantics:
     buffers: Literal["local", "rank0", "rank0_each"] = "local"
     clip: Literal["min(1, c/(norm+eps))", "c/norm if norm>c"] = "min(1, c/(norm+eps))"
     compute: Literal["own", "bf16", "fp16"] = "own"
-    precision_mode: Literal["cast", "autocast"] = "cast"
+    precision_mode: Literal["cast", "autocast", "cast_and_autocast"] = "cast"
     inputs: Literal["kept", "cast"] = "kept"
     accumulate_dtype: Literal["own", "fp32", "bf16", "fp16"] = "own"
     reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"

@@ -32,13 +32,14 @@ from . import bounds
 class Computing(NamedTuple):
     """Reduced precision of the forward and backward.
 
-    dtype: None for that of each parameter; autocast: instead of casting the parameters; inputs:
-    True if floating-point inputs are cast.
+    dtype: None for that of each parameter; autocast: the forward is under torch.autocast; inputs:
+    True if floating-point inputs are cast; parameters: True if the parameters are.
     """
 
     dtype: torch.dtype | None = None
     autocast: bool = False
     inputs: bool = False
+    parameters: bool = True
 
     @classmethod
     def of(cls, semantics: Semantics) -> Computing:
@@ -46,12 +47,13 @@ class Computing(NamedTuple):
         if semantics.compute == "own":
             return cls()
         dtype = DTYPES[semantics.compute]
-        return cls(dtype, semantics.precision_mode == "autocast", semantics.inputs == "cast")
+        mode = semantics.precision_mode
+        return cls(dtype, mode != "cast", semantics.inputs == "cast", mode != "autocast")
 
     @property
     def cast(self) -> torch.dtype | None:
         """Dtype that the parameters are cast to, or None."""
-        return None if self.autocast else self.dtype
+        return self.dtype if self.parameters else None
 
 
 OWN = Computing()

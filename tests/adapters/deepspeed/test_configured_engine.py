@@ -17,7 +17,7 @@ from slices import sliced
 
 from zerocheck.adapters.deepspeed.user_config import read
 from zerocheck.adapters.deepspeed.user_config.batch import BATCH, impossible_batch
-from zerocheck.adapters.deepspeed.user_config.section import Section
+from zerocheck.adapters.shared.user_config.section import Section
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Start, Training
 from zerocheck.catalogue import family
@@ -208,7 +208,7 @@ def test_sizes_of_batches_are_those_of_deepspeed(
             starts = True
     sizes = dict(zip(BATCH, (whole, micro, count), strict=True))
     impossible = impossible_batch(
-        Section("it", "", {k: v for k, v in sizes.items() if v is not None})
+        Section("DeepSpeed", "it", "", {k: v for k, v in sizes.items() if v is not None})
     )
     assert impossible == ({} if starts else sizes)
 

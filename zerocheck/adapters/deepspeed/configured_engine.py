@@ -5,26 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import msgspec
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
-from ...case.codec import merged
-from ...case.reductions import value_at
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract import Semantics
 from ...contract.layout import Layout
 from ...errors import UsageError
+from ..shared.limits import contradiction
 from .adapter import DeepSpeed, DeepSpeed0
 from .library import Engine
 from .stage3 import DeepSpeed3
 from .stage12 import DeepSpeed1, DeepSpeed2
 from .user_config import DeepSpeedConfig, read
 
-_made: dict[str, type[DeepSpeed]] = {}
+_made: dict[str, type[ConfiguredEngine]] = {}
 
 STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepSpeed3)
 
@@ -35,9 +33,14 @@ def of_file(name: str) -> type[DeepSpeed]:
     Raises UsageError as `user_config.read` does, and with DeepSpeed's words for a value that its
     own tables refuse.
     """
-    given = read(name)
+    return of_config(read(name))
+
+
+def of_config(given: DeepSpeedConfig) -> type[DeepSpeed]:
+    """Make the class of a config that was read. Raises UsageError as `of_file` does."""
+    name = given.name
     made = _made.get(name)
-    if made is not None and made.fixed is given.fixed:
+    if made is not None and made.given is given:
         return made
     for kind, values, where in (
         (DeepSpeedZeroConfig, {"stage": given.stage, **given.zero}, "zero_optimization"),
@@ -68,7 +71,8 @@ class ConfiguredEngine(DeepSpeed):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None. The config may contradict the case."""
-        return _contradiction(cls.given, case) or super().supports(case) or _limit(cls.given, case)
+        reason = contradiction(cls.given.name, cls.given.fixed, case)
+        return reason or super().supports(case) or _limit(cls.given, case)
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -124,17 +128,6 @@ class ConfiguredEngine(DeepSpeed):
 
     def _offloads_states(self) -> bool:
         return self.given.optimizer
-
-
-def _contradiction(given: DeepSpeedConfig, case: Case) -> str | None:
-    """Return a message naming a field of the case that contradicts the config, or None."""
-    fixed = merged(Case(), given.fixed, source=given.name)
-    for section, fields in given.fixed.items():
-        for path in (f"{section}.{name}" for name in fields):
-            if value_at(case, path) != value_at(fixed, path):
-                wanted = msgspec.json.encode(value_at(fixed, path)).decode()
-                return f"{given.name} fixes {path} as {wanted}, and the case has another"
-    return None
 
 
 def _limit(given: DeepSpeedConfig, case: Case) -> str | None:

@@ -20,4 +20,5 @@ rules, which turn that into calls: when it gathers, and when it reduces.
 - `sync.py`: schedule of gradient reductions (`case.sharding.sync`) for torch's implementations
 - `trace.py`: trace of one microbatch of the bare model: forward, then backward
 - `units.py`: choice of units: modules whose parameters are gathered, used and released together
+- `user_config/`: user's own config of a library, read without torch and the library
 """

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 import torch
 
+from ...case.codec import merged
+from ...case.reductions import value_at
 from ...case.schema import Case
 from ...case.shapes import (
     graph_differs,
@@ -100,4 +106,18 @@ def unpinned(case: Case) -> str | None:
             "torch cannot pin memory here: Cannot access accelerator device when none is available "
             "(sharding.offload is 'pinned')"
         )
+    return None
+
+
+def contradiction(name: str, fixed: Mapping[str, Any], case: Case) -> str | None:
+    """Return a message naming a field of the case that a config says otherwise, or None.
+
+    name: of the config; fixed: fields of cases that it fixes, nested.
+    """
+    wanted = merged(Case(), fixed, source=name)
+    for section, fields in fixed.items():
+        for path in (f"{section}.{field}" for field in fields):
+            if value_at(case, path) != value_at(wanted, path):
+                words = msgspec.json.encode(value_at(wanted, path)).decode()
+                return f"{name} fixes {path} as {words}, and the case has another"
     return None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerocheck.adapters.deepspeed.options import named, options_of
-from zerocheck.adapters.deepspeed.user_config import DeepSpeedConfig, read, stage_of
+from zerocheck.adapters.deepspeed.user_config import DeepSpeedConfig, code_of, read
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Case
 from zerocheck.errors import UsageError
@@ -284,8 +284,8 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xe9"}')
     with pytest.raises(UsageError, match="is not UTF-8"):
         read(str(tmp_path / "latin.json"))
-    assert stage_of(str(tmp_path / "ds_config_zero2.json")) == 2
-    assert stage_of(str(tmp_path / "latin.json")) is None
+    assert code_of(str(tmp_path / "ds_config_zero2.json")) == "deepspeed2"
+    assert code_of(str(tmp_path / "latin.json")) is None
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:

@@ -7,12 +7,9 @@ Imports neither torch nor DeepSpeed, so that errors are reported up front.
 - `keys.py`: all keys of DeepSpeed 0.19.8's configuration, and their treatment in a check
 - `optimizer.py`: AdamW in a DeepSpeed config: whether the engine makes it, and with which options
 - `precision.py`: dtypes in a DeepSpeed config
-- `section.py`: values of one object of the config, checked one by one
-- `text.py`: parsing of a config file into plain data
-- `treatment.py`: keys of one object, sorted by the table of its keys
 - `zero.py`: `zero_optimization` in a DeepSpeed config: fields and options of cases, and the rest
 """
 
-from .config import DeepSpeedConfig, read, stage_of
+from .config import DeepSpeedConfig, code_of, read
 
-__all__ = ["DeepSpeedConfig", "read", "stage_of"]
+__all__ = ["DeepSpeedConfig", "code_of", "read"]

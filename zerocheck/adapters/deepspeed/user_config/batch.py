@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .section import Section
+from ...shared.user_config.section import Section
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 

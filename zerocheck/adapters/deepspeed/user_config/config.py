@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from ....errors import UsageError, file_of
+from ....errors import UsageError
+from ...shared.user_config.reader import Reader
+from ...shared.user_config.section import Section
+from ...shared.user_config.treatment import treat_keys
 from ..options import stored_as
 from .batch import impossible_batch
 from .keys import CHECKPOINT, TOP
 from .optimizer import Adam, adam_of
 from .precision import dtypes_of
-from .section import Section
-from .text import plain
-from .treatment import treat_keys
 from .zero import Zero, zero_of
 
 CLIP = 1.0
@@ -32,8 +31,6 @@ MOST_MICROBATCHES = 16
 IGNORED = "it would ignore it without a word"
 
 Average = Literal["mean", "sum"]
-
-_read: dict[Path, tuple[tuple[int, int], DeepSpeedConfig]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,24 +73,19 @@ def read(name: str) -> DeepSpeedConfig:
     Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
     config, for a key that DeepSpeed does not know, and for what zerocheck does not check.
     """
-    path = file_of(name)
-    status = path.stat()
-    stamp = (status.st_mtime_ns, status.st_size)
-    known = _read.get(path)
-    if known is None or known[0] != stamp or known[1].name != name:
-        known = _read[path] = (stamp, _sorted(Section(name, "", plain(name))))
-    return known[1]
+    return _reader.read(name)
 
 
-def stage_of(name: str) -> int | None:
-    """Return the stage of a config; None if the file is missing or invalid."""
+def code_of(name: str) -> str | None:
+    """Return the built-in implementation of the config's stage; None if the file is invalid."""
     try:
-        return read(name).stage
+        return f"deepspeed{read(name).stage}"
     except UsageError:
         return None
 
 
-def _sorted(top: Section) -> DeepSpeedConfig:
+def config_of(top: Section) -> DeepSpeedConfig:
+    """Sort a config that was read. Raises UsageError as `read` does."""
     keys = treat_keys(top, TOP, IGNORED)
     checkpoint = treat_keys(top.part("checkpoint"), CHECKPOINT, IGNORED)
     zero = zero_of(top)
@@ -211,7 +203,7 @@ def _check_norm(top: Section, zero: Zero, clip: Mapping[str, float | None]) -> N
     if zero.passed.get("compute_grad_norm", True):
         return
     if clip.get("clip", CLIP) is not None or zero.optimizer:
-        where = Section(top.source, "zero_optimization.", zero.passed)
+        where = Section(top.library, top.source, "zero_optimization.", zero.passed)
         raise where.wrong(
             "compute_grad_norm", "true; false where gradient_clipping is 0 and nothing is offloaded"
         )
@@ -240,3 +232,6 @@ def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str
             "cases"
         )
     return notes
+
+
+_reader = Reader("DeepSpeed", config_of)

@@ -1,48 +1,13 @@
 """All keys of DeepSpeed 0.19.8's configuration, and their treatment in a check.
 
-    said      a field of cases holds it, or what the implementation declares
-    size      in elements: taken where it is small, else drawn (see `zero`)
-    passed    the engine is given it as it stands, and every obligation must hold all the same
-    left out  nothing that is checked depends on it, or a case decides it
-    refused   with any other value than those allowed
-    removed   DeepSpeed itself refuses a config with it
-
 `tests/adapters/deepspeed/user_config/test_keys.py` has DeepSpeed say which keys it reads.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from ...shared.user_config.treatment import PASSED, SAID, SILENT, SIZE, Key, only, switched_off
 
-
-class Key(NamedTuple):
-    """Treatment of a key of DeepSpeed's config.
-
-    why: a key is left out or refused; allowed: values that a refused key may have; off: a refused
-    key that is an object may have this switch at false, such as `enabled`.
-    """
-
-    kind: Literal["said", "size", "passed", "left out", "refused", "removed"]
-    why: str = ""
-    allowed: tuple[Any, ...] = ()
-    off: str = ""
-
-
-SAID = Key("said")
-SIZE = Key("size")
-PASSED = Key("passed")
-SILENT = Key("left out")
-"""What only prints, logs or profiles, and what has no effect without something that is refused."""
 REMOVED = Key("removed", "DeepSpeed 0.19.8 removed it, and refuses a config that has the key")
-
-
-def _off(why: str, switch: str = "enabled") -> Key:
-    return Key("refused", why, off=switch)
-
-
-def _only(why: str, *allowed: Any) -> Key:
-    return Key("refused", why, allowed)
-
 
 RANKS_DRAWN = "cases draw the ranks and the samples of a microbatch"
 RATES = "each case sets the learning rate of each step itself"
@@ -70,20 +35,20 @@ TOP: dict[str, Key] = {
     "activation_checkpointing": Key(
         "left out", "it is for models that call deepspeed.checkpointing"
     ),
-    "compile": _off("DeepCompile rewrites the model", "deepcompile"),
-    "torch_autocast": _off("zerocheck runs DeepSpeed in fp32, or with bf16.enabled"),
-    "hybrid_engine": _off("it is for generation between steps"),
-    "data_efficiency": _off("it changes the samples of a step"),
-    "expert_parallel": _off("expert parallelism is out of scope"),
-    "weight_quantization": _only(QUANTIZED),
-    "pipeline": _only("pipeline parallelism is out of scope"),
-    "tensor_parallel": _off("it cuts layers over ranks", "autotp_size"),
-    "sequence_parallel_size": _only("sequence parallelism is out of scope", 1),
-    "data_parallel_size": _only("each case has a number of ranks of its own"),
-    "managed_gradient_accumulation": _only(
+    "compile": switched_off("DeepCompile rewrites the model", "deepcompile"),
+    "torch_autocast": switched_off("zerocheck runs DeepSpeed in fp32, or with bf16.enabled"),
+    "hybrid_engine": switched_off("it is for generation between steps"),
+    "data_efficiency": switched_off("it changes the samples of a step"),
+    "expert_parallel": switched_off("expert parallelism is out of scope"),
+    "weight_quantization": only(QUANTIZED),
+    "pipeline": only("pipeline parallelism is out of scope"),
+    "tensor_parallel": switched_off("it cuts layers over ranks", "autotp_size"),
+    "sequence_parallel_size": only("sequence parallelism is out of scope", 1),
+    "data_parallel_size": only("each case has a number of ranks of its own"),
+    "managed_gradient_accumulation": only(
         "the engine then takes a step where the loop says so", True
     ),
-    "datastates_ckpt": _only("checkpoints are those of torch.save"),
+    "datastates_ckpt": only("checkpoints are those of torch.save"),
     # No effect without what is refused, or none on what is computed.
     "seq_parallel_communication_data_type": SILENT,
     "use_data_before_expert_parallelism": SILENT,
@@ -161,13 +126,13 @@ ZERO: dict[str, Key] = {
     "memory_efficient_linear": Key(
         "left out", "its linear layers compute in another order than one device does"
     ),
-    "elastic_checkpoint": _only("DeepSpeed has universal checkpoints in its place", False),
-    "legacy_stage1": _only("DeepSpeed itself refuses it", False),
-    "zero_hpz_partition_size": _only("secondary partitions (hpZ) are not modelled", 0, 1),
-    "zero_quantized_weights": _only(QUANTIZED, False),
-    "zero_quantized_nontrainable_weights": _only(QUANTIZED, False),
-    "zero_quantized_gradients": _only(QUANTIZED, False),
-    "zenflow": _only("it updates some parameters later than others"),
+    "elastic_checkpoint": only("DeepSpeed has universal checkpoints in its place", False),
+    "legacy_stage1": only("DeepSpeed itself refuses it", False),
+    "zero_hpz_partition_size": only("secondary partitions (hpZ) are not modelled", 0, 1),
+    "zero_quantized_weights": only(QUANTIZED, False),
+    "zero_quantized_nontrainable_weights": only(QUANTIZED, False),
+    "zero_quantized_gradients": only(QUANTIZED, False),
+    "zenflow": only("it updates some parameters later than others"),
     "cpu_offload_use_pin_memory": SILENT,  # DeepSpeed takes it from nowhere
     "stage3_gather_fp16_weights_on_model_save": SILENT,
     "log_trace_cache_warnings": SILENT,
@@ -187,8 +152,8 @@ ALIASES = {
 
 OFFLOAD: dict[str, Key] = {
     "device": SAID,
-    "ratio": _only("a part of the states is then updated by another kernel", 1, 1.0),
-    "super_offload": _only("another optimizer takes the steps", False),
+    "ratio": only("a part of the states is then updated by another kernel", 1, 1.0),
+    "super_offload": only("another optimizer takes the steps", False),
     "pin_memory": SILENT,  # no memory can be pinned without an accelerator, and no value changes
     # Of NVMe, which is refused.
     "nvme_path": SILENT,
@@ -206,8 +171,8 @@ BF16: dict[str, Key] = {
     "enabled": SAID,
     "immediate_grad_update": PASSED,
     "check_grad_overflow": PASSED,
-    "bf16_master_weights_and_grads": _only("masters are then no fp32 copies", False),
-    "bf16_optimizer_states": _only("moments are then in bf16", False),
+    "bf16_master_weights_and_grads": only("masters are then no fp32 copies", False),
+    "bf16_optimizer_states": only("moments are then in bf16", False),
 }
 """Keys of `bf16`."""
 
@@ -227,7 +192,7 @@ FP16 = (
 DATA_TYPES: dict[str, Key] = {
     "grad_accum_dtype": SAID,
     "param_dtype": SAID,
-    "buffer_dtype": _only("buffers are judged in the dtype in which the model has them"),
+    "buffer_dtype": only("buffers are judged in the dtype in which the model has them"),
     "keep_in_fp32_modules": PASSED,
 }
 """Keys of `data_types`."""
@@ -238,6 +203,6 @@ CHECKPOINT: dict[str, Key] = {
     "use_node_local_storage": PASSED,
     "parallel_write": PASSED,
     "checkpoint_serialization": PASSED,
-    "writer": _only("checkpoints are those of torch.save"),
+    "writer": only("checkpoints are those of torch.save"),
 }
 """Keys of `checkpoint`."""

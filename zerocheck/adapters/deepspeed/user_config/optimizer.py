@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .section import Section
+from ...shared.user_config.section import Section
 
 KINDS = ("adam", "adamw")
 """Both are AdamW to DeepSpeed, but for `adam_w_mode` false."""

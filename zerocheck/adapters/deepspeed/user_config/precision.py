@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...shared.user_config.section import Section
+from ...shared.user_config.treatment import treat_keys
 from .keys import BF16, DATA_TYPES, FP16
-from .section import Section
-from .treatment import treat_keys
 
 DTYPES = {
     "fp32": "fp32",

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ....errors import UsageError
+from ...shared.user_config.section import Section
+from ...shared.user_config.treatment import treat_keys
 from .keys import ALIASES, OFFLOAD, ZERO
-from .section import Section
-from .treatment import treat_keys
 
 SMALL = 4096
 """Elements; a larger size is drawn."""
@@ -99,7 +99,7 @@ def _section(top: Section) -> Section:
     """Return the object, with aliases of keys replaced. true was once stage 1."""
     given = top.values.get("zero_optimization")
     if isinstance(given, bool):
-        return Section(top.source, "zero_optimization.", {"stage": int(given)})
+        return Section(top.library, top.source, "zero_optimization.", {"stage": int(given)})
     section = top.part("zero_optimization")
     named = {ALIASES.get(name, name): value for name, value in section.values.items()}
     if len(named) < len(section.values):
@@ -108,7 +108,7 @@ def _section(top: Section) -> Section:
             f"{section.source}: {section.prefix}{twice} is {section.prefix}{ALIASES[twice]} too; "
             "leave one out"
         )
-    return Section(section.source, section.prefix, named)
+    return Section(section.library, section.source, section.prefix, named)
 
 
 def _offloads(zero: Section, key: str, old: str) -> bool:

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ....errors import UsageError
-from .keys import Key
 from .section import AUTO, Section
 from .text import shown
+
+
+class Key(NamedTuple):
+    """Treatment of a key of a library's config.
+
+    said: a field of cases holds it, or what the implementation declares; size: in elements, taken
+    where it is small, else drawn; passed: the library is given it as it stands, and every
+    obligation must hold all the same; left out: nothing that is checked depends on it, or a case
+    decides it; refused: with any other value than those allowed; removed: the library itself
+    refuses a config with it.
+
+    why: a key is left out or refused; allowed: values that a refused key may have; off: a refused
+    key that is an object may have this switch at false, such as `enabled`.
+    """
+
+    kind: Literal["said", "size", "passed", "left out", "refused", "removed"]
+    why: str = ""
+    allowed: tuple[Any, ...] = ()
+    off: str = ""
+
+
+SAID = Key("said")
+SIZE = Key("size")
+PASSED = Key("passed")
+SILENT = Key("left out")
+"""What only prints, logs or profiles, and what has no effect without something that is refused."""
+
+
+def switched_off(why: str, switch: str = "enabled") -> Key:
+    """Return the treatment of an object that is refused unless its switch is false."""
+    return Key("refused", why, off=switch)
+
+
+def only(why: str, *allowed: Any) -> Key:
+    """Return the treatment of a key that is refused with another value than these."""
+    return Key("refused", why, allowed)
 
 
 class TreatedKeys(NamedTuple):
@@ -25,8 +60,8 @@ class TreatedKeys(NamedTuple):
 def treat_keys(given: Section, table: Mapping[str, Key], effect: str) -> TreatedKeys:
     """Sort the keys of a section into those passed on and those left out.
 
-    effect: what DeepSpeed does with a key that it does not know. Raises UsageError for such a key,
-    and for one that is refused.
+    effect: what the library does with a key that it does not know. Raises UsageError for such a
+    key, and for one that is refused.
     """
     given.check_names(table, effect)
     passed: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Values of one object of the config, checked one by one."""
+"""Values of one object of a user's config, checked one by one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from ....errors import UsageError, did_you_mean
 from .text import shown
 
 AUTO: Final = "auto"
-"""What tools around DeepSpeed replace by values of their own: not said here."""
+"""What a tool around the library replaces by a value of its own: not said here."""
 
 
 class Section(NamedTuple):
-    """Object of the config. source: the file, for messages; prefix: of its keys there."""
+    """Object of a config.
 
+    library: whose config it is, and source: the file, for messages; prefix: of its keys there.
+    """
+
+    library: str
     source: str
     prefix: str
     values: Mapping[str, Any]
@@ -27,7 +31,7 @@ class Section(NamedTuple):
             given = {}
         if not isinstance(given, dict):
             raise self.wrong(key, "an object")
-        return Section(self.source, f"{self.prefix}{key}.", given)
+        return Section(self.library, self.source, f"{self.prefix}{key}.", given)
 
     def says(self, key: str) -> bool:
         """Return True if the key has a value, other than "auto" and null."""
@@ -64,14 +68,23 @@ class Section(NamedTuple):
             raise self.wrong(key, f"a number >= {lowest:g}{end}")
         return float(given)
 
-    def word(self, key: str, default: str | None, allowed: Collection[str], why: str = "") -> Any:
-        """Return one of some words, in any case."""
+    def word(
+        self,
+        key: str,
+        default: str | None,
+        allowed: Collection[str],
+        why: str = "",
+        *,
+        capitals: bool = False,
+    ) -> Any:
+        """Return one of some words, in any case. capitals: a message shows them in capitals."""
         given = self._given(key, default)
         if given is None:
             return None
         if not isinstance(given, str) or given.lower() not in allowed:
-            near = did_you_mean(given, allowed) if isinstance(given, str) else ""
-            words = ", ".join(shown(one) for one in allowed)
+            spelled = [one.upper() if capitals else one for one in allowed]
+            near = did_you_mean(given, spelled) if isinstance(given, str) else ""
+            words = ", ".join(map(shown, spelled))
             raise self.wrong(key, words, near + (f": {why}" if why else ""))
         return given.lower()
 
@@ -79,13 +92,14 @@ class Section(NamedTuple):
         """Raise UsageError, with the nearest spelling, for an unknown key.
 
         Those that begin with an underscore, and `comment`, are notes of the author.
-        effect: what DeepSpeed does with an unknown one.
+        effect: what the library does with an unknown one.
         """
         for name in self.values:
             if name not in known and not name.startswith("_") and name != "comment":
                 whole = f"{self.prefix}{name}"
                 raise UsageError(
-                    f"{self.source}: DeepSpeed has no key {whole!r}{did_you_mean(name, known)} "
+                    f"{self.source}: {self.library} has no key {whole!r}"
+                    f"{did_you_mean(name, known)} "
                     f"({effect})"
                 )
 

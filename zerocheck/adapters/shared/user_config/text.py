@@ -1,8 +1,9 @@
-"""Parsing of a config file into plain data."""
+"""Parsing of a config file into plain data: JSON, JSON as DeepSpeed relaxes it, or YAML."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -13,24 +14,30 @@ LARGEST = 1 << 20
 """Bytes; a configuration is a few kilobytes."""
 
 
-def plain(name: str) -> dict[str, Any]:
+YAML = (".yaml", ".yml")
+"""How the name of a file ends that is YAML; any other is JSON."""
+
+
+def plain(name: str, library: str = "trainer") -> dict[str, Any]:
     """Return the object in the file, as dicts, lists and numbers.
 
+    library: whose config it should be, for messages.
+
     Comments and superfluous commas are read as DeepSpeed reads them, which takes Hjson. Raises
-    UsageError, with line and column, for text that is neither, and for a repeated key.
+    UsageError, with line and column, for text that is neither, and for a key given twice.
     """
     path = file_of(name)
     try:
         if path.stat().st_size > LARGEST:
-            raise UsageError(f"{name} is larger than {LARGEST >> 20} MiB: no DeepSpeed config")
+            raise UsageError(f"{name} is larger than {LARGEST >> 20} MiB: no {library} config")
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise UsageError(f"{name} is not UTF-8 text") from None
-    given = _parsed(name, text)
+    given = _of_yaml(name, text) if name.endswith(YAML) else _of_json(name, text, library)
     if not isinstance(given, dict):
-        raise UsageError(f"{name} is no DeepSpeed config: it holds {shown(given)}, not an object")
+        raise UsageError(f"{name} is no {library} config: it holds {shown(given)}, not an object")
     if {"case", "implementation"} <= given.keys():
         raise UsageError(f"{name} is a case file; run it with: zerocheck replay {name}")
     return given
@@ -42,7 +49,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _parsed(name: str, text: str) -> Any:
+def _of_json(name: str, text: str, library: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -60,9 +67,51 @@ def _parsed(name: str, text: str) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{name} is not JSON: {error.msg} at {where}") from None
     except ValueError as error:  # a number of thousands of digits
-        raise UsageError(f"{name} is no DeepSpeed config: {error}") from None
+        raise UsageError(f"{name} is no {library} config: {error}") from None
     except RecursionError:
-        raise UsageError(f"{name} is nested too deeply to be a DeepSpeed config") from None
+        raise UsageError(f"{name} is nested too deeply to be a {library} config") from None
+
+
+def _of_yaml(name: str, text: str) -> Any:
+    if find_spec("yaml") is None:
+        raise UsageError(f"{name} needs PyYAML, which is not installed: pip install PyYAML")
+    yaml = import_module("yaml")
+    try:
+        return _plainly(name, yaml, yaml.compose(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise UsageError(f"{name} is not YAML: {problem}{where}") from None
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"{name} cannot be read as YAML: {type(error).__name__}") from None
+
+
+def _plainly(name: str, yaml: Any, node: Any) -> Any:
+    """Return plain data of a node of YAML; UsageError for a key given twice."""
+    loader = yaml.SafeLoader("")
+    for one in _mappings(yaml, node):
+        keys = [key.value for key, _ in one.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{name} has the key {twice!r} twice in one object; leave one out")
+    return None if node is None else loader.construct_document(node)
+
+
+def _mappings(yaml: Any, node: Any) -> Iterator[Any]:
+    """Iterate over the mappings of a document, each once."""
+    seen: set[int] = set()
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or not isinstance(one, yaml.CollectionNode):
+            continue
+        seen.add(id(one))
+        if isinstance(one, yaml.MappingNode):
+            yield one
+            waiting += [value for _, value in one.value]
+        else:
+            waiting += one.value
 
 
 def _as_hjson(text: str, once: Any) -> Any:
