@@ -288,6 +288,12 @@ SEED_FOR_ALL = cause(
     shows="Ranks draw the same dropout masks.",
     usual="Every rank is seeded with the same number.",
 )
+DROPOUT_DRAWN_AGAIN = cause(
+    "dropout drawn again",
+    of=("gradient",),
+    shows="The loss is right, and the gradient is that of other dropout masks.",
+    usual="Activation checkpointing with `preserve_rng_state=False` around a block with dropout.",
+)
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
     of=("gradient", "update"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
+from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
@@ -59,6 +62,22 @@ class EvaluationMode(Ddp):
         built = super().build(model, case, mesh)
         built.model.eval()
         return built
+
+
+@fault(
+    "fsdp2", "gradient", bugs.DROPOUT_DRAWN_AGAIN, source="OLMo-core PR#828", features=("dropout",),
+    without=("checkpoint", "block-batch-norm"),
+)  # fmt: skip
+class CheckpointWithoutRandomState(Fsdp2):
+    """Activation checkpointing of each block does not keep the random state."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        blocks: Any = model.blocks
+        for block in blocks:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
+        return super().build(model, case, mesh)
 
 
 @fault("zero3", "loss", bugs.SAMPLES_OF_ANOTHER_MICROBATCH, source="TT #816", microbatches=3)

@@ -50,6 +50,7 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `rank_device.py`: device that the ranks ran on, and checks that its results repeat bit for bit
 - `recipe.py`: update to judge, and the optimizer with its options that must have made it
 - `recovery.py`: checks of a step whose (clipped) gradient was recovered from optimizer states
+- `redrawn.py`: reference with activation checkpointing that loses the random state: a known bug
 - `resume.py`: obligations of a resumed case: saved, exported and loaded state, and the steps
   after a load
 - `shares.py`: share of the parameters, gradients and optimizer states that one rank holds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from .layout import ParameterLayout
 from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_through, recomputing
 from .perturbation import rounding_otherwise
 from .precision import OWN, Computing
+from .redrawn import redrawing
 from .uses import Use, UseNotes
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -294,6 +295,10 @@ class LocalRunner:
         finally:
             for one in wide:
                 one.grad_dtype = one.dtype
+
+    def redrawing(self) -> AbstractContextManager[None]:
+        """Return a context with blocks that draw again in the backward: see redrawn.py."""
+        return redrawing(self._model)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

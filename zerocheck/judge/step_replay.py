@@ -92,6 +92,11 @@ class StepReplay:
         with self.runner.adding_in(dtype):
             return self.passes(step, state)
 
+    def redrawn(self, step: int, state: State) -> Passes:
+        """Run all passes with blocks that draw other random numbers in the backward."""
+        with self.runner.redrawing():
+            return self.passes(step, state)
+
     def evaluated(self, step: int, state: State) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""
         with self.runner.evaluating():

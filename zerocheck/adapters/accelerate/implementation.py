@@ -212,13 +212,10 @@ def _for_cases(given: AccelerateConfig, model: nn.Module, case: Case) -> Mapping
         return {"FSDP_MIN_NUM_PARAMS": str(case.sharding.bucket)}
     if given.fsdp.policy != "transformer_based_wrap":
         return {}
-    names = units(model)
-    if not names:
-        return {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
-    return {"FSDP_TRANSFORMER_CLS_TO_WRAP": ",".join(names)}
+    return {"FSDP_TRANSFORMER_CLS_TO_WRAP": ",".join(units(model))}
 
 
 def units(model: nn.Module) -> list[str]:
-    """Return the classes of a drawn model's blocks."""
+    """Return the classes of a drawn model's blocks; that of the model if it has none."""
     blocks: Any = model.blocks
-    return sorted({type(block).__name__ for block in blocks})
+    return sorted({type(block).__name__ for block in blocks}) or [type(model).__name__]

@@ -31,6 +31,11 @@ def refusal(given: AccelerateConfig, case: Case) -> str | None:
         )
     if case.model.user is not None:
         return None  # units are those of its own classes: torch says what it refuses
+    if fsdp.version == 2 and fsdp.from_rank_0:
+        if norms:
+            return "accelerate shards all that rank 0 sends, and fails at a buffer, of batch norms"
+        if case.model.tied:
+            return "accelerate has a model tie its weights again by tie_weights(), which it has not"
     if given.mixed == "bf16" and (reason := norms_cast(case)):
         return reason
     return fsdp2.refusal(case) if fsdp.version == 2 else fsdp1.refusal(case)

@@ -31,7 +31,8 @@ class Evidence(NamedTuple):
     scaled so before its backward; previous: the gradient that the implementation held at the end of
     the step before; otherwise(): the local gradients, weighted by tokens if the semantics do not
     say so, and the other way round; added_in(dtype): those if what the uses of a parameter give
-    were added in that dtype; loss_scale: that of the step; buffers: the flat buffers of the
+    were added in that dtype; redrawn(): those of blocks that are computed again with other random
+    numbers; loss_scale: that of the step; buffers: the flat buffers of the
     implementation; unclipped_before: what the step before reduced, if it was clipped then; alike:
     every forward left the random state that one of another rank left.
     """
@@ -46,6 +47,7 @@ class Evidence(NamedTuple):
     previous: torch.Tensor | None = None
     otherwise: Callable[[], Passes] | None = None
     added_in: Callable[[torch.dtype], Passes] | None = None
+    redrawn: Callable[[], Passes] | None = None
     loss_scale: float = 1.0
     buffers: Sequence[FlatBuffer] = ()
     unclipped_before: torch.Tensor | None = None

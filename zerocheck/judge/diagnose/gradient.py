@@ -64,6 +64,8 @@ def causes(evidence: Evidence) -> Causes:
     if not found:
         found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
     if not found:
+        found = [c for c in _drawn_again(evidence) if explains(c, evidence, wrong)]
+    if not found:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in rounding.candidates(evidence) if explains(c, evidence, wrong)]
@@ -323,6 +325,21 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
             "of the microbatches' means"
         )
     yield Candidate(name, words, [enclosed_sum(evidence, everything, divisor, given=terms)])
+
+
+def _drawn_again(evidence: Evidence) -> Iterator[Candidate]:
+    """Gradient of blocks that a checkpoint computed again with other random numbers."""
+    model = evidence.case.model
+    draws = model.user is not None or any(block.dropout > 0 for block in model.blocks)
+    if evidence.redrawn is None or not draws:
+        return
+    terms = evidence.redrawn().gradients
+    yield Candidate(
+        bugs.DROPOUT_DRAWN_AGAIN,
+        "activation checkpointing computes blocks once more in the backward without the random "
+        "state of the forward, so their dropout masks are others",
+        [enclosed_sum(evidence, everything, evidence.divisor, given=terms)],
+    )
 
 
 def _common_ratio(evidence: Evidence, wrong: torch.Tensor) -> float | None:

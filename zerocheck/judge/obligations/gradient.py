@@ -222,6 +222,7 @@ def _evidence(
         step.previous("clipped"),
         lambda: step.replay(otherwise=True),
         partial(step.judged.replayed.added_in, step.index, step.before),
+        partial(step.judged.replayed.redrawn, step.index, step.before),
         step.observation.loss_scales(step.index)[0],
         step.judged.flat_buffers(),
         None if step.case.training.clip is None else step.previous("reduced"),

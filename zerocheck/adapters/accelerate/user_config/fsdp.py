@@ -33,8 +33,9 @@ class Fsdp:
 
     version: 1 or 2; strategy: of FSDP1; policy: which modules are units; checkpointing: activations
     of units are computed again in the backward; flat: the optimizer has flat parameters; full: a
-    checkpoint is of whole tensors; offload: parameters are on the host; notes: what accelerate does
-    not read, and what a check leaves out.
+    checkpoint is of whole tensors; from_rank_0: parameters are sent by rank 0 when it is made;
+    offload: parameters are on the host; notes: what accelerate does not read, and what a check
+    leaves out.
     """
 
     version: Literal[1, 2]
@@ -43,6 +44,7 @@ class Fsdp:
     checkpointing: bool
     flat: bool
     full: bool
+    from_rank_0: bool
     offload: bool
     notes: tuple[str, ...]
 
@@ -106,6 +108,7 @@ def fsdp_of(given: Section, *, launched: bool) -> Fsdp:
         policy=policy,
         checkpointing=checkpointing,
         full=kind == "full_state_dict" or (kind is None and version == 1),
+        from_rank_0=_flag(given, "fsdp_cpu_ram_efficient_loading", default=launched),
         flat=version == 1 and not _flag(given, "fsdp_use_orig_params", default=True),
         offload=offload,
         notes=tuple(_notes(given, version, policy, offload=offload, launched=launched)),
