@@ -45,13 +45,13 @@ def arguments(command: str) -> list[str]:
 
 
 def example(name: str) -> str:
-    """The Python or TOML block that starts with `# name`, wherever it stands; a JSON block has its
-    name as `_comment`."""
+    """The Python, TOML or YAML block that starts with `# name`, wherever it stands; a JSON block has
+    its name as `_comment`."""
     (text,) = (
         text
         for page in PAGES
         for language, text in blocks(page)
-        if (language in ("python", "toml") and text.startswith(f"# {name}\n"))
+        if (language in ("python", "toml", "yaml") and text.startswith(f"# {name}\n"))
         or (language == "json" and f'"_comment": "{name}"' in text)
     )
     return text

@@ -58,7 +58,7 @@ def test_a_name_comes_apart(name: str, parts: tuple[str, str]) -> None:
         ("fsdp2+", "unknown fault to inject into fsdp2, '[+]'"),
         ("my.py+gather-stale", "name the class or build function in it too: my.py:NAME"),
         ("ds_config.json+gather-stael", "fault to inject into ds_config.json, 'gather-stael'"),
-        ("ds_config.jsn", "path/to/file.py:Name or path/to/ds_config.json"),
+        ("ds_config.jsn", "path/to/file.py:Name or the path of a config"),
     ],
 )
 def test_a_wrong_name_is_refused(name: str, message: str) -> None:

@@ -51,6 +51,7 @@ ALL_HOLD = "all obligations hold in"
 OWN = "zerocheck run my_sharding.py:my_fsdp"
 LION = "zerocheck run fsdp2 ddp zero1 --optimizer my_lion.py:Lion"
 CONFIG = "zerocheck run ds_config.json"
+OF_ACCELERATE = "zerocheck run fsdp.yaml"
 LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, message="pairs of features were left out")
 """A covering array that is cut short fails the run, and says so."""
 
@@ -102,6 +103,17 @@ RUN = {
     f"{CONFIG}+gather-stale": Row(
         "--world-sizes 2,3 --max-cases 4 --no-shrink", code=1, message="VIOLATED"
     ),
+    f"{OF_ACCELERATE}": Row(
+        "--world-sizes 1,2 --feature dropout --max-cases 4 --obligations gradient --no-shrink",
+        code=1,
+        message="their dropout masks are others",
+        whole=False,
+    ),
+    f"{OF_ACCELERATE} --model my_model.py:tiny --obligations equivalence,resume": Row(
+        "--world-sizes 2 --max-cases 2 --no-shrink",
+        code=1,
+        message="Could not find the transformer layer class LlamaDecoderLayer in the model",
+    ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message="all obligations hold"),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
     f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
@@ -150,6 +162,9 @@ ELSEWHERE = {
     "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
         "needs torchtitan and triton (200 MB): tests/field/test_torchtitan.py, by tox -e field"
     ),
+    "zerocheck run training_args.json --obligations equivalence,resume": (
+        "needs transformers: tests/field/test_configs.py, by tox -e field"
+    ),
     "zerocheck compare one/recorder/step-1 other/recorder/step-1 --model my_model.py:make_model": (
         "needs two jobs: tests/attached/test_attach_comparison.py takes the steps"
     ),
@@ -186,6 +201,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     few = "from hypothesis import settings\nsettings.register_profile('few', max_examples=4)\n"
     (path / "conftest.py").write_text(few)
     (path / "ds_config.json").write_text(example("ds_config.json"))
+    (path / "fsdp.yaml").write_text(example("fsdp.yaml"))
     model = torch.nn.Linear(3, 2)
     for name in ("checkpoints", "other"):
         with warnings.catch_warnings():

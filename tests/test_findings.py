@@ -1,4 +1,4 @@
-"""The pages of the faults of torch and DeepSpeed: each has its script and its line."""
+"""The pages of the faults of torch, DeepSpeed and accelerate: each has its script and its line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from zerocheck.run.known_issues.releases import Releases
 
 FINDINGS = Path(__file__).parent.parent / "reports" / "findings"
 INDEX = (FINDINGS / "README.md").read_text(encoding="utf-8")
+ONLY = {"deepspeed": "torch and DeepSpeed only", "accelerate": "torch and accelerate only"}
 PAGES = sorted(path.name for path in FINDINGS.glob("*.md") if path.name != "README.md")
 
 
@@ -27,7 +28,7 @@ def test_a_page_has_its_script_and_its_line(name: str) -> None:
     text = (FINDINGS / name).read_text(encoding="utf-8")
     (script,) = re.findall(r"alone:\*\*\s`python (\w+\.py)`", text)
     assert (FINDINGS / script).is_file()
-    only = "torch and DeepSpeed only" if name.startswith("deepspeed") else "torch only"
+    only = ONLY.get(name.partition("-")[0].rstrip("0123"), "torch only")
     assert only in (FINDINGS / script).read_text(encoding="utf-8").splitlines()[0]
     (line,) = [line for line in INDEX.splitlines() if f"]({name})" in line]
     title = text.splitlines()[0].removeprefix("# ")
@@ -62,6 +63,8 @@ OF_DEEPSPEED = find_spec("deepspeed") is not None
 TRIED = sliced(
     [name for name in SCRIPTS if name not in ON_GPUS],
     [
+        "accelerate_dropout_in_a_checkpoint.py",
+        "accelerate_optimizer_of_fsdp1_not_loaded.py",
         "adamw_fused_on_cpu_ignores_strides.py",
         "fsdp1_accumulation_of_one_element.py",
         "fsdp2_uses_added_in_the_reduce_dtype.py",

@@ -53,6 +53,7 @@ _CODE_OF = {"fsdp2-muon": "fsdp2"}
 _EXTRA_OF = {
     "zerocheck.adapters.accelerate": "accelerate",
     "zerocheck.adapters.deepspeed": "deepspeed",
+    "zerocheck.adapters.transformers": "transformers",
     "zerocheck.faults.deepspeed": "deepspeed",
 }
 """Packages and modules that need an extra, which has the name of its library."""
@@ -68,7 +69,7 @@ COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 
 CONFIG = (".json", ".yaml", ".yml")
 """How a name ends that is the path of a library's config: it stands for what the library makes."""
-CONFIG_FILE = "path/to/ds_config.json"
+CONFIG_FILE = "the path of a config such as ds_config.json or fsdp.yaml"
 """Such a name, as messages show it."""
 
 
@@ -87,9 +88,13 @@ _ACCELERATE = ConfigKind(
     "zerocheck.adapters.accelerate.user_config",
     "zerocheck.adapters.accelerate.implementation:of_file",
 )
+_TRANSFORMERS = ConfigKind(
+    "zerocheck.adapters.transformers.user_config",
+    "zerocheck.adapters.transformers.implementation:of_file",
+)
 _CONFIG_TEXT = "zerocheck.adapters.shared.user_config.text"
-_KNOWN_BY_KEYS = (_ACCELERATE,)
-"""Kinds that are known by their keys; any other config is one of DeepSpeed."""
+_KNOWN_BY_KEYS = (_ACCELERATE, _TRANSFORMERS)
+"""Kinds that are known by their keys, in this order."""
 
 RANK_KINDS = {"without-elements": "zerocheck.adapters.deepspeed.idle_ranks:ranks_without_elements"}
 """Kinds of ranks in entries of known issues -> the function that finds them in a case."""
@@ -174,16 +179,18 @@ def _reader(name: str) -> Any:
 
 
 def _kind_of(name: str) -> ConfigKind:
-    """Return the kind of a config by the keys in it; DeepSpeed's where none is known by them.
+    """Return the kind of a config by the keys in it.
 
-    One that cannot be read has the kind that its ending suggests, whose reader says what is wrong.
+    Of one that is not known by them, and of one that cannot be read, it is accelerate's for YAML
+    and DeepSpeed's for JSON, whose reader says what is wrong.
     """
+    other = _ACCELERATE if name.endswith(CONFIG[1:]) else _DEEPSPEED
     try:
         values = import_module(_CONFIG_TEXT).plain(name)
     except UsageError:
-        return _ACCELERATE if name.endswith(CONFIG[1:]) else _DEEPSPEED
+        return other
     known = (one for one in _KNOWN_BY_KEYS if import_module(one.reader).recognises(values))
-    return next(known, _DEEPSPEED)
+    return next(known, other)
 
 
 @cache

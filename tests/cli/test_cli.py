@@ -101,7 +101,7 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --model no.py:tiny", "there is no file 'no.py' (looked at "),
         ("run no.json", "there is no file 'no.json' (looked at "),
         ("run fsdp2 no.json+gather-stale", "there is no file 'no.json' (looked at "),
-        ("run no.jsn", "or give package.module:Name, path/to/file.py:Name or path/to/ds_config.j"),
+        ("run no.jsn", "or give package.module:Name, path/to/file.py:Name or the path of a config"),
         ("faults gather-stal", "unknown fault 'gather-stal'; did you mean 'gather-stale'?"),
         ("faults --profile cj", "unknown profile 'cj'; did you mean 'ci'?"),
         ("faults --obligations updates", "unknown obligation 'updates'; did you mean 'update'?"),

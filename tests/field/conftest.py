@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 NEEDS = {
     "test_attach_trainers.py": ("transformers", "accelerate", "lightning"),
+    "test_configs.py": ("transformers", "accelerate"),
     "test_stacks.py": ("transformers", "accelerate", "lightning"),
     "test_torchtitan.py": ("torchtitan", "triton"),
 }

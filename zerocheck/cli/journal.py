@@ -159,7 +159,7 @@ def note_untested() -> None:
 
 
 def note_configs(names: Sequence[str]) -> None:
-    """Print a run's notes on the DeepSpeed configs; only rank 0 of a launch does."""
+    """Print a run's notes on the configs of libraries; only rank 0 of a launch does."""
     from ..catalogue import config_notes
 
     for text in config_notes(names) if launcher.is_rank_0() else ():

@@ -1,6 +1,6 @@
 """Loading of an implementation by name.
 
-Built in, `package.module:Name`, `path/to/file.py:Name`, or the path of a DeepSpeed config.
+Built in, `package.module:Name`, `path/to/file.py:Name`, or the path of a library's config.
 """
 
 from __future__ import annotations

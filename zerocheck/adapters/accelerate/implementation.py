@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from ...case.schema import Case
 from ...contract import Semantics
 from ...contract.build import Built, BuiltImplementation
 from ...contract.groups import make_optimizer
-from ...contract.implementation import Implementation, Loader, Saving
+from ...contract.implementation import Implementation, Kept, Loader, Saving
 from ...contract.names import named_buffers, unwrapped
 from ..deepspeed.user_config import DeepSpeedConfig
 from ..shared.limits import contradiction
@@ -76,10 +76,10 @@ def class_of(kind: type[Accelerated], given: AccelerateConfig) -> type[Implement
 
 
 class Accelerated(BuiltImplementation):
-    """What accelerate makes of a config, in the loop of its documentation."""
+    """Model and optimizer as accelerate prepares them, in the loop of its documentation."""
 
     given: ClassVar[AccelerateConfig]
-    keeps = ("data", "rng")
+    keeps: ClassVar[Collection[Kept]] = ("data", "rng")
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
@@ -96,7 +96,7 @@ class Accelerated(BuiltImplementation):
             put_back(before)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        """Prepare the model, and AdamW of the case's groups, as accelerate does."""
+        """Prepare the model, and an optimizer of the case's groups, as accelerate does."""
         self.accelerator = self.accelerated(model, case, on_cpu=mesh.device_type == "cpu")
         if self.given.fsdp is not None and self.given.fsdp.flat:
             # The optimizer has to be given the flat parameters, which are there after this.

@@ -207,7 +207,7 @@ def test_what_cannot_be_used_is_refused(given: Any, config: object, words: str) 
 
 
 def test_a_config_is_known_by_its_keys() -> None:
-    assert recognises({"distributed_type": "FSDP"}) and recognises({"fsdp_config": {}})
+    assert recognises({"distributed_type": "FSDP"}) and recognises({"deepspeed_config": {}})
     assert not recognises({"zero_optimization": {"stage": 2}})
 
 

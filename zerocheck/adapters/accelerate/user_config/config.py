@@ -20,7 +20,7 @@ from .keys import DEEPSPEED, TOP
 
 KINDS = ("no", "multi_cpu", "multi_gpu", "fsdp", "deepspeed")
 OTHERS = ("megatron_lm", "xla", "multi_xpu", "multi_npu", "multi_mlu", "multi_hpu", "multi_musa")
-MARKS = ("compute_environment", "distributed_type", "fsdp_config", "deepspeed_config")
+MARKS = ("compute_environment", "distributed_type", "deepspeed_config")
 """Keys by which a config is known."""
 
 UNITS = {"transformer_based_wrap": "block", "size_based_wrap": "size", "no_wrap": "whole"}

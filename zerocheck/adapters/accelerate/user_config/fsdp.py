@@ -107,7 +107,7 @@ def fsdp_of(given: Section, *, launched: bool) -> Fsdp:
         strategy=strategy,
         policy=policy,
         checkpointing=checkpointing,
-        full=kind == "full_state_dict" or (kind is None and version == 1),
+        full=kind == "full_state_dict" or (kind is None and (version == 1 or not launched)),
         from_rank_0=_flag(given, "fsdp_cpu_ram_efficient_loading", default=launched),
         flat=version == 1 and not _flag(given, "fsdp_use_orig_params", default=True),
         offload=offload,
