@@ -45,8 +45,10 @@ def arguments(command: str) -> list[str]:
 
 
 def example(name: str) -> str:
-    """The Python, TOML or YAML block that starts with `# name`, wherever it stands; a JSON block has
-    its name as `_comment`."""
+    """The Python, TOML or YAML block that begins with `# name`, wherever it stands.
+
+    A JSON block has its name as `_comment`.
+    """
     (text,) = (
         text
         for page in PAGES

@@ -5,8 +5,8 @@ torchrun --nproc-per-node 2 accelerate_loop.py --accumulation 2
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import nullcontext
+import itertools
+import time
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
-from trainer_faults import asked, line, trained
+from trainer_faults import Planted, asked, checks, line
 
 from zerocheck.integrations.accelerate import check
 
@@ -37,29 +37,31 @@ if __name__ == "__main__":
     batches = torch.randn(128, 8, generator=torch.Generator().manual_seed(1))
     loader: Any = torch.utils.data.DataLoader(batches, 4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    attached = check(
-        accelerator,
-        steps=range(1, given.steps + 1),
-        reference=None if given.no_reference else make_model,
-        on_violation="warn",
-        directory=tempfile.mkdtemp(),
-    )
+    attached = None
+    if not given.unchecked:
+        reference = None if given.no_reference else make_model
+        attached = check(accelerator, reference=reference, **checks(given))
+    planted = Planted(given)
     if given.resume:
         accelerator.load_state(given.saves)
-    for batch in loader:
+    taken = attached.taken if attached is not None else 0  # those of an earlier run
+    started = time.perf_counter()
+    for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
         with accelerator.accumulate(model):
-            lonely = given.fault == "not reduced"
-            with model.no_sync() if lonely else nullcontext():
-                accelerator.backward(model(batch).square().mean())
-            trained("" if lonely else given.fault, model, lambda: None)
+            planted.trained(
+                model,
+                lambda: accelerator.backward(model(batch).square().mean()),  # noqa: B023
+            )
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
             optimizer.zero_grad()
-        if given.saves and not given.resume and attached.taken == 2:
+        taken += accelerator.sync_gradients
+        if given.saves and not given.resume and taken == 2 and accelerator.sync_gradients:
             accelerator.save_state(given.saves)
-        if attached.taken == given.steps and accelerator.sync_gradients:
+        if taken == given.steps and accelerator.sync_gradients:
             break
     if accelerator.is_main_process:
+        print(f"SECONDS {time.perf_counter() - started:.3f}")
         print(line(attached), flush=True)
     dist.destroy_process_group()

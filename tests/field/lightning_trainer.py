@@ -5,13 +5,13 @@ torchrun --nproc-per-node 2 lightning_trainer.py --accumulation 2
 
 from __future__ import annotations
 
-import tempfile
+import time
 from typing import Any
 
 import lightning
 import torch
 from torch import nn
-from trainer_faults import asked, line, trained
+from trainer_faults import Planted, asked, checks, line
 
 from zerocheck.integrations.lightning import LightningCheck
 
@@ -36,27 +36,21 @@ class Module(lightning.LightningModule):
 class Plant(lightning.Callback):
     """A fault in the gradients, before they are clipped."""
 
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
+    def __init__(self, planted: Planted) -> None:
+        self.planted = planted
 
-    def on_train_start(self, trainer: Any, module: Any) -> None:
-        if self.fault == "not reduced":
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+        if self.planted.now == "not reduced":
             trainer.strategy.model.require_backward_grad_sync = False
 
     def on_after_backward(self, trainer: Any, module: Any) -> None:
-        if self.fault != "not reduced":
-            trained(self.fault, module, lambda: None)
+        self.planted.trained(module, lambda: None)
 
 
 if __name__ == "__main__":
     given = asked()
     batches = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
-    callback = LightningCheck(
-        steps=range(1, given.steps + 1),
-        reference=None if given.no_reference else Module,
-        on_violation="warn",
-        directory=tempfile.mkdtemp(),
-    )
+    callback = LightningCheck(reference=None if given.no_reference else Module, **checks(given))
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -69,8 +63,10 @@ if __name__ == "__main__":
         enable_model_summary=False,
         gradient_clip_val=0.05,
         accumulate_grad_batches=given.accumulation,
-        callbacks=[callback, Plant(given.fault)],
+        callbacks=[*([] if given.unchecked else [callback]), Plant(Planted(given))],
     )
+    started = time.perf_counter()
     trainer.fit(Module(), torch.utils.data.DataLoader(batches, 4))
     if trainer.is_global_zero:
-        print(line(callback.attached), flush=True)
+        print(f"SECONDS {time.perf_counter() - started:.3f}")
+        print(line(None if given.unchecked else callback.attached), flush=True)

@@ -131,3 +131,30 @@ def test_a_resume_of_accelerate(ranks: int, tmp_path: Path) -> None:
     options = ("--saves", saves, "--resume")
     _, said = trained("accelerate_loop.py", tmp_path, *options, ranks=ranks)
     assert "2 of 2 steps checked, all hold" in said and "; 0 of 1 loads wrong" in said
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_200_right_steps_hold(trainer: str, tmp_path: Path) -> None:
+    _, said = trained(trainer, tmp_path, "--steps", "200", "--every", "10")
+    assert "20 of 200 steps checked, all hold" in said
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("doubled", "gradient doubled"),
+        ("doubled on rank 1", "gradient scaled"),
+        ("not reduced", "local gradient only"),
+        ("a gradient zeroed", "gradient zero"),
+        ("drift on rank 1", "copies differ"),
+    ],
+)
+def test_a_bug_is_found_at_the_step_that_it_begins_with(
+    trainer: str, fault: str, cause: str, tmp_path: Path
+) -> None:
+    """Checks are every 10 steps; the flight recorder has those between."""
+    options = ("--steps", "50", "--every", "10", "--recorder", "64MiB", "--begin", "37")
+    _, said = trained(trainer, tmp_path, *options, "--fault", fault)
+    assert "first step  37 is the first wrong one: steps 31 to 36 were recorded and hold" in said
+    assert cause in said.partition("  cause ")[2].partition("\n")[0], said

@@ -6,12 +6,13 @@ torchrun --nproc-per-node 2 transformers_trainer.py --accumulation 2
 from __future__ import annotations
 
 import tempfile
+import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
-from trainer_faults import asked, line, trained
+from trainer_faults import Planted, asked, checks, line
 
 from zerocheck import Semantics
 from zerocheck.integrations.transformers import check
@@ -44,11 +45,11 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Faulty(transformers.Trainer):
-    fault = ""
+    planted: Planted
 
     def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return trained(
-            self.fault, model, lambda: super(Faulty, self).training_step(model, *args, **kwargs)
+        return self.planted.trained(
+            model, lambda: super(Faulty, self).training_step(model, *args, **kwargs)
         )
 
 
@@ -75,19 +76,19 @@ if __name__ == "__main__":
         ),
         train_dataset=Tokens(),
     )
-    trainer.fault = given.fault
+    trainer.planted = Planted(given)
     if given.fault == "mean of means":  # as before transformers 4.46, and for models without it
         trainer.model_accepts_loss_kwargs = False
-    callback = check(
+    callback = given.unchecked or check(
         trainer,
-        steps=range(1, given.steps + 1),
         reference=None if given.no_reference else make_model,
         semantics=Semantics(weight="token") if given.tokens else None,
-        on_violation="warn",
-        directory=tempfile.mkdtemp(),
+        **checks(given),
     )
+    started = time.perf_counter()
     trainer.train(resume_from_checkpoint=given.resume)
     if trainer.is_world_process_zero():
-        print(line(callback.attached), flush=True)
+        print(f"SECONDS {time.perf_counter() - started:.3f}")
+        print(line(None if given.unchecked else callback.attached), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()  # else threads of gloo may outlive the interpreter

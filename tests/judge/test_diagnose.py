@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_case import CASE
 
-from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
+from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding, Training
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
@@ -290,3 +290,41 @@ def test_causes_that_are_not_told_apart_stand_with_or() -> None:
     )
     assert alternatives(("lost", "of no sentence"), sentences) == "; it is 0"
     assert alternatives((), sentences) == alternatives(("of no sentence",), sentences) == ""
+
+
+@pytest.mark.parametrize(
+    ("factor", "causes"),
+    [
+        (0.75, ("gradient scaled",)),
+        (-1.0, ("gradient scaled",)),
+        (3.0, ("gradient scaled", "reduction not waited for")),  # the sum of 3 ranks, undivided
+    ],
+)
+def test_one_rank_alone_is_scaled(
+    observe: Callable, factor: float, causes: tuple[str, ...]
+) -> None:
+    case = msgspec.structs.replace(CASE, training=msgspec.structs.replace(CASE.training, clip=None))
+    observed = observe("ddp", case)
+    _, data = observed.places("gradient", "reduced", 0, "head.weight")[1]
+    data.mul_(factor)
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.causes) == ("gradient", causes), first.explanation
+    assert f"on rank 1 alone the gradient is {factor:.6g} times" in first.explanation
+    data[0] *= 1.01
+    other = observed.judge().violations[0]
+    assert "gradient scaled" not in other.causes
+
+
+def test_dropout_that_is_drawn_again_in_bf16(observe: Callable) -> None:
+    """In bf16 short ranges of a wrong gradient fit something by chance, which says nothing."""
+    case = Case(
+        seed=3,
+        mesh=(3,),
+        model=Model(inputs=4, width=8, blocks=(Block(kind="mlp", dropout=0.4),), outputs=3),
+        training=Training(steps=1, microbatches=5),
+        precision=Precision(compute="bf16", reduce="bf16"),
+    )
+    observed = observe("zerocheck.faults.forward:CheckpointWithoutRandomState", case)
+    first = observed.judge().violations[0]
+    assert (first.obligation, first.causes) == ("gradient", ("dropout drawn again",))
+    assert not first.attribution

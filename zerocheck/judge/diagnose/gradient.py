@@ -76,7 +76,11 @@ def causes(evidence: Evidence) -> Causes:
             :1
         ]
     if not found:
-        mixed = ranks.raced(evidence, wrong) or ranks.left_out(evidence, wrong)
+        mixed = (
+            ranks.scaled_on_some(evidence, wrong)
+            or ranks.raced(evidence, wrong)
+            or ranks.left_out(evidence, wrong)
+        )
         if mixed is not None:
             return Causes(*mixed)
         if evidence.alike:

@@ -10,6 +10,7 @@ from operator import itemgetter
 import torch
 
 from ... import causes as bugs
+from ...floating_point import ETA
 from ..layout import ParameterPlace
 from ..pieces import Enclosing, pieces
 from .evidence import Candidate, Evidence, enclosed_sum, everything, explains, times
@@ -147,6 +148,70 @@ def _subset(
             if explains(made, evidence, this):
                 return weights
     return None
+
+
+CLEAR = 1e4
+"""Size over bound of an element that a ratio is taken of, so that round-off hardly moves it."""
+
+
+def scaled_on_some(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
+    """Return (causes, sentence) if some ranks have all wrong elements times one number.
+
+    The others are right. Where the number is that of ranks, the mean may not be taken yet.
+    """
+    ratios: dict[int, float] = {}
+    for rank in range(len(evidence.held.parts)):
+        found = _ratio_on(evidence, wrong, rank)
+        if found is None:
+            return None
+        if found != 1.0:
+            ratios[rank] = found
+    if not ratios or len(ratios) == len(evidence.held.parts):
+        return None
+    first = next(iter(ratios.values()))
+    if any(abs(one - first) > abs(first) / CLEAR for one in ratios.values()):
+        return None
+    ranks = "rank" + ("s " if len(ratios) > 1 else " ") + ", ".join(map(str, ratios))
+    words = f"on {ranks} alone the gradient is {first:.6g} times what it must be"
+    if evidence.semantics.average == "mean" and round(first, 3) == len(evidence.held.parts):
+        late = "the reduction was not over when its result was used"
+        return (bugs.GRADIENT_SCALED, bugs.REDUCTION_NOT_WAITED_FOR), f"{words}; or {late}"
+    return (bugs.GRADIENT_SCALED,), words
+
+
+def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | None:
+    """Return the number that makes wrong elements of the right ones on a rank; 1.0 if it has none.
+
+    None if there is no such number, or too little to tell.
+    """
+    part, plan = evidence.held.parts[rank], evidence.held.plans[rank]
+    places = [
+        (part[here].to(torch.float64), there, wrong[there])
+        for here, there in pieces(plan.index, evidence.layout.size)
+    ]
+    right, known, clearest = True, 0, 0.0
+    ratio = uncertain = 0.0
+    for values, there, asked in places:
+        exact, bound = evidence.right.at(there)
+        right &= bool(((values - exact).abs() <= bound)[asked].all())
+        known += int((asked & (exact.abs() > bound)).sum())
+        clarity = torch.where(asked, exact.abs() / bound.clamp(min=ETA), 0.0)
+        best = int(clarity.argmax())
+        if float(clarity[best]) > clearest:
+            clearest = float(clarity[best])
+            ratio = float(values[best] / exact[best])
+            uncertain = 2 / clearest
+    if right:
+        return 1.0
+    if known < 2 or clearest < CLEAR or ratio == 0:
+        return None
+    scaled = times(evidence, abs(ratio), uncertain)
+    for values, there, asked in places:
+        exact, bound = scaled.at(there)
+        signed = exact if ratio > 0 else -exact
+        if bool(((values - signed).abs() > bound)[asked].any()):
+            return None
+    return ratio
 
 
 EARLY = "the sum with the rank's own part divided by W before it was read"
