@@ -16,11 +16,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
+from ...catalogue import missing
 from ...contract import Semantics
 from ...contract.build import Built, BuiltImplementation
 from ...contract.groups import make_optimizer
 from ...contract.implementation import Implementation, Kept, Loader, Saving
 from ...contract.names import named_buffers, unwrapped
+from ...errors import UsageError
 from ..deepspeed.user_config import DeepSpeedConfig
 from ..shared.limits import contradiction
 from . import checkpoint
@@ -53,7 +55,9 @@ def _class_of(given: AccelerateConfig) -> type[Implementation]:
 
 
 def engine_of(given: DeepSpeedConfig) -> type[Implementation]:
-    """Make the class of a config that is handed to DeepSpeed."""
+    """Make the class of a config that is handed to DeepSpeed. UsageError if that is missing."""
+    if reason := missing("deepspeed"):
+        raise UsageError(f"{given.name} {reason}")
     from ..deepspeed.configured_engine import of_config
 
     return of_config(given)

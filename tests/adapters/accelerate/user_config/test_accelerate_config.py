@@ -43,6 +43,12 @@ use_cpu: false
 """As `accelerate config` writes it."""
 
 
+LAUGHS = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 20)
+)
+"""Aliases within aliases: 10 to the 19th values."""
+
+
 @pytest.fixture
 def given(tmp_path: Path) -> Any:
     """A function from a config, or its text, to what is made of it."""
@@ -158,6 +164,11 @@ def test_of_deepspeed(given: Any, tmp_path: Path) -> None:
         ({"distributed_type": "MEGATRON_LM"}, "which zerocheck does not check: it is out of scope"),
         ({"distributed_type": "NO", "num_proceses": 2}, "no key 'num_proceses'; did you mean 'num"),
         ({"distributed_type": "NO", "mixed_precision": "fp16"}, "the CPU has no fp16 \\(allowed"),
+        ("distributed_type: NO\non: 2\n", "accelerate has no key 'True'"),
+        ("distributed_type: 2026-11-25\n", 'distributed_type is "2026-11-25"; allowed'),
+        ("distributed_type: !!python/object:os.system x\n", "is not YAML: .* at line 1"),
+        ("a: &a [*a]\n", "cannot be read as YAML: RecursionError"),
+        (LAUGHS, "expands to more than 100,000 values"),
         ({"distributed_type": "NO", "mixed_precision": 3}, "mixed_precision is 3; allowed"),
         (
             {"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}},

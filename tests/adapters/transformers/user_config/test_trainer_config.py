@@ -68,6 +68,7 @@ def test_a_recipe_as_it_is_written(given: Any) -> None:
     assert "left out: lr_scheduler_type: each case sets the learning rate of each step" in message
     assert "left out: gradient_checkpointing: a PreTrainedModel checkpoints itself" in message
     assert "a Trainer seeds all ranks alike" in message
+    assert 'learning_rate is text to YAML, "3e-4", and HfArgumentParser hands it' in message
 
 
 def test_defaults_are_those_of_transformers(given: Any) -> None:

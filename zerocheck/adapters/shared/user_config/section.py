@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from ....errors import UsageError, did_you_mean
@@ -63,9 +62,6 @@ class Section(NamedTuple):
     ) -> float:
         """Return a number from `lowest` on, and less than `below`."""
         given = self._given(key, default)
-        if isinstance(given, str):  # YAML 1.1 takes 3e-4, without a point, for text
-            with suppress(ValueError):
-                given = float(given)
         number = isinstance(given, int | float) and not isinstance(given, bool)
         if not number or not lowest <= given < below:
             end = "" if below == math.inf else f" and < {below:g}"

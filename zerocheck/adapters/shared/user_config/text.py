@@ -14,6 +14,9 @@ LARGEST = 1 << 20
 """Bytes; a configuration is a few kilobytes."""
 
 
+MOST_VALUES = 100_000
+"""Values of a YAML file, each alias counted where it stands."""
+
 YAML = (".yaml", ".yml")
 """How the name of a file ends that is YAML; any other is JSON."""
 
@@ -45,7 +48,7 @@ def plain(name: str, library: str = "trainer") -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """Return the value as JSON, shortened where it is long."""
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)  # YAML has dates too
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -95,7 +98,23 @@ def _plainly(name: str, yaml: Any, node: Any) -> Any:
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise UsageError(f"{name} has the key {twice!r} twice in one object; leave one out")
-    return None if node is None else loader.construct_document(node)
+    if node is None:
+        return None
+    return _with_names(name, loader.construct_document(node), iter(range(MOST_VALUES)))
+
+
+def _with_names(name: str, value: Any, left: Iterator[int]) -> Any:
+    """Return the value with text as keys: YAML reads `on` as true, and 1 as a number.
+
+    left: counts values; UsageError at its end, for aliases within aliases are more than memory has.
+    """
+    if next(left, None) is None:
+        raise UsageError(f"{name} expands to more than {MOST_VALUES:,} values: no config does")
+    if isinstance(value, dict):
+        return {str(key): _with_names(name, one, left) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_names(name, one, left) for one in value]
+    return value
 
 
 def _mappings(yaml: Any, node: Any) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from ...accelerate.user_config.fsdp import Fsdp, check_whole, fsdp_of
 from ...deepspeed.user_config.config import config_of
 from ...shared.user_config.reader import Reader
 from ...shared.user_config.section import Section
+from ...shared.user_config.text import shown
 from ...shared.user_config.treatment import treat_keys
 from .deepspeed import deepspeed_of
 from .keys import FIELDS, FSDP, FSDP_OF_XLA, LEGACY
@@ -29,6 +30,16 @@ MARKS = (
     "deepspeed",
 )
 """Fields by which TrainingArguments are known."""
+
+NUMBERS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+)
+"""Fields that are numbers, some of which YAML 1.1 takes for text: 3e-4 has no point."""
 
 NEARLY = 0.85
 """Likeness of a key to a field from which on it is a misspelt field, and not one of a recipe."""
@@ -68,9 +79,16 @@ def code_of(name: str) -> str | None:
 
 def _sorted(top: Section) -> TrainerConfig:
     others = _others(top)
-    top = top._replace(values={key: one for key, one in top.values.items() if key not in others})
+    values = {key: one for key, one in top.values.items() if key not in others}
+    texts = {key: number for key in NUMBERS if (number := _number(values.get(key))) is not None}
+    top = top._replace(values={**values, **texts})
     keys = treat_keys(top, FIELDS, "it refuses the field")
     notes = [f"{top.source}: left out: {', '.join(others)}: no TrainingArguments"] if others else []
+    notes += [
+        f"{top.source}: {key} is text to YAML, {shown(values[key])}, and HfArgumentParser hands it "
+        "on as text; a number has a point: 3.0e-4"
+        for key in texts
+    ]
     by_reason: dict[str, list[str]] = {}
     for key, why in keys.left_out.items():
         by_reason.setdefault(why, []).append(key)
@@ -106,6 +124,14 @@ def _sorted(top: Section) -> TrainerConfig:
         notes=tuple(notes),
         arguments={**keys.passed, **arguments},
     )
+
+
+def _number(value: Any) -> float | None:
+    """Return the number that a text is; None for what is no text, or no number."""
+    try:
+        return float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def _others(top: Section) -> list[str]:
