@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from zerocheck.judge.attribution.counts import step_counts
 from zerocheck.judge.attribution.facts import Fact, Facts
 from zerocheck.judge.attribution.forwards import OtherParameters, computed_with
 from zerocheck.judge.attribution.places import Where
+from zerocheck.judge.diagnose.loss import equal as equal_losses
 from zerocheck.judge.diagnose.named import without_names
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.models.network import build_model
@@ -194,6 +196,14 @@ def test_losses_of_other_parameters() -> None:
         "remain unexplained"
     )
     assert words([[7.0], [7.0], [7.0]]) == ""
+
+    def within(tolerance: float) -> str:
+        losses = [[0.001], [2.0], [2.0]]
+        equal = partial(equal_losses, tolerance=tolerance)
+        return computed_with(losses, [[2.0]] * 3, iter(others), replay, equal, tolerance)
+
+    assert within(0.0015) == "rank 0 computes with the parameters of the step before"
+    assert within(0.0025) == ""  # one in 800 fits by chance
     assert matches(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, words([[0.0], [0.0], [0.0]]))
 
 

@@ -186,7 +186,8 @@ def test_computing() -> None:
     assert cast.cast == torch.bfloat16 and cast.inputs and not cast.autocast
     assert Computing.of(Semantics(compute="fp16", precision_mode="autocast")).cast is None
     both = Computing.of(Semantics(compute="bf16", precision_mode="cast_and_autocast"))
-    assert both.cast == torch.bfloat16 and both.autocast
+    assert both.cast == torch.bfloat16 and both.autocast and not both.outputs
+    assert Computing.of(Semantics(compute="bf16", outputs="cast")).outputs
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ class Semantics:
                       nothing.
     inputs            what the model is called with: "kept", or "cast" (floating inputs to the dtype
                       of `compute`).
+    outputs           what the model returns: "kept", or "cast" (floating outputs to the dtype of
+                      `compute`, as FSDP2's `output_dtype` does; a loss that the model returns too).
     accumulate_dtype  dtype in which microbatches are summed: "own" (that of the local gradients),
                       "fp32", "bf16" or "fp16".
     reduce            dtype in which gradients are divided and reduced over ranks: "own" (that in
@@ -69,6 +71,7 @@ class Semantics:
     compute: Literal["own", "bf16", "fp16"] = "own"
     precision_mode: Literal["cast", "autocast", "cast_and_autocast"] = "cast"
     inputs: Literal["kept", "cast"] = "kept"
+    outputs: Literal["kept", "cast"] = "kept"
     accumulate_dtype: Literal["own", "fp32", "bf16", "fp16"] = "own"
     reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"
     divide_ranks: Literal["reduce", "own", "loss"] = "reduce"

@@ -224,6 +224,7 @@ class StepContext:
             others,
             lambda parameters: self.replay(parameters=parameters).losses,
             lambda one, other: equal(one, other, tolerance),
+            tolerance,
         )
 
     # Gradients

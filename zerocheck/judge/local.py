@@ -28,7 +28,15 @@ from ..models.user import call_with
 from ..protocol.observations import StepObservation
 from . import vectors
 from .layout import ParameterLayout
-from .mirrors import as_parameters, as_views, cast_inputs, pass_detached, pass_through, recomputing
+from .mirrors import (
+    as_parameters,
+    as_views,
+    cast_inputs,
+    cast_outputs,
+    pass_detached,
+    pass_through,
+    recomputing,
+)
 from .perturbation import rounding_otherwise
 from .precision import OWN, Computing
 from .redrawn import redrawing
@@ -249,7 +257,7 @@ class LocalRunner:
         outputs: torch.Tensor
         with torch.autocast(self._device.type, dtype, enabled=self._computing.autocast):
             outputs = call_with(model, inputs, drawn.keywords)
-        return outputs
+        return cast_outputs(dtype, outputs) if self._computing.outputs else outputs
 
     def _randomise(self, seed: int, rank: int, number: int) -> None:
         """Set the generator to the rank's state at the entry of the loss."""

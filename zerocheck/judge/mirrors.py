@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 
@@ -106,6 +107,15 @@ def recomputing(module: nn.Module, forward: Callable[..., Any], *given: Any) -> 
         return result
 
     return checkpoint(once, *given, use_reentrant=True)
+
+
+def cast_outputs(dtype: torch.dtype | None, outputs: Any) -> Any:
+    """Return what a model gave with its floating-point tensors cast, as FSDP2's `output_dtype`."""
+
+    def cast(one: Any) -> Any:
+        return one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+
+    return tree_map(cast, outputs)
 
 
 def as_views(module: nn.Module, _: tuple[Any, ...]) -> None:

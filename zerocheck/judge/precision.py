@@ -33,13 +33,14 @@ class Computing(NamedTuple):
     """Reduced precision of the forward and backward.
 
     dtype: None for that of each parameter; autocast: the forward is under torch.autocast; inputs:
-    True if floating-point inputs are cast; parameters: True if the parameters are.
+    True if floating-point inputs are cast; parameters, outputs: True if these are.
     """
 
     dtype: torch.dtype | None = None
     autocast: bool = False
     inputs: bool = False
     parameters: bool = True
+    outputs: bool = False
 
     @classmethod
     def of(cls, semantics: Semantics) -> Computing:
@@ -48,7 +49,13 @@ class Computing(NamedTuple):
             return cls()
         dtype = DTYPES[semantics.compute]
         mode = semantics.precision_mode
-        return cls(dtype, mode != "cast", semantics.inputs == "cast", mode != "autocast")
+        return cls(
+            dtype,
+            autocast=mode != "cast",
+            inputs=semantics.inputs == "cast",
+            parameters=mode != "autocast",
+            outputs=semantics.outputs == "cast",
+        )
 
     @property
     def cast(self) -> torch.dtype | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...case.schema import Case
-from ...catalogue import missing
 from ...contract import Semantics
 from ...contract.build import Built, BuiltImplementation
 from ...contract.groups import make_optimizer
@@ -56,8 +56,9 @@ def _class_of(given: AccelerateConfig) -> type[Implementation]:
 
 def engine_of(given: DeepSpeedConfig) -> type[Implementation]:
     """Make the class of a config that is handed to DeepSpeed. UsageError if that is missing."""
-    if reason := missing("deepspeed"):
-        raise UsageError(f"{given.name} {reason}")
+    if find_spec("deepspeed") is None:
+        advice = "install it with: pip install 'zerocheck[deepspeed]'"
+        raise UsageError(f"{given.name} needs deepspeed, which is not installed; {advice}")
     from ..deepspeed.configured_engine import of_config
 
     return of_config(given)
@@ -195,6 +196,7 @@ def _semantics(given: AccelerateConfig, case: Case) -> Semantics:
         compute="bf16",
         precision_mode="cast_and_autocast",
         inputs="cast",
+        outputs="cast" if given.fsdp.version == 2 else "kept",
         accumulate_dtype=summed,
         reduce="bf16",
     )

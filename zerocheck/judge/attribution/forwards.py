@@ -7,6 +7,7 @@ them. Other parameters are looked for by computing the loss with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf, log2
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from ..flat import NOBODY, FlatBuffer
 from ..layout import ParameterLayout
 from .places import ranks_words
+from .values import ENOUGH
 
 Losses = Sequence[Sequence[float]]
 MOST_TENSORS = 64
@@ -35,6 +37,7 @@ def computed_with(
     others: Iterator[OtherParameters],
     replay: Callable[[Sequence[torch.Tensor]], Losses],
     equal: Callable[[float, float], bool],
+    tolerance: float = 0.0,
 ) -> str:
     """Return the parameters that wrong losses were computed with, as one sentence.
 
@@ -44,6 +47,8 @@ def computed_with(
         others: parameters that are tried, until those of every wrong rank are found.
         replay: computes the losses of the first ranks, given the parameters of each.
         equal: comparison of two losses.
+        tolerance: that of the comparison. A loss within it says as much as it is nearer to the
+            observed loss than the right one is: with n parameters tried, log2(n) + ENOUGH bits.
     """
 
     def same(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -52,14 +57,16 @@ def computed_with(
     left = [r for r, losses in enumerate(observed) if not same(losses, expected[r])]
     wrong = len(left)
     parts = []
-    for other in others:
-        if not left:
+    for tried, other in enumerate(others, 1):
+        needed = log2(tried) + ENOUGH
+        clear = [r for r in left if _bits(observed[r], expected[r], tolerance) > needed]
+        if not clear:
             break
-        first = left[0] + 1
+        first = clear[0] + 1
         if not same(observed[first - 1], replay(other.per_rank[:first])[first - 1]):
             continue
         made = replay(other.per_rank)
-        found = [rank for rank in left if same(observed[rank], made[rank])]
+        found = [rank for rank in clear if same(observed[rank], made[rank])]
         left = [rank for rank in left if rank not in found]
         who = "every rank computes" if len(found) == len(observed) else ranks_words(found)
         verb = "" if len(found) == len(observed) else " computes" if len(found) == 1 else " compute"
@@ -67,6 +74,14 @@ def computed_with(
     if parts and left:
         parts.append(f"the losses of {len(left)} of {wrong} ranks remain unexplained")
     return "; ".join(parts)
+
+
+def _bits(observed: Sequence[float], expected: Sequence[float], tolerance: float) -> float:
+    """Return the bits by which losses that fit say more than chance; infinite for equal bits."""
+    if not tolerance:
+        return inf
+    apart = [abs(one - other) / tolerance for one, other in zip(observed, expected, strict=False)]
+    return sum(log2(one) if one > 1 else 0.0 for one in apart)
 
 
 def other_parameters(
