@@ -5,11 +5,13 @@ torchrun --nproc-per-node 2 lightning_trainer.py --accumulation 2
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from trainer_faults import Planted, asked, checks, line
 
@@ -50,23 +52,27 @@ class Plant(lightning.Callback):
 if __name__ == "__main__":
     given = asked()
     batches = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    saving = []
+    if given.saves:
+        saving = [ModelCheckpoint(given.saves, "{step}", save_top_k=-1, every_n_train_steps=2)]
     callback = LightningCheck(reference=None if given.no_reference else Module, **checks(given))
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=2,
+        devices=int(os.environ["WORLD_SIZE"]),
         strategy="ddp_find_unused_parameters_true" if given.unused else "ddp",
         precision="bf16-mixed" if given.bf16 else "32-true",
         max_steps=given.steps,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(given.saves),
         enable_progress_bar=False,
         enable_model_summary=False,
         gradient_clip_val=0.05,
         accumulate_grad_batches=given.accumulation,
-        callbacks=[*([] if given.unchecked else [callback]), Plant(Planted(given))],
+        callbacks=[*([] if given.unchecked else [callback]), Plant(Planted(given)), *saving],
     )
     started = time.perf_counter()
-    trainer.fit(Module(), torch.utils.data.DataLoader(batches, 4))
+    resumed = f"{given.saves}/step=2.ckpt" if given.resume else None
+    trainer.fit(Module(), torch.utils.data.DataLoader(batches, 4), ckpt_path=resumed)
     if trainer.is_global_zero:
         print(f"SECONDS {time.perf_counter() - started:.3f}")
         print(line(None if given.unchecked else callback.attached), flush=True)

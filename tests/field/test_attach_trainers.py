@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import zerocheck
 
@@ -131,6 +132,23 @@ def test_a_resume_of_accelerate(ranks: int, tmp_path: Path) -> None:
     options = ("--saves", saves, "--resume")
     _, said = trained("accelerate_loop.py", tmp_path, *options, ranks=ranks)
     assert "2 of 2 steps checked, all hold" in said and "; 0 of 1 loads wrong" in said
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resume_of_lightning(ranks: int, tmp_path: Path) -> None:
+    """By two ranks a checkpoint of step 2; then one whose first moments are lost."""
+    saves = str(tmp_path / "saves")
+    trained("lightning_trainer.py", tmp_path, "--saves", saves)
+    options = ("--saves", saves, "--resume")
+    _, said = trained("lightning_trainer.py", tmp_path, *options, ranks=ranks)
+    assert "2 of 2 steps checked, all hold" in said and "; 0 of 1 loads wrong" in said
+    path = tmp_path / "saves" / "step=2.ckpt"
+    saved = torch.load(path, weights_only=False)
+    for state in saved["optimizer_states"][0]["state"].values():
+        state["exp_avg"].zero_()
+    torch.save(saved, path)
+    _, said = trained("lightning_trainer.py", tmp_path, *options, ranks=ranks)
+    assert "; 1 of 1 loads wrong" in said and "  cause       moments lost" in said
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -5,12 +5,14 @@
 
 A step is one update, with all batches of `accumulate_grad_batches`. DDP calls `training_step` of
 the module, and so does the reference. Without DDP Lightning does not call the model as a module,
-and gradients are not judged.
+and gradients are not judged. A checkpoint that the Trainer saves gets a record, and what
+`fit(ckpt_path=...)` loads is judged by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..attached.session import Attached, attach
@@ -37,15 +39,36 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         self._updates: int | None = None
         self.attached: Attached | None = None
 
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Attach to the wrapped model, and judge what was loaded into it."""
+        if self.attached is not None:
+            return
+        done = trainer.global_step
+        model, (optimizer, *_) = trainer.strategy.model, trainer.optimizers
+        self.attached = attach(model, optimizer, done=done, **self._options)
+        if trainer.ckpt_path:
+            self.attached.loaded(_record(trainer.ckpt_path), required=False)
+        self._record_saves(trainer)
+
+    def _record_saves(self, trainer: Trainer) -> None:
+        save: Any = trainer.save_checkpoint
+
+        def save_checkpoint(
+            path: Any, weights_only: bool = False, *given: Any, **more: Any
+        ) -> None:
+            save(path, weights_only, *given, **more)
+            if not weights_only and self.attached is not None:
+                record = _record(path)
+                record.mkdir(parents=True, exist_ok=True)
+                self.attached.saved(record)
+
+        trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign,unused-ignore]
+
     def on_train_batch_start(
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Begin an update with its first batch."""
-        if self.attached is None:
-            done = trainer.global_step
-            model, (optimizer, *_) = trainer.strategy.model, trainer.optimizers
-            self.attached = attach(model, optimizer, done=done, **self._options)
-        if self._updates is None:
+        if self.attached is not None and self._updates is None:
             self.attached.before()
             self._updates = trainer.global_step
 
@@ -54,6 +77,12 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         if self.attached is not None and self._updates != trainer.global_step:
             self.attached.after()
             self._updates = None
+
+
+def _record(checkpoint: Any) -> Path:
+    """Return the folder of a checkpoint's record: itself, or one next to a file."""
+    path = Path(checkpoint)
+    return path if path.is_dir() else path.with_name(f"{path.name}.zerocheck")
 
 
 def _training(factory: Callable[[], Any]) -> Callable[[], Any]:

@@ -32,9 +32,6 @@ from .user_config import AccelerateConfig, read
 
 _made: dict[str, tuple[AccelerateConfig, type[Implementation]]] = {}
 
-STAGES = {"shard_grad_op": 2, "no_shard": 0}
-"""Stage of the ZeRO paper by the strategy of FSDP1; 3 for others."""
-
 
 def of_file(name: str) -> type[Implementation]:
     """Make the class of a config of accelerate.
@@ -70,7 +67,8 @@ def class_of(kind: type[Accelerated], given: AccelerateConfig) -> type[Implement
     attributes: dict[str, Any] = {
         "given": given,
         "fixed": given.fixed,
-        "stage": 0 if fsdp is None else STAGES.get(fsdp.strategy, 3),
+        # SHARD_GRAD_OP has parameters sharded between steps too.
+        "stage": 0 if fsdp is None or fsdp.strategy == "no_shard" else 3,
         "options": ("bucket",) if fsdp is not None and fsdp.policy == "size_based_wrap" else (),
         "without": _without(given),
         "capabilities": frozenset({"precision"} if given.mixed == "bf16" else ()),
