@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from deepspeed.runtime.precision_config import DeepSpeedBF16Config
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
@@ -14,7 +12,6 @@ from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract import Semantics
 from ...contract.layout import Layout
-from ...errors import UsageError
 from ..shared.limits import contradiction
 from .adapter import DeepSpeed, DeepSpeed0
 from .library import Engine
@@ -30,28 +27,18 @@ STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepS
 def of_file(name: str) -> type[DeepSpeed]:
     """Make the class of a `ds_config.json`.
 
-    Raises UsageError as `user_config.read` does, and with DeepSpeed's words for a value that its
-    own tables refuse.
+    Raises UsageError as `user_config.read` does. A value that DeepSpeed's own tables refuse is left
+    to DeepSpeed, which then does not start.
     """
     return of_config(read(name))
 
 
 def of_config(given: DeepSpeedConfig) -> type[DeepSpeed]:
-    """Make the class of a config that was read. Raises UsageError as `of_file` does."""
+    """Make the class of a config that was read."""
     name = given.name
     made = _made.get(name)
     if made is not None and made.given is given:
         return made
-    for kind, values, where in (
-        (DeepSpeedZeroConfig, {"stage": given.stage, **given.zero}, "zero_optimization"),
-        (DeepSpeedBF16Config, dict(given.bf16), "bf16"),
-    ):
-        try:
-            kind(**values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, (where, *first["loc"])))
-            raise UsageError(f"{name}: DeepSpeed refuses {key}: {first['msg']}") from None
     stage = STAGES[given.stage]
     fixed = given.fixed
     attributes = {"given": given, "fixed": fixed, "without": given.without}
@@ -124,7 +111,12 @@ class ConfiguredEngine(DeepSpeed):
         """Build the engine; groups leave to it what the config declares of AdamW."""
         named = () if self.given.adam is None else self.given.adam.named
         left = [{key: one for key, one in group.items() if key not in named} for group in given]
-        return super()._engine(left)
+        try:
+            return super()._engine(left)
+        except ValidationError as error:  # the key and the reason are in its further lines
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{error.title} refuses {key}: {first['msg']}") from error
 
     def _offloads_states(self) -> bool:
         return self.given.optimizer
