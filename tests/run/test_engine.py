@@ -265,8 +265,8 @@ def test_an_interrupted_run_leaves_a_whole_journal_and_no_process(
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 3
     process.send_signal(how)
-    process.communicate(timeout=30)
-    assert process.returncode == (130 if how == signal.SIGINT else -9)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == (130 if how == signal.SIGINT else -9), said.decode()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
     records = read(journal)

@@ -293,6 +293,7 @@ DROPOUT_DRAWN_AGAIN = cause(
     of=("gradient",),
     shows="The loss is right, and the gradient is that of other dropout masks.",
     usual="Activation checkpointing with `preserve_rng_state=False` around a block with dropout.",
+    attributed=r"dropout masks",
 )
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
