@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from test_case import CASE
+from torch.utils.checkpoint import CheckpointError
 
 from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding, Training
+from zerocheck.judge.diagnose.gradient import _drawn_again
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
 from zerocheck.judge.flat import NOBODY, flat_buffers
 from zerocheck.judge.layout import ParameterLayout
+from zerocheck.judge.local import Passes
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import Entry, Lie, RankObservation
 from zerocheck.protocol.verdicts import alternatives
@@ -328,3 +333,14 @@ def test_dropout_that_is_drawn_again_in_bf16(observe: Callable) -> None:
     first = observed.judge().violations[0]
     assert (first.obligation, first.causes) == ("gradient", ("dropout drawn again",))
     assert not first.attribution
+
+
+def test_blocks_that_cannot_be_computed_again_are_no_cause() -> None:
+    """Where other dropout masks route tokens to other experts, torch refuses the second forward."""
+
+    def refused() -> Passes:
+        raise CheckpointError("Recomputed values have different metadata")
+
+    model = Model(blocks=(Block(kind="experts", dropout=0.5),))
+    known: Any = SimpleNamespace(case=Case(model=model), redrawn=refused)
+    assert list(_drawn_again(known)) == []

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import torch
+from torch.utils.checkpoint import CheckpointError
 
 from ... import causes as bugs
 from ...floating_point import ETA, Enclosure
@@ -337,7 +338,10 @@ def _drawn_again(evidence: Evidence) -> Iterator[Candidate]:
     draws = model.user is not None or any(block.dropout > 0 for block in model.blocks)
     if evidence.redrawn is None or not draws:
         return
-    terms = evidence.redrawn().gradients
+    try:
+        terms = evidence.redrawn().gradients
+    except CheckpointError:  # other masks lead to other shapes, as in routing: no code computes it
+        return
     yield Candidate(
         bugs.DROPOUT_DRAWN_AGAIN,
         "activation checkpointing computes blocks once more in the backward without the random "
