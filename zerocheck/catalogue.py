@@ -68,7 +68,7 @@ COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 """Implementations that published tables of memory compare: nothing sharded, then by stage."""
 
 CONFIG = (".json", ".yaml", ".yml")
-"""How a name ends that is the path of a library's config: it stands for what the library makes."""
+"""Endings of names that are paths of a library's config, which stand for what it makes."""
 CONFIG_FILE = "the path of a config such as ds_config.json or fsdp.yaml"
 """Such a name, as messages show it."""
 
@@ -92,7 +92,7 @@ _TRANSFORMERS = ConfigKind(
     "zerocheck.adapters.transformers.user_config",
     "zerocheck.adapters.transformers.implementation:of_file",
 )
-_CONFIG_TEXT = "zerocheck.adapters.shared.user_config.text"
+_CONFIG_READER = "zerocheck.adapters.shared.user_config.reader"
 _KNOWN_BY_KEYS = (_ACCELERATE, _TRANSFORMERS)
 """Kinds that are known by their keys, in this order."""
 
@@ -186,7 +186,7 @@ def _kind_of(name: str) -> ConfigKind:
     """
     other = _ACCELERATE if name.endswith(CONFIG[1:]) else _DEEPSPEED
     try:
-        values = import_module(_CONFIG_TEXT).plain(name)
+        values = import_module(_CONFIG_READER).values_of(name)
     except UsageError:
         return other
     known = (one for one in _KNOWN_BY_KEYS if import_module(one.reader).recognises(values))

@@ -6,6 +6,7 @@ each, and so does this: the last file of a folder, written when all ranks are do
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
@@ -17,19 +18,29 @@ from ...contract.versions import WHOLE, fresh, newest
 
 def save(accelerator: Accelerator, directory: str, loader: Loader) -> None:
     """Save the whole training state, with the position in the data; every rank calls this."""
-    place = fresh(directory)
     accelerator._custom_objects[:] = [loader]
-    accelerator.save_state(place)
+    write_whole(directory, accelerator.save_state)
+
+
+def load(accelerator: Accelerator, directory: str, loader: Loader) -> None:
+    """Load the newest whole training state. Raises FileNotFoundError, on every rank, for none."""
+    accelerator._custom_objects[:] = [loader]
+    accelerator.load_state(newest_whole(directory))
+
+
+def write_whole(directory: str, write: Callable[[str], object]) -> None:
+    """Have a new folder written, and mark it as whole; every rank calls this."""
+    place = fresh(directory)
+    write(place)
     dist.barrier()
     if dist.get_rank() == 0:
         (Path(place) / WHOLE).write_text("whole")
     dist.barrier()
 
 
-def load(accelerator: Accelerator, directory: str, loader: Loader) -> None:
-    """Load the newest whole training state. Raises FileNotFoundError, on every rank, for none."""
+def newest_whole(directory: str) -> str:
+    """Return the newest folder that is whole. Raises FileNotFoundError, on every rank, for none."""
     place = newest(directory)
     if place == directory:
         raise FileNotFoundError(f"no whole checkpoint in {directory}")
-    accelerator._custom_objects[:] = [loader]
-    accelerator.load_state(place)
+    return place

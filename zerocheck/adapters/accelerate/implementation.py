@@ -38,20 +38,20 @@ def of_file(name: str) -> type[Implementation]:
 
     Raises UsageError as `user_config.read` does.
     """
-    given = read(name)
-    made = _made.get(name)
+    return class_for(Accelerated, read(name))
+
+
+def class_for(kind: type[Accelerated], given: AccelerateConfig) -> type[Implementation]:
+    """Make the class of a config, once: of this kind, or that of the engine of DeepSpeed."""
+    made = _made.get(given.name)
     if made is None or made[0] is not given:
-        made = _made[name] = (given, _class_of(given))
+        engine = given.deepspeed
+        new = _class_of(kind, given) if engine is None else _engine_of(engine)
+        made = _made[given.name] = (given, new)
     return made[1]
 
 
-def _class_of(given: AccelerateConfig) -> type[Implementation]:
-    if given.deepspeed is not None:
-        return engine_of(given.deepspeed)
-    return class_of(Accelerated, given)
-
-
-def engine_of(given: DeepSpeedConfig) -> type[Implementation]:
+def _engine_of(given: DeepSpeedConfig) -> type[Implementation]:
     """Make the class of a config that is handed to DeepSpeed. UsageError if that is missing."""
     if find_spec("deepspeed") is None:
         advice = "install it with: pip install 'zerocheck[deepspeed]'"
@@ -61,8 +61,7 @@ def engine_of(given: DeepSpeedConfig) -> type[Implementation]:
     return of_config(given)
 
 
-def class_of(kind: type[Accelerated], given: AccelerateConfig) -> type[Implementation]:
-    """Make the class of this kind for a config."""
+def _class_of(kind: type[Accelerated], given: AccelerateConfig) -> type[Implementation]:
     fsdp = given.fsdp
     attributes: dict[str, Any] = {
         "given": given,

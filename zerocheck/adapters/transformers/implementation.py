@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,14 +20,12 @@ from ...case.shapes import transposed
 from ...contract.build import Built
 from ...contract.groups import make_optimizer
 from ...contract.implementation import Implementation, Kept, Loader, Saving
-from ...contract.versions import WHOLE, fresh, newest
 from ...contract.wrapper_limits import ddp_in
 from ...errors import Unsupported
-from ..accelerate.implementation import Accelerated, class_of, engine_of, units
+from ..accelerate.checkpoint import newest_whole, write_whole
+from ..accelerate.implementation import Accelerated, class_for, units
 from ..accelerate.launch import use_fsdp
 from .user_config import TrainerConfig, read
-
-_made: dict[str, tuple[TrainerConfig, type[Implementation]]] = {}
 
 
 def of_file(name: str) -> type[Implementation]:
@@ -36,16 +33,11 @@ def of_file(name: str) -> type[Implementation]:
 
     Raises UsageError as `user_config.read` does.
     """
-    given = read(name)
-    made = _made.get(name)
-    if made is None or made[0] is not given:
-        kind = class_of(Trained, given) if given.deepspeed is None else engine_of(given.deepspeed)
-        made = _made[name] = (given, kind)
-    return made[1]
+    return class_for(Trained, read(name))
 
 
 RNG: tuple[Kept, ...] = ("rng",)
-"""What a checkpoint of a Trainer holds beside the model and the optimizer, of what is judged."""
+"""Parts of the state that a checkpoint of a Trainer holds beside the model and the optimizer."""
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc,unused-ignore]
@@ -125,22 +117,18 @@ class Trained(Accelerated):
 
     def save(self, directory: str, loader: Loader) -> Saving | None:
         """Save what the Trainer saves of model, optimizer and random states."""
-        place = fresh(directory)
-        self.trainer.save_model(place, _internal_call=True)
-        self.trainer._save_optimizer_and_scheduler(place)
-        self.trainer._save_rng_state(place)
-        dist.barrier()
-        if dist.get_rank() == 0:
-            (Path(place) / WHOLE).write_text("whole")
-        dist.barrier()
+
+        def write(place: str) -> None:
+            self.trainer.save_model(place, _internal_call=True)
+            self.trainer._save_optimizer_and_scheduler(place)
+            self.trainer._save_rng_state(place)
+
+        write_whole(directory, write)
         return None
 
     def load(self, directory: str, loader: Loader) -> None:
         """Load it in the order of `Trainer.train`. FileNotFoundError, on every rank, for none."""
-        place = newest(directory)
-        if place == directory:
-            raise FileNotFoundError(f"no whole checkpoint in {directory}")
-        trainer = self.trainer
+        place, trainer = newest_whole(directory), self.trainer
         of_fsdp = trainer.model_wrapped if trainer.is_fsdp_enabled else None
         trainer._load_from_checkpoint(place, of_fsdp)
         trainer._load_optimizer_and_scheduler(place)

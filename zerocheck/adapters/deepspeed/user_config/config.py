@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ....errors import UsageError
 from ...shared.user_config.reader import Reader
 from ...shared.user_config.section import Section
-from ...shared.user_config.treatment import treat_keys
+from ...shared.user_config.treatment import left_out_notes, treat_keys
 from ..options import stored_as
 from .batch import impossible_batch
 from .keys import CHECKPOINT, TOP
@@ -26,7 +26,7 @@ CLIP = 1.0
 """`GRADIENT_CLIPPING_DEFAULT` of DeepSpeed."""
 
 MOST_MICROBATCHES = 16
-"""Of a step of a case; what accumulates more is drawn, for a step would take too long."""
+"""Most microbatches of a step of a case; more are drawn, for a step would take too long."""
 
 IGNORED = "it would ignore it without a word"
 
@@ -212,12 +212,7 @@ def _check_norm(top: Section, zero: Zero, clip: Mapping[str, float | None]) -> N
 def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str) -> list[str]:
     """Return notes on the differences between the run and the file."""
     notes = [f"{top.source} runs as stage {zero.stage} of DeepSpeed{clip_note}"]
-    by_reason: dict[str, list[str]] = {}
-    for key, why in left_out.items():
-        by_reason.setdefault(why, []).append(key)
-    notes += [
-        f"{top.source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()
-    ]
+    notes += left_out_notes(top.source, left_out)
     if zero.optimizer and not top.says("optimizer"):
         notes.append(
             f"{top.source}: it names no optimizer, so DeepSpeed is given torch's AdamW"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ....errors import file_of
 from .section import Section
@@ -31,3 +31,11 @@ class Reader(Generic[Config]):
             made = self._sort(Section(self._library, name, "", plain(name, self._library)))
             known = self._known[name, path] = (stamp, made)
         return known[1]
+
+
+_values: Reader[Mapping[str, Any]] = Reader("trainer", lambda top: top.values)
+
+
+def values_of(name: str) -> Mapping[str, Any]:
+    """Return the object in a file, of whatever library. Raises UsageError as `Reader.read`."""
+    return _values.read(name)

@@ -10,7 +10,7 @@ from ....errors import UsageError, did_you_mean
 from .text import shown
 
 AUTO: Final = "auto"
-"""What a tool around the library replaces by a value of its own: not said here."""
+"""Value that a tool around the library replaces by one of its own: nothing is said here."""
 
 
 class Section(NamedTuple):

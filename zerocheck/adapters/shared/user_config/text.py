@@ -13,12 +13,11 @@ from ....errors import UsageError, file_of
 LARGEST = 1 << 20
 """Bytes; a configuration is a few kilobytes."""
 
-
 MOST_VALUES = 100_000
 """Values of a YAML file, each alias counted where it stands."""
 
 YAML = (".yaml", ".yml")
-"""How the name of a file ends that is YAML; any other is JSON."""
+"""Endings of the names of files that are YAML; any other is JSON."""
 
 
 def plain(name: str, library: str = "trainer") -> dict[str, Any]:

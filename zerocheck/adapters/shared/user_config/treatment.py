@@ -33,7 +33,7 @@ SAID = Key("said")
 SIZE = Key("size")
 PASSED = Key("passed")
 SILENT = Key("left out")
-"""What only prints, logs or profiles, and what has no effect without something that is refused."""
+"""Treatment of keys that only print, log or profile, or do nothing without what is refused."""
 
 
 def switched_off(why: str, switch: str = "enabled") -> Key:
@@ -55,6 +55,14 @@ class TreatedKeys(NamedTuple):
 
     passed: dict[str, Any]
     left_out: dict[str, str]
+
+
+def left_out_notes(source: str, left_out: Mapping[str, str]) -> list[str]:
+    """Return a note for each reason why keys are left out. source: the file."""
+    by_reason: dict[str, list[str]] = {}
+    for key, why in left_out.items():
+        by_reason.setdefault(why, []).append(key)
+    return [f"{source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()]
 
 
 def treat_keys(given: Section, table: Mapping[str, Key], effect: str) -> TreatedKeys:

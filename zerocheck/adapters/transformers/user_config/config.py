@@ -10,11 +10,11 @@ from typing import Any
 from ....errors import UsageError
 from ...accelerate.user_config.config import AccelerateConfig, config_for
 from ...accelerate.user_config.fsdp import Fsdp, check_whole, fsdp_of
-from ...deepspeed.user_config.config import config_of
+from ...deepspeed.user_config.config import MOST_MICROBATCHES, config_of
 from ...shared.user_config.reader import Reader
 from ...shared.user_config.section import Section
 from ...shared.user_config.text import shown
-from ...shared.user_config.treatment import treat_keys
+from ...shared.user_config.treatment import left_out_notes, treat_keys
 from .deepspeed import deepspeed_of
 from .keys import FIELDS, FSDP, FSDP_OF_XLA, LEGACY
 from .optimizer import optimizer_of
@@ -43,9 +43,6 @@ NUMBERS = (
 
 NEARLY = 0.85
 """Likeness of a key to a field from which on it is a misspelt field, and not one of a recipe."""
-
-MOST_MICROBATCHES = 16
-"""Of a step of a case; what accumulates more is drawn, for a step would take too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +86,7 @@ def _sorted(top: Section) -> TrainerConfig:
         "on as text; a number has a point: 3.0e-4"
         for key in texts
     ]
-    by_reason: dict[str, list[str]] = {}
-    for key, why in keys.left_out.items():
-        by_reason.setdefault(why, []).append(key)
-    notes += [f"{top.source}: left out: {', '.join(k)}: {why}" for why, k in by_reason.items()]
+    notes += left_out_notes(top.source, keys.left_out)
     if top.says("deepspeed"):
         return _of_deepspeed(top, notes)
     fsdp = _fsdp(top)

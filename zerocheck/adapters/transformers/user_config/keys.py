@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+from ...deepspeed.user_config.keys import RATES
 from ...shared.user_config.treatment import PASSED, SAID, SILENT, Key, only
 
-RATES = "each case sets the learning rate of each step itself"
 ROUNDS = "its kernels round in another order"
 
 FIELDS: dict[str, Key] = {
