@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+import torch
 from test_case import CASE
 from test_diagnose import USED_BY_SOME
 
 from zerocheck.case.schema import Block, Case, Model
+from zerocheck.judge.attribution.mixtures import GradientSource, _bits, _spread
+from zerocheck.judge.compare import exactly
 from zerocheck.judge.diagnose.named import without_names
 from zerocheck.protocol.verdicts import Violation
 
@@ -81,3 +84,13 @@ def test_one_element_refutes_an_attribution(
     data[at] = kept
     again = _gradient(observed)
     assert again is not None and again.attribution == first.attribution
+
+
+def test_evidence_of_values_that_are_all_0() -> None:
+    """Their own size says nothing; that of the right values does: 24 bits each."""
+    zeros = torch.zeros(3, dtype=torch.float64)
+    source = GradientSource("0", exactly(zeros))
+    spread = _spread(zeros, torch.tensor([0.5, -2.0, float("inf")]))
+    assert spread == 2.0
+    assert _bits(source, spread, 0, 3) == 72.0
+    assert _spread(zeros, zeros[:0]) > 0

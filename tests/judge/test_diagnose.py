@@ -344,3 +344,24 @@ def test_blocks_that_cannot_be_computed_again_are_no_cause() -> None:
     model = Model(blocks=(Block(kind="experts", dropout=0.5),))
     known: Any = SimpleNamespace(case=Case(model=model), redrawn=refused)
     assert list(_drawn_again(known)) == []
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_rank_that_overflowed_is_not_scaled(observe: Callable, value: float) -> None:
+    case = msgspec.structs.replace(CASE, training=msgspec.structs.replace(CASE.training, clip=None))
+    observed = observe("ddp", case)
+    observed.places("gradient", "reduced", 0, "head.weight")[1][1].fill_(value)
+    first = observed.judge().violations[0]
+    assert first.obligation == "gradient" and "gradient scaled" not in first.causes
+
+
+def test_a_rank_without_elements_is_right(observe: Callable) -> None:
+    """Of one parameter with one row, three ranks of FSDP2 have one shard; it alone is doubled."""
+    model = Model(inputs=3, width=1, outputs=1)
+    case = Case(mesh=(3,), model=model, training=Training(steps=1))
+    observed = observe("fsdp2", case)
+    for name in ("stem.weight", "head.weight"):
+        for _, data in observed.places("gradient", "reduced", 0, name):
+            data.mul_(0.75)
+    first = observed.judge().violations[0]
+    assert first.obligation == "gradient" and first.causes, first.explanation

@@ -114,6 +114,7 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
         sources.append(GradientSource("not explained", exactly(values)))
         fits = torch.cat([fits, left.unsqueeze(0)])
     ends = _ends(fits)
+    spread = _spread(values, search.evidence.right.whole.exact[positions])
     runs: list[Run] = []
     gain = 0.0
     at = 0
@@ -122,23 +123,29 @@ def _runs(search: GradientSearch, chosen: Sequence[HeldCell]) -> list[Run] | Non
         stop = int(ends[best, at])
         runs.append(Run(int(positions[at]), int(positions[stop - 1]), sources[best]))
         if sources[best].words != "right":
-            gain += _bits(sources[best], values, at, stop) - _choice(sources, best, positions)
+            gain += _bits(sources[best], spread, at, stop) - _choice(sources, best, positions)
         at = stop
         if len(runs) > MOST_RUNS:
             return None
     return runs if gain > ENOUGH else None
 
 
-def _bits(source: GradientSource, values: torch.Tensor, start: int, stop: int) -> float:
+def _spread(*vectors: torch.Tensor) -> float:
+    """Return the largest finite size among values, at least the smallest normal number."""
+    sizes = [one[one.isfinite()].abs() for one in vectors]
+    largest = [float(one.max()) for one in sizes if one.numel()]
+    return max(*largest, torch.finfo(torch.float32).tiny, 0.0)
+
+
+def _bits(source: GradientSource, spread: float, start: int, stop: int) -> float:
     """Return the bits by which elements support a source: -log2 of the chance that each fits.
 
     A value that has nothing to do with the source lies anywhere between the largest ones, and in an
     interval of the width 2 b of their 2 max with the chance b / max. What is computed in fp32 has
-    no more than 24 bits.
+    no more than 24 bits. spread: max.
     """
     if source.words == "not explained":
         return 0.0
-    spread = values[values.isfinite()].abs().max() if bool(values.isfinite().any()) else 1.0
     chance = (source.enclosure.bound[start:stop].double() / spread).clamp(2.0**-24, 1.0)
     return float(-chance.log2().sum())
 

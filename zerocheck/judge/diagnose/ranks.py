@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import product
+from math import isfinite
 from operator import itemgetter
 
 import torch
@@ -188,6 +189,7 @@ def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | Non
     places = [
         (part[here].to(torch.float64), there, wrong[there])
         for here, there in pieces(plan.index, evidence.layout.size)
+        if part[here].numel()  # a rank may have no elements
     ]
     right, known, clearest = True, 0, 0.0
     ratio = uncertain = 0.0
@@ -203,7 +205,7 @@ def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | Non
             uncertain = 2 / clearest
     if right:
         return 1.0
-    if known < 2 or clearest < CLEAR or ratio == 0:
+    if known < 2 or clearest < CLEAR or ratio == 0 or not isfinite(ratio):
         return None
     scaled = times(evidence, abs(ratio), uncertain)
     for values, there, asked in places:
