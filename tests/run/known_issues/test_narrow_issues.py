@@ -140,7 +140,6 @@ def own_violation(issue: KnownIssue) -> tuple[CaseFinished, Violation]:
         role=role,
         causes=causes,
         tensors=tuple(names) if issue.tensors else ("stem.weight",),
-        wrong=issue.elements or 7,
         ranks=ranks_of(issue.ranks, of) if issue.ranks else (0,),
         error=issue.error,
         observed=float(most_bytes(issue.surplus, of)),
@@ -166,8 +165,6 @@ def others(issue: KnownIssue, violation: Violation) -> Iterator[tuple[str, Viola
     yield "another fault next to it", replace(violation, parts=(violation, unexplained))
     if issue.tensors:
         yield "another tensor", replace(violation, tensors=(*violation.tensors, "no.such"))
-    if issue.elements:
-        yield "more elements", replace(violation, wrong=issue.elements + 1)
     if issue.ranks:
         every = tuple(range(case_of(issue).world_size))
         yield "other ranks", replace(violation, ranks=every)

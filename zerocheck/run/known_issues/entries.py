@@ -74,7 +74,6 @@ class _IssueEntry(msgspec.Struct, forbid_unknown_fields=True):
     features: list[str] = []
     roles: list[str] = []
     tensors: list[str] = []
-    elements: int = 0
     ranks: str = ""
     surplus: list[str] = []
     error: str = ""
@@ -104,7 +103,6 @@ class KnownIssue:
     features: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
-    elements: int = 0
     ranks: str = ""
     surplus: tuple[str, ...] = ()
     error: str = ""
@@ -183,11 +181,10 @@ class KnownIssue:
         return same and any(self.covers(segment) for segment in segments_of(finished.case))
 
     def _fits(self, case: Case, violation: Violation) -> bool:
-        """Return True if tensors, ranks and extent of the violation are those of the issue."""
+        """Return True if tensors, ranks and bytes of the violation are those of the issue."""
         extra = (violation.observed or 0.0) - (violation.expected or 0.0)
         return (
             (not self.tensors or all(is_of(self.tensors, case, t) for t in violation.tensors))
-            and (not self.elements or violation.role == "step" or violation.wrong <= self.elements)
             and (not self.ranks or ranks_of(self.ranks, case) == violation.ranks)
             and (not self.surplus or extra <= most_bytes(self.surplus, case))
             and self.error in violation.error
@@ -313,7 +310,7 @@ def _issue(raw: dict[str, Any], source: str, measured: Mapping[str, tuple[str, .
     if says and entry.fingerprint.split(" / ")[1] not in _BROKEN:
         raise UsageError(
             "`says` is for crashes and hangs; a violation is identified by its cause, and by "
-            "`tensors`, `roles`, `elements`, `ranks`, `surplus` or `error`"
+            "`tensors`, `roles`, `ranks`, `surplus` or `error`"
         )
     check_kinds((*entry.tensors, *entry.surplus), entry.ranks)
     having = {library: getattr(entry, library) for library in LIBRARIES}
@@ -327,7 +324,6 @@ def _issue(raw: dict[str, Any], source: str, measured: Mapping[str, tuple[str, .
         features=tuple(entry.features),
         roles=tuple(entry.roles),
         tensors=tuple(entry.tensors),
-        elements=entry.elements,
         ranks=entry.ranks,
         surplus=tuple(entry.surplus),
         error=entry.error,
