@@ -32,6 +32,7 @@
 - `execution/`: properties of an execution that decide the last bits
 - `faults/`: bugs planted on purpose, and their catalogue
 - `integrations/`: checks of steps in trainers of other libraries, in one line each
+- `job_metrics/`: metrics of a running job, and the failure patterns that they show
 - `judge/`: verdicts on what ranks observed, and their causes
 - `memory/`: memory of a rank in advance (`zerocheck memory`)
 - `models/`: model, samples and start of a case
@@ -49,7 +50,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .attached.session import attach as attach
+    from .attached.attach import attach as attach
     from .contract.build import Built as Built
     from .contract.build import BuiltImplementation as BuiltImplementation
     from .contract.groups import groups as groups
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .errors import Unsupported as Unsupported
     from .errors import UsageError as UsageError
     from .errors import Violated as Violated
+    from .job_metrics.options import JobMetrics as JobMetrics
     from .testing import parametrize_with_checks as parametrize_with_checks
 
 __version__ = "0.1.0"
@@ -74,6 +76,7 @@ _WHERE = {
     "Built": "contract.build",
     "BuiltImplementation": "contract.build",
     "Implementation": "contract.implementation",
+    "JobMetrics": "job_metrics.options",
     "Loader": "contract.implementation",
     "Microbatch": "contract.implementation",
     "Saving": "contract.implementation",
@@ -84,7 +87,7 @@ _WHERE = {
     "Unsupported": "errors",
     "UsageError": "errors",
     "Violated": "errors",
-    "attach": "attached.session",
+    "attach": "attached.attach",
     "groups": "contract.groups",
     "parametrize_with_checks": "testing",
 }

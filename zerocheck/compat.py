@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -170,6 +170,11 @@ def when_over(boxed: Any, call: Callable[[], None]) -> None:
     dist.Work.unbox(boxed).get_future().add_done_callback(lambda _: call())
 
 
+def in_backward() -> bool:
+    """Return True while the autograd engine runs a backward on this thread."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
 def work_from_future(future: torch.futures.Future[Any]) -> Any:
     """Return a Work, boxed for C++, that ends with the future; its value is a list of tensors.
 
@@ -181,8 +186,8 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
     return make(future).boxed()
 
 
-def casts(model: torch.nn.Module) -> bool:
-    """Return True if FSDP computes or reduces in another dtype than that of the parameters."""
+def precision_policies(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield the mixed precision policies of FSDP1 and FSDP2, with `param_dtype` and the like."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for module in model.modules():
@@ -192,9 +197,13 @@ def casts(model: torch.nn.Module) -> bool:
         elif isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
             policy = state._mp_policy
-        if policy is not None and (policy.param_dtype or policy.reduce_dtype):
-            return True
-    return False
+        if policy is not None:
+            yield policy
+
+
+def casts(model: torch.nn.Module) -> bool:
+    """Return True if FSDP computes or reduces in another dtype than that of the parameters."""
+    return any(one.param_dtype or one.reduce_dtype for one in precision_policies(model))
 
 
 def clip_functions() -> tuple[Any, str, str]:
@@ -246,13 +255,14 @@ class FlatPiece(NamedTuple):
 class FlatHandle(NamedTuple):
     """Flat parameter of FSDP1 on this rank.
 
-    names: of all its parameters, in the wrapped model; tensor: the local shard, or the whole with
-    NO_SHARD; originals: the parameters that the
-    optimizer sees, by name, or None if it sees the flat one; pieces: without parameters of which
+    names, shapes: of all its parameters, in the wrapped model; tensor: the local shard, or the
+    whole with NO_SHARD; originals: the parameters that the optimizer sees, by name, or None if it
+    sees the flat one; pieces: without parameters of which
     this rank holds nothing; padding: ranges of `tensor` that belong to no parameter.
     """
 
     names: list[str]
+    shapes: list[tuple[int, ...]]
     tensor: torch.nn.Parameter
     sharded: bool
     originals: dict[str, torch.nn.Parameter] | None
@@ -291,7 +301,8 @@ def flat_parameters(model: torch.nn.Module) -> list[FlatHandle]:
             originals = dict(zip(names, tensor._params, strict=True))
         sharded = bool(handle.uses_sharded_strategy)
         gaps = _gaps(pieces, tensor.numel())
-        flats.append(FlatHandle(names, tensor, sharded, originals, pieces, gaps))
+        shapes = [tuple(shape) for shape in tensor._shapes]
+        flats.append(FlatHandle(names, shapes, tensor, sharded, originals, pieces, gaps))
     return flats
 
 

@@ -21,8 +21,8 @@ class Floor(NamedTuple):
 
 
 FLOORS = (
-    Floor("faces", {"cli": 60, "pytest": 70, "attached": 85, "integrations": 105, "memory": 80,
-                    "checkpoint": 100, "script": 75, "report": 85}),
+    Floor("faces", {"cli": 45, "pytest": 60, "attached": 75, "job_metrics": 90, "integrations": 95,
+                    "memory": 70, "checkpoint": 90, "script": 60, "report": 75}),
     Floor("engine", {"run": 730}),
     Floor("peers", {"ranks": 170, " ": 40, "drive": 200, "  ": 90, "judge": 190}),
     Floor("proof", {"faults": 170}),

@@ -320,7 +320,7 @@ def recorder_of_one_rank(*, directory: str) -> dict[str, Any]:
                 for parameter in model.parameters():
                     parameter.data.mul_(0.999)
             optimizer.zero_grad()
-        recorder: Any = check._recorder
+        recorder: Any = check._recorded.recorder
         if number == 2 and dist.get_rank() == 1:
             recorder.place = recorder.place / "none" / "\0"
     return {"message": message.getvalue(), "wrong": check.wrong}

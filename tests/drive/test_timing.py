@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.compat import work_from_future
-from zerocheck.drive.timing import COUNTED, _Trace, counted
+from zerocheck.drive.timed_collectives import TimedCollectives
+from zerocheck.drive.timing import COUNTED, counted
 from zerocheck.protocol.measurements import CollectiveTimes
 
 PAUSE = 0.02
@@ -56,7 +57,7 @@ def traced(group: Any, *, then: Any, within: bool) -> CollectiveTimes:
         time.sleep(PAUSE)
         over.set_result([tensor])
 
-    trace = _Trace()
+    trace = TimedCollectives()
     trace.start()
     trace.called(begins, ([tensor], group), {})
     if within:
@@ -88,7 +89,7 @@ def test_what_is_on_its_way_at_the_end_was_not_waited_for(group: Any) -> None:
         lambda: ([torch.zeros(1)], work_from_future(torch.futures.Future())),
         ("tensors", "process_group"),
     )
-    trace = _Trace()
+    trace = TimedCollectives()
     trace.start()
     trace.called(begins, ([torch.zeros(1)], group), {})
     (call,), _ = trace.stop(now := time.monotonic_ns())
@@ -98,7 +99,7 @@ def test_what_is_on_its_way_at_the_end_was_not_waited_for(group: Any) -> None:
 def test_real_collectives_and_those_of_functional_operators(group: Any) -> None:
     from torch.distributed._functional_collectives import all_reduce, wait_tensor
 
-    trace = _Trace()
+    trace = TimedCollectives()
     with trace:
         trace.start()
         work = dist.all_reduce(torch.ones(4), async_op=True)
@@ -123,7 +124,7 @@ def test_collectives_of_an_accelerator_are_not_timed(group: Any) -> None:
     there = torch.zeros(3, device="meta")
     work = work_from_future(torch.futures.Future())
     begins = _Fake("c10d::allreduce_", lambda: ([there], work), ("tensors", "process_group"))
-    trace = _Trace()
+    trace = TimedCollectives()
     trace.start()
     trace.called(begins, ([there], group), {})
     (call,), _ = trace.stop(time.monotonic_ns())
@@ -131,7 +132,7 @@ def test_collectives_of_an_accelerator_are_not_timed(group: Any) -> None:
 
 
 def test_copies_between_devices_are_timed(group: Any) -> None:
-    trace = _Trace()
+    trace = TimedCollectives()
     with trace:
         trace.start()
         torch.zeros(3).copy_(torch.ones(3))

@@ -1,6 +1,7 @@
 """Checks of chosen steps of a real training run, and the replay of their findings.
 
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
+- `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
 - `comparison.py`: comparison of the same step in two jobs: round-off or a bug, tensor by tensor
@@ -28,6 +29,8 @@
   graph
 - `rank_checks.py`: obligations that a rank judges by its own shards: update and clip
 - `ranks.py`: communication between the ranks of a live run: bytes and sums, and no pickles
+- `recorded_steps.py`: steps between the checked ones, kept by the flight recorder where one is
+  asked for
 - `recorder.py`: flight recorder: the steps since the last one that was judged, in a ring on disk
 - `reduced_gradient.py`: the reduced gradient against the local gradients of all ranks, one tensor
   at a time
@@ -39,7 +42,7 @@
 - `same_model.py`: comparison of the models of all ranks: a sharded or replicated run has only one
 - `samples.py`: samples that a run is given: none comes twice in an epoch, on any rank
 - `saved_state.py`: record of the state that was saved, and its comparison with what was loaded
-- `session.py`: `zerocheck.attach`: checks of chosen steps of a running training script
+- `session.py`: session of an attached run: which steps are observed, and what is done with each
 - `slices.py`: context of a checked step on one rank: its own shards, in slices that fit in memory
 - `step_context.py`: contexts of `check.step()`: of a step that is observed, and of one that is not
 - `step_record.py`: record of one checked step on one rank: small structured data, and the tensors

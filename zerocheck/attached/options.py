@@ -13,6 +13,7 @@ from torch import nn
 
 from ..contract.semantics import Semantics
 from ..errors import UsageError, unknown
+from ..job_metrics.options import JobMetrics, metrics_options
 from .holdings import check_parameters
 from .optimizers import check_kind
 from .recorder import recorder_bytes
@@ -33,6 +34,7 @@ class AttachOptions:
     group: dist.ProcessGroup | None
     recorder: int | None
     verbose: bool
+    metrics: JobMetrics | None
 
     @classmethod
     def checked(
@@ -47,6 +49,7 @@ class AttachOptions:
         group: dist.ProcessGroup | None,
         recorder: str | int | None,
         verbose: bool,
+        metrics: str | Path | JobMetrics | None,
     ) -> AttachOptions:
         """Check the options as they were given."""
         if on_violation not in get_args(OnViolation):
@@ -72,6 +75,7 @@ class AttachOptions:
             group=group,
             recorder=recorder_bytes(recorder),
             verbose=verbose,
+            metrics=metrics_options(metrics),
         )
 
     def after(self, number: int) -> int:

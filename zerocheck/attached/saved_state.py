@@ -36,6 +36,11 @@ NAME = "zerocheck.json"
 FORMAT = 1
 
 
+def has_record(folder: Path) -> bool:
+    """Return True if a record was written into this folder."""
+    return (folder / NAME).is_file()
+
+
 class RankState(msgspec.Struct, frozen=True):
     """State of one rank.
 

@@ -1,12 +1,12 @@
-"""`zerocheck.attach`: checks of chosen steps of a running training script."""
+"""Session of an attached run: which steps are observed, and what is done with each."""
 
 from __future__ import annotations
 
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..contract.semantics import Semantics
 from ..errors import UsageError
 from ..foreign_text import one_line
+from ..job_metrics.job_meter import JobMeter
 from ..protocol.verdicts import Judgement, Violation
 from .arrivals import Arrivals
 from .exchange import Verdict, judge_step, with_norms
@@ -25,86 +25,18 @@ from .holdings import computes_on, words_for
 from .optimizers import observed_optimizer
 from .options import AttachOptions, check_parts
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
-from .recorder import FlightRecorder, open_recorder
-from .reference import Factory
+from .recorded_steps import RecordedSteps
 from .resume import Resume
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
+from .saved_state import has_record
 from .step_context import NOTHING, ObservedStep
 from .step_record import Observed
 from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
-from .violated import OnViolation, WrongSteps
+from .violated import WrongSteps
 from .watch import Watch
 
 T = TypeVar("T")
-
-
-def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    reference: Factory | None = None,
-    semantics: Semantics | None = None,
-    steps: Iterable[int] = (1, 2, 3),
-    every: int | None = 1000,
-    directory: str | Path = "zerocheck-attach",
-    on_violation: OnViolation = "raise",
-    done: int = 0,
-    group: dist.ProcessGroup | None = None,
-    recorder: str | int | None = None,
-    verbose: bool = False,
-) -> Attached:
-    """Check chosen steps of a training run that uses `model` and `optimizer` as always.
-
-        check = zerocheck.attach(model, optimizer)
-        for x, y in loader:
-            with check.step():
-                loss_fn(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
-    Every rank calls this, after wrapping, with the optimizer. The block is around all that belongs
-    to one update: all microbatches, clipping, `optimizer.step()`.
-
-    model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
-    optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
-                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
-    reference     function without arguments that makes the model before it is wrapped. With it
-                  gradients are judged too: each rank calls that model with what `model` was called
-                  with, and gives its outputs the gradients that came from outside. Not where a
-                  loss reaches parameters past the outputs: the summary says so
-    semantics     how gradients of ranks become one (`average`, `unused`); default: their mean;
-                  weight="token": the loss is the mean over all tokens of the step, which is judged
-    steps         numbers of steps to check; the first after `attach` is 1
-    every         check each step whose number is a multiple of it, too; None: no others
-    directory     where a violated step is written, for `zerocheck replay`
-    on_violation  "raise": Violated, on all ranks; "warn": printed once, and training goes on;
-                  `check.wrong` counts the wrong steps, for an exit code of your choice
-    done          steps taken before, for a run that is resumed: its first step is done + 1
-    group         the ranks that train this model; default: all. In a pipeline: those of one stage
-    recorder      bytes of disk for each rank, such as "2GiB": the steps between the checked ones
-                  are kept there, and where a checked step is wrong, the first wrong one is found
-    verbose       print a line for each step in which all holds; a summary is printed at the end
-
-    On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
-    seven times the bytes of its parameters. On other steps one integer is compared, and nothing is
-    hooked; with `recorder` they are copied, too, to disk.
-
-    Raises UsageError for what cannot be judged. After that only a violation ends the training, with
-    on_violation="raise": where zerocheck fails, it prints why, and checks no further step.
-    """
-    options = AttachOptions.checked(
-        reference=reference,
-        semantics=semantics,
-        steps=steps,
-        every=every,
-        directory=directory,
-        on_violation=on_violation,
-        group=group,
-        recorder=recorder,
-        verbose=verbose,
-    )
-    return Attached(model, optimizer, options, done)
 
 
 class Attached:
@@ -125,8 +57,8 @@ class Attached:
         self._watch: Watch | None = None
         self._observed_step = ObservedStep(self)
         self._compared = self._stopped = self._in_pipeline = False
-        self._record_bytes = options.recorder
-        self._recorder: FlightRecorder | None = None
+        self._recorded = RecordedSteps(options.recorder, options.directory, options.semantics)
+        self._meter: JobMeter | None = None
         self._summary = CheckedSteps()
         self._wrong = WrongSteps(
             options.directory, options.semantics, options.on_violation, self._summary
@@ -140,8 +72,9 @@ class Attached:
         self._with_ranks(lambda _: check_parts(self._model, self._optimizer))
         if dist.is_available() and dist.is_initialized():
             self._compare()
-        if self._ranks().rank == 0:
-            atexit.register(_print_summary, weakref.ref(self))
+            self._with_ranks(self._open_meter)
+        self._first = self._ranks().rank == 0
+        atexit.register(_finish, weakref.ref(self))
 
     @property
     def wrong(self) -> int:
@@ -151,7 +84,8 @@ class Attached:
     @property
     def summary(self) -> str:
         """Few lines on the steps so far, which rank 0 prints when the process ends."""
-        return self._summary.text(self.taken - self._done)
+        lines = [] if self._meter is None else self._meter.lines()
+        return "\n".join([self._summary.text(self.taken - self._done), *lines])
 
     def step(self) -> AbstractContextManager[None]:
         """Return the context for one update; unless it is observed, it costs a comparison."""
@@ -228,6 +162,27 @@ class Attached:
         elif self._ranks().rank == 0 and self._options.verbose:
             say(one_line(load.text))
 
+    @contextmanager
+    def saving(self, directory: str | Path, *, data: Any = None) -> Iterator[None]:
+        """Take the time of the save in this block, and call `saved` after it."""
+        with self.timed("save", directory):
+            yield
+            self.saved(directory, data=data)
+
+    @contextmanager
+    def loading(self, directory: str | Path, **named: Any) -> Iterator[None]:
+        """Take the time of the load in this block, and call `loaded` after it. named: for it."""
+        with self.timed("load", directory):
+            yield
+        self.loaded(directory, **named)
+
+    def timed(self, what: str, directory: str | Path) -> AbstractContextManager[None]:
+        """Take the time of a "save" or a "load", for `metrics`, and do no more."""
+        if self._meter is None:
+            return NOTHING
+        replaced = what == "save" and has_record(Path(directory))
+        return self._meter.checkpoint(what, Path(directory), replaced=replaced)
+
     def _with_ranks(self, work: Callable[[AllRanks], T]) -> T | None:
         """Do work with all ranks; None where the checks are stopped, or stop by it.
 
@@ -246,7 +201,11 @@ class Attached:
 
     @property
     def _observes(self) -> bool:
-        return self.taken == self._next or self._record_bytes is not None
+        return self._watches or self._options.metrics is not None
+
+    @property
+    def _watches(self) -> bool:
+        return self.taken == self._next or self._recorded.wanted
 
     def _after(self, number: int) -> int:
         return -1 if self._stopped else self._options.after(number)
@@ -263,13 +222,22 @@ class Attached:
     def _stop(self, problem: Problem, ranks: AllRanks) -> None:
         """Check no further step; every rank does so at the same step."""
         self._stopped = True
-        self._next, self._record_bytes, self._recorder = -1, None, None
+        self._next = -1
+        self._recorded.stop()
         text = self._summary.stopped = stopped_text(self.taken, problem)
         if ranks.rank in (0, problem.rank):
             say(text)
 
     def begin(self) -> None:
         """Begin the observation of the step whose number is `taken`."""
+        if self._watches:
+            self._watch_step()
+        if self._options.metrics is not None and self._meter is None:
+            self._with_ranks(self._open_meter)
+        if self._meter is not None:
+            self._meter.begin(self.taken, observed=self._watch is not None)
+
+    def _watch_step(self) -> None:
         self._started = time.perf_counter()
         if self._watch is not None:  # the step before was left without `after`
             self.abandon()
@@ -280,7 +248,7 @@ class Attached:
         ranks = self._ranks()
         if self._arrivals is None:
             self._arrivals = Arrivals(self._options.group)
-            self._open_recorder(ranks)
+            self._recorded.open(ranks)
         self._watch = Watch(
             self._model,
             self._optimizer,
@@ -293,23 +261,24 @@ class Attached:
         self._watch.start()
         self._copied = time.perf_counter() - self._started
 
-    def _open_recorder(self, ranks: AllRanks) -> None:
-        limit, place = self._record_bytes, self._options.directory
-        if limit is not None:
-            try:
-                self._recorder = attempt(
-                    ranks, lambda: open_recorder(place, limit, self._options.semantics, ranks)
-                )
-            except Stopped as stopped:
-                self._record_no_more(str(stopped))
+    def _open_meter(self, ranks: AllRanks) -> None:
+        if self._options.metrics is not None:
+            self._meter = JobMeter(
+                self._model,
+                self._optimizer,
+                self._options.metrics,
+                self._options.group,
+                rank=ranks.rank,
+                world_size=ranks.size,
+                computes_on=computes_on(self._model),
+                done=self._done,
+                say=say,
+            )
 
-    def _record_no_more(self, why: str) -> None:
-        """Observe checked steps only, from now on, and say why."""
-        self._record_bytes = self._recorder = None
-        say(one_line(f"zerocheck: steps between the checked ones are not recorded: {why}"))
-
-    def abandon(self) -> None:
+    def abandon(self, error: BaseException | None = None) -> None:
         """Leave a step without judging it, as where the script raised an exception in it."""
+        if self._meter is not None:
+            self._meter.abandon(error)
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
@@ -322,11 +291,13 @@ class Attached:
 
     def end(self) -> None:
         """End the observation: judge the step, or record it."""
+        if self._meter is not None:
+            self._meter.end()
         watch, self._watch = self._watch, None
         if watch is None:
             return
         if self.taken != self._next:
-            self._record(watch)
+            self._recorded.keep(watch)
             return
         started = time.perf_counter()
         self._next = self._after(self.taken)
@@ -349,6 +320,9 @@ class Attached:
             self._next = self.taken + 1
         self.last = verdict.judgement
         self._summary.add(self.last)
+        seconds = self._copied + time.perf_counter() - started
+        if self._meter is not None:
+            self._meter.note_check(self.last, seconds)
         if self.last.violations:
             self._wrong.handle(
                 observed,
@@ -356,16 +330,14 @@ class Attached:
                 ranks,
                 right=self._right,
                 records=self._options.recorder is not None,
-                recorder=self._recorder,
+                recorder=self._recorded.recorder,
                 judge=lambda one: self._judge(one, ranks),
             )
         else:
             self._right = self.taken
             if ranks.rank == 0 and self._options.verbose:
-                seconds = self._copied + time.perf_counter() - started
                 say(holds_line(self.taken, self.last, seconds))
-        if self._recorder is not None:
-            self._recorder.forget()
+        self._recorded.forget()
         if self._resume.follows_samples:
             self._handle_samples(self._with_ranks(self._resume.judge_samples))
         if self._resume.wants_next_step:
@@ -378,23 +350,19 @@ class Attached:
         )
         return observed, verdict
 
-    def _record(self, watch: Watch) -> None:
-        """Keep a step that is not checked, on this rank alone, without communication."""
-        try:
-            if self._recorder is not None:
-                self._recorder.keep(watch.observed())
-        except Exception as error:
-            self._record_no_more(f"{type(error).__name__}: {error}")
-        finally:
-            watch.stop()
-
     def _ranks(self) -> AllRanks:
         if not (dist.is_available() and dist.is_initialized()):
             return Alone()
         return RankGroup(self._options.group, computes_on(self._model))
 
 
-def _print_summary(attached: weakref.ref[Attached]) -> None:
+def _finish(attached: weakref.ref[Attached]) -> None:
     """Print the summary of a run whose handle still exists, unless nothing was checked."""
-    if (found := attached()) is not None and (found._summary.checked or found._summary.loads):
+    found = attached()
+    if found is None:
+        return
+    if found._meter is not None:
+        found._meter.close()
+    any_checked = found._summary.checked or found._summary.loads or found._meter is not None
+    if any_checked and found._first:
         say(found.summary)

@@ -12,7 +12,7 @@ class Observes(Protocol):
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
-    def abandon(self) -> None: ...
+    def abandon(self, error: BaseException | None = None) -> None: ...
 
 
 NOTHING = nullcontext()
@@ -37,4 +37,4 @@ class ObservedStep(AbstractContextManager[None]):
         if error is None:
             self._observes.end()
         else:
-            self._observes.abandon()
+            self._observes.abandon(error)

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..attached.session import Attached, attach
+from ..attached.attach import attach
+from ..attached.session import Attached
 from ..errors import UsageError
 from .options import check_options
 
@@ -56,12 +57,14 @@ def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attache
     save, load = accelerator.save_state, accelerator.load_state
 
     def save_state(*given: Any, **named: Any) -> Any:
-        place = save(*given, **named)
+        with attached.timed("save", given[0] if given else named.get("output_dir") or ""):
+            place = save(*given, **named)
         attached.saved(place)
         return place
 
     def load_state(input_dir: Any = None, **named: Any) -> Any:
-        result = load(input_dir, **named)
+        with attached.timed("load", input_dir or ""):
+            result = load(input_dir, **named)
         if input_dir is not None:
             attached.loaded(input_dir, required=False)
         return result

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached.session import Attached, attach
+from ..attached.attach import attach
+from ..attached.session import Attached
 from .options import check_options, library
 
 if TYPE_CHECKING:
@@ -56,11 +57,14 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         def save_checkpoint(
             path: Any, weights_only: bool = False, *given: Any, **more: Any
         ) -> None:
-            save(path, weights_only, *given, **more)
-            if not weights_only and self.attached is not None:
-                record = _record(path)
-                record.mkdir(parents=True, exist_ok=True)
-                self.attached.saved(record)
+            if weights_only or self.attached is None:
+                save(path, weights_only, *given, **more)
+                return
+            with self.attached.timed("save", _record(path)):
+                save(path, weights_only, *given, **more)
+            record = _record(path)
+            record.mkdir(parents=True, exist_ok=True)
+            self.attached.saved(record)
 
         trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign,unused-ignore]
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from ..attached.session import attach
+from ..attached.attach import attach
 from ..errors import UsageError, unknown
 
 GIVEN = ("model", "optimizer", "done")

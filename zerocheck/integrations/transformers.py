@@ -11,10 +11,12 @@ saved, and a training that is resumed from one is judged by it, on any number of
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached.session import Attached, attach
+from ..attached.attach import attach
+from ..attached.session import Attached
 from ..errors import UsageError
 from .options import check_options, library
 
@@ -34,6 +36,16 @@ class TrainerCheck(_Callback):  # type: ignore[misc]
         check_options(options)
         self._trainer, self._options = trainer, options
         self.attached: Attached | None = None
+        save: Any = trainer._save_checkpoint
+
+        def save_checkpoint(*given: Any, **named: Any) -> None:
+            timed: AbstractContextManager[None] = nullcontext()
+            if self.attached is not None:
+                timed = self.attached.timed("save", _folder(trainer.args, trainer.state))
+            with timed:
+                save(*given, **named)
+
+        trainer._save_checkpoint = save_checkpoint  # type: ignore[method-assign,unused-ignore]
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any

@@ -9,7 +9,7 @@
 - `rank_replies.py`: replies of rank processes: decoded, and checked for their kind
 - `rank_requests.py`: requests before a run to rank processes, since they run the user's code
 - `segments.py`: jobs of a resumed case, one per training segment, and what is done between
-- `timing_analysis.py`: pace of a case, from the times of its ranks
+- `timing_analysis.py`: pace of steps, of a case or of a job, from the times of the ranks
 - `trial.py`: trial: one case, run on rank processes and judged
 - `user_model.py`: user's own model as that of every case: `--model`, or `fixed = {"model": ...}`
 - `user_optimizer.py`: user's own optimizer as that of every case: `--optimizer`, or `fixed`

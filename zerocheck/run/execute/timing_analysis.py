@@ -1,4 +1,4 @@
-"""Pace of a case, from the times of its ranks."""
+"""Pace of steps, of a case or of a job, from the times of the ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 from statistics import median
+
+import msgspec
 
 from ...case.schema import Case
 from ...case.shapes import ITEMSIZE, learning, parameter_dtypes, parameter_shapes
@@ -28,6 +30,19 @@ USED = ("bucket", "wrap")
 
 def pace_of(case: Case, ranks: Sequence[Timed]) -> Pace | None:
     """Compute the figures of one case, or None if no step counts. ranks[r]: times of rank r."""
+    pace = pace_of_steps(ranks)
+    if pace is None:
+        return None
+    return msgspec.structs.replace(
+        pace,
+        tokens=_tokens(case),
+        alone=alone(case, [c for c in ranks[0].steps[-1].calls if c.kind in REDUCING]),
+        obeys=tuple(word for word in USED if word in ranks[0].options),
+    )
+
+
+def pace_of_steps(ranks: Sequence[Timed]) -> Pace | None:
+    """Compute what follows from the times alone: all but `tokens`, `alone` and `obeys`."""
     # steps[i][r]: step i on rank r
     steps = list(zip(*(one.steps for one in ranks), strict=True))
     if not steps:
@@ -41,7 +56,6 @@ def pace_of(case: Case, ranks: Sequence[Timed]) -> Pace | None:
     return Pace(
         steps=len(steps),
         seconds=_rounded(median(max(map(_length, step)) for step in steps) / 1e9),
-        tokens=_tokens(case),
         forward=_middle(sum(rank.forward for rank in step) / _all(step) for step in steps),
         update=_middle(one for one in update if one is not None) if None not in update else None,
         copied=_middle(sum(rank.copied for rank in step) / _all(step) for step in steps),
@@ -50,10 +64,8 @@ def pace_of(case: Case, ranks: Sequence[Timed]) -> Pace | None:
         idle=tuple(_middle(one[rank] for one in known) for rank in range(len(ranks)))
         if len(known) == len(steps)
         else (),
-        alone=alone(case, [call for call in steps[-1][0].calls if call.kind in REDUCING]),
         allocated=_most(one.allocated for one in ranks),
         reserved=_most(one.reserved for one in ranks),
-        obeys=tuple(word for word in USED if word in ranks[0].options),
     )
 
 

@@ -30,7 +30,7 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
     kind: as of `contract.layout.Call`; calls: of one rank in a step, median over ranks and steps;
     bytes: median of a call; largest: bytes of the largest one; share: time that callers wait in
     them over the time of the step, summed over ranks, median over steps, or None where it is not
-    seen (`drive.timing`).
+    seen (`drive.timed_collectives`).
     """
 
     kind: str
