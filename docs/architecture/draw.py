@@ -22,7 +22,7 @@ class Floor(NamedTuple):
 
 FLOORS = (
     Floor("faces", {"cli": 45, "pytest": 60, "attached": 75, "job_metrics": 90, "integrations": 95,
-                    "memory": 70, "checkpoint": 90, "script": 60, "report": 75}),
+                    "memory": 70, "checkpoint": 90, "script": 55, "report": 70}),
     Floor("engine", {"run": 730}),
     Floor("peers", {"ranks": 170, " ": 40, "drive": 200, "  ": 90, "judge": 190}),
     Floor("proof", {"faults": 170}),
