@@ -22,23 +22,30 @@ def refused(**given: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("stage", "narrow", "message"),
+    ("stage", "narrow", "half", "message"),
     [
-        (1, False, "ZeRO stage 1"),
-        (3, True, "ZeRO stage 3"),
-        (0, True, "bf16 or fp16"),
-        (0, False, ""),
+        (1, False, False, "a NoneType"),
+        (3, True, True, "fp16"),
+        (0, True, False, "bf16 at stage 0"),
+        (0, False, False, ""),
     ],
 )
-def test_engines_of_deepspeed(stage: int, narrow: bool, message: str, tmp_path: Path) -> None:
+def test_engines_of_deepspeed(
+    stage: int, narrow: bool, half: bool, message: str, tmp_path: Path
+) -> None:
     """It is refused before it is looked at; stage 0 in fp32 is like any other model."""
 
     class Engine(nn.Sequential):
+        optimizer = None
+
         def zero_optimization_stage(self) -> int:
             return stage
 
         def bfloat16_enabled(self) -> bool:
             return narrow
+
+        def fp16_enabled(self) -> bool:
+            return half
 
     engine = Engine(nn.Linear(2, 1))
     optimizer = torch.optim.AdamW(engine.parameters())

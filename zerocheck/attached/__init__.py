@@ -4,6 +4,7 @@
 - `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
+- `clip_hooks.py`: hooks into the clipping of gradients in a step: what was clipped, to which limit
 - `comparison.py`: comparison of the same step in two jobs: round-off or a bug, tensor by tensor
 - `copies.py`: obligation of all ranks: replicas are equal bit for bit
 - `cross_rank_checks.py`: obligations that need all ranks: ownership, agreement on the step, and
@@ -28,6 +29,8 @@
 - `output_gradients.py`: gradients that enter at the outputs of a model, read from the autograd
   graph
 - `rank_checks.py`: obligations that a rank judges by its own shards: update and clip
+- `published_copies.py`: obligation of engines with masters: after a step the parameters are the
+  masters, cast
 - `ranks.py`: communication between the ranks of a live run: bytes and sums, and no pickles
 - `recorded_steps.py`: steps between the checked ones, kept by the flight recorder where one is
   asked for
@@ -55,4 +58,6 @@
   counts as much
 - `watch.py`: observe one step: copy the state around it, and the gradient where the optimizer
   takes it
+- `zero_engine.py`: engine with ZeRO stages 1 to 3, as DeepSpeed has them: it updates fp32 masters
+  in partitions
 """

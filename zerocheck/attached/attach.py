@@ -11,7 +11,7 @@ from torch import nn
 
 from ..contract.semantics import Semantics
 from ..job_metrics.options import JobMetrics
-from .options import AttachOptions
+from .options import AttachOptions, default_semantics
 from .reference import Factory
 from .session import Attached
 from .violated import OnViolation
@@ -76,7 +76,7 @@ def attach(
     """
     options = AttachOptions.checked(
         reference=reference,
-        semantics=semantics,
+        semantics=default_semantics(model) if semantics is None else semantics,
         steps=steps,
         every=every,
         directory=directory,

@@ -20,6 +20,7 @@ from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .copies import COPIES
 from .joint_context import JointContext
 from .norms import Norms
+from .published_copies import PUBLISHED
 from .rank_checks import merged
 from .run_parameters import ShardMap
 from .step_record import AFTER, Fetch, RankVerdict
@@ -207,6 +208,7 @@ OF_ALL_RANKS: tuple[ObligationCheck[JointContext], ...] = (
     ObligationCheck("clip", partial(_of_ranks, "clip")),
     ObligationCheck("update", _check_never_updated),
     COPIES,
+    PUBLISHED,
     ObligationCheck("clip", _check_norm),
 )
 """Obligations of a checked step, in order: where several are violated, the first is named first."""

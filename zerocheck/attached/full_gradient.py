@@ -17,6 +17,7 @@ from ..contract.semantics import Semantics
 from ..errors import UsageError
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Status, Violation
+from .published_copies import parted_before
 from .ranks import AllRanks, place_of
 from .reduced_gradient import (
     Exhibit,
@@ -70,6 +71,8 @@ def judge_gradient(
     plan = _Plan()
     if ranks.rank == 0:
         reason = why_not([one.summary for one in verdicts])
+        if not reason and parted_before(verdicts):
+            reason = "the parameters were not the masters when the step began"
         plan = _Plan(
             () if reason else tuple(run_parameters([one.summary for one in verdicts])), reason
         )

@@ -20,6 +20,7 @@ from ..contract.shard import Role, Shard
 from ..devices import CPU, placed
 from ..errors import UsageError
 from ..optimizers import STATES
+from .zero_engine import ZeroEngine, zero_engine
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of parameters whose update can be judged."""
@@ -35,12 +36,14 @@ class Holding:
     """A parameter, or this rank's shard of one.
 
     held: what the optimizer sees of it (a flat parameter of FSDP1 has many); shards(role, tensor):
-    the shards of it in a tensor laid out as `held`.
+    the shards of it in a tensor laid out as `held`; group: of the optimizer, where that does not
+    have `held` between steps.
     """
 
     name: str
     held: torch.Tensor
     shards: ShardsOf
+    group: int | None = None
 
 
 def holdings(model: nn.Module) -> list[Holding]:
@@ -52,6 +55,9 @@ def holdings(model: nn.Module) -> list[Holding]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+    engine = zero_engine(model)
+    if engine is not None:
+        return [*_of_engine(engine)]
     found: list[Holding] = []
     known: set[int] = set()
     for flat in flat_parameters(model):
@@ -69,6 +75,22 @@ def holdings(model: nn.Module) -> list[Holding]:
             name = unwrapped(wrapped)
             found.append(Holding(name, parameter, partial(_whole, name, parameter)))
     return found
+
+
+def _of_engine(engine: ZeroEngine) -> Iterator[Holding]:
+    """Yield the masters, piece by piece, and the parameters that have none."""
+    for number, part in enumerate(engine.partitions()):
+        for piece in part.pieces:
+            one = part._replace(pieces=[piece])
+            yield Holding(piece.name, part.master, one.shards, engine.group_of(number))
+    named = engine.named
+    for shard in engine.copies():
+        if not named[shard.name].requires_grad and shard.tensor is not None:
+            yield Holding(shard.name, shard.tensor, partial(_frozen, shard))
+
+
+def _frozen(shard: Shard, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+    yield Shard(shard.name, role, tensor.detach(), shard.shape, shard.index)
 
 
 def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
@@ -129,6 +151,9 @@ def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float
 def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Name the sharder and the optimizer that are checked, such as "FSDP2 with AdamW"."""
     modules = list(model.modules())
+    engine = zero_engine(model)
+    if engine is not None:
+        return f"ZeRO-{engine.stage} of DeepSpeed with {type(optimizer).__name__}"
     kind = UNWRAPPED
     if any(isinstance(module, FSDPModule) for module in modules):
         kind = "FSDP2"
@@ -142,7 +167,11 @@ def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer of other parameters, or a dtype that cannot be judged."""
     groups = groups_of(optimizer)
-    held = [holding for holding in holdings(model) if id(holding.held) in groups]
+    held = [
+        holding
+        for holding in holdings(model)
+        if holding.group is not None or id(holding.held) in groups
+    ]
     if not held and groups and any(p.numel() for p in model.parameters()):
         raise UsageError(
             f"none of the {len(groups)} parameters of the optimizer is one of the model: an "

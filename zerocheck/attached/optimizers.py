@@ -28,11 +28,11 @@ def observed_optimizer(optimizer: Any) -> Optimizer:
 
     Raises UsageError for what is no torch optimizer and has none inside.
     """
-    inner = _inner(optimizer)
+    inner = _wrapped(optimizer)
     while inner is not None and _parameters(inner) == _parameters(optimizer):
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             break
-        optimizer, inner = inner, _inner(inner)
+        optimizer, inner = inner, _wrapped(inner)
     if not isinstance(optimizer, Optimizer):
         raise UsageError(f"attach needs a torch optimizer, got {type(optimizer).__name__}")
     return optimizer
@@ -87,10 +87,16 @@ def group_options(optimizer: Optimizer) -> tuple[GroupOptions, ...]:
 
 
 def _inner(optimizer: Any) -> Optimizer | None:
-    """Return the wrapped optimizer, whose parameters all belong to the outer one."""
+    """Return the wrapped torch optimizer, whose parameters all belong to the outer one."""
+    inner = _wrapped(optimizer)
+    return inner if isinstance(inner, Optimizer) else None
+
+
+def _wrapped(optimizer: Any) -> Any:
+    """Return what an optimizer is around, a torch optimizer or not, or None."""
     for name in INNER:
         inner = getattr(optimizer, name, None)
-        if isinstance(inner, Optimizer) and _parameters(inner) <= _parameters(optimizer):
+        if hasattr(inner, "param_groups") and _parameters(inner) <= _parameters(optimizer):
             return inner
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from .optimizers import check_kind
 from .recorder import recorder_bytes
 from .reference import Factory
 from .violated import OnViolation
+from .zero_engine import engine_refusal, zero_stage
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,13 @@ class AttachOptions:
 
 def check_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for a model or an optimizer whose update cannot be judged."""
-    _check_engine(model)
+    refusal = engine_refusal(model)
+    if refusal:
+        raise UsageError(refusal)
     check_kind(optimizer)
     check_parameters(model, optimizer)
 
 
-def _check_engine(model: Any) -> None:
-    """Raise UsageError for an engine of DeepSpeed that keeps what it updates in its own buffers."""
-    if not hasattr(model, "zero_optimization_stage"):
-        return
-    stage = model.zero_optimization_stage()
-    narrow = any(getattr(model, name, bool)() for name in ("bfloat16_enabled", "fp16_enabled"))
-    if stage or narrow:
-        what = f"ZeRO stage {stage}" if stage else "bf16 or fp16"
-        raise UsageError(
-            f"attach does not check DeepSpeed with {what}, which updates buffers of its own "
-            "(allowed: stage 0 in fp32); `zerocheck run ds_config.json` checks its config"
-        )
+def default_semantics(model: nn.Module) -> Semantics:
+    """Return what is meant by a model: engines of DeepSpeed fill in zeros for what is unused."""
+    return Semantics(unused="zero") if zero_stage(model) else Semantics()

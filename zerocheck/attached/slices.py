@@ -176,6 +176,7 @@ class Slice:
             tensors=tuple(dict.fromkeys(_plain(name) for name in violation.tensors)),
             element=element,
             explanation=_plain(violation.explanation),
+            attribution=_plain(violation.attribution),
             parts=tuple(self.whole_tensors(part) for part in violation.parts),
         )
 

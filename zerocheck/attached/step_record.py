@@ -13,6 +13,7 @@ from ..case.schema import Group, Optimizer, OptimizerKind
 from ..optimizers import OPTIMIZERS
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
+from .digests import PartDigest
 from .forwards import Forward
 
 BEFORE, AFTER = "before", "after"
@@ -102,6 +103,17 @@ class Clip(msgspec.Struct, frozen=True):
     pieces: tuple[int, ...]
 
 
+class MasterParts(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of what an engine with masters has on this rank.
+
+    masters: of its masters, cast to the dtype of the parameters; copies: of the parameters that the
+    forward uses, in an order that does not change.
+    """
+
+    masters: tuple[PartDigest, ...] = ()
+    copies: tuple[PartDigest, ...] = ()
+
+
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Observed step without its tensors.
 
@@ -109,7 +121,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     it; counts: the optimizer's step count per piece, None where it has no state; skipped: the
     GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
     was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
-    unjudged: why the gradient is not judged, if there is a reason in the step.
+    unjudged: why the gradient is not judged, if there is a reason in the step; masters: before the
+    step and after it, of an engine that has them.
     """
 
     rank: int
@@ -128,6 +141,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     forwards: int = 0
     unjudged: str = ""
     clips: tuple[Clip, ...] = ()
+    masters: tuple[MasterParts, ...] = ()
 
 
 @dataclass(frozen=True)

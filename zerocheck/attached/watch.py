@@ -6,7 +6,6 @@ one of them is kept for `observed`, and never reaches the training.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,15 +14,14 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
-from ..compat import casts, clip_functions
+from ..compat import casts
 from ..contract.names import unwrapped
 from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..protocol.observations import Entry
+from .clip_hooks import ClipHooks
 from .forwards import Forward, Forwards
 from .guard import ErrorGuard
 from .holdings import (
@@ -37,7 +35,18 @@ from .holdings import (
     words_for,
 )
 from .optimizers import group_options, states_of
-from .step_record import AFTER, BEFORE, Clip, GroupOptions, Key, Observed, ShardPiece, StepSummary
+from .published_copies import master_parts
+from .step_record import (
+    AFTER,
+    BEFORE,
+    GroupOptions,
+    Key,
+    MasterParts,
+    Observed,
+    ShardPiece,
+    StepSummary,
+)
+from .zero_engine import zero_engine
 
 
 class Watch:
@@ -61,6 +70,8 @@ class Watch:
         """
         self._model = model
         self._optimizer = optimizer
+        self._engine = zero_engine(model)
+        self._masters: list[MasterParts] = []
         self.number = number
         self._where = (rank, world_size)
         self._hooks = ExitStack()
@@ -74,9 +85,7 @@ class Watch:
         self._counts: list[list[float | None]] = []
         self._values: dict[Key, torch.Tensor] = {}
         self._options: tuple[GroupOptions, ...] = ()
-        self._clips: list[Clip] = []
-        self._norms: dict[int, DTensor] = {}
-        self._kind = "2"
+        self._clips = ClipHooks(self._guard, self._gradients, self._engine)
         self._ran = 0
         self._depth = 0
         self._scaling = self._skipped = False
@@ -97,6 +106,9 @@ class Watch:
             for shard in holding.shards("parameter", holding.held):
                 self._add(shard, holding, groups)
         self._state(BEFORE, found)
+        if self._engine is not None:
+            self._masters.append(master_parts(self._engine))
+            self._options = self._groups()  # it takes groups away while it steps the others
         self._early = [float(group["lr"]) for group in self._optimizer.param_groups]
         before = self._optimizer.register_step_pre_hook(self._entered)
         after = self._optimizer.register_step_post_hook(self._left)
@@ -121,6 +133,10 @@ class Watch:
         self._hooks.close()
         if self._guard.error is not None:
             raise self._guard.error
+        engine = self._engine
+        if engine is not None:  # its optimizer steps the partitions one after the other
+            self._ran = -(-self._ran // max(1, len(engine.masters)))
+            self._masters.append(master_parts(engine))
         if self._ran > 1:
             raise UsageError(
                 f"the optimizer took {self._ran} steps within one checked step (allowed: 1); put "
@@ -154,10 +170,11 @@ class Watch:
             loss_scale=self._scale,
             forwards=len(forwards),
             unjudged=self._unjudged or self._nothing_to_judge(forwards),
-            clips=tuple(self._clips),
+            clips=tuple(self._clips.clips),
+            masters=tuple(self._masters),
         )
         device = str(computes_on(self._model))
-        return Observed(summary, self._values, forwards, self._buffers, device, self._norms)
+        return Observed(summary, self._values, forwards, self._buffers, device, self._clips.norms)
 
     def _listen(self, listens: Forwards, found: Sequence[Holding]) -> None:
         """Record the inputs of the gradient, or why it cannot be judged."""
@@ -170,6 +187,8 @@ class Watch:
         }
         if casts(self._model):
             self._unjudged = "FSDP computes in another dtype than the parameters have"
+        if self._engine is not None and self._engine.narrow:
+            self._unjudged = "the engine computes in another dtype than its masters have"
 
     def _observed_backward(
         self, listens: Forwards, found: Sequence[Holding], original: Callable[..., Any]
@@ -179,7 +198,8 @@ class Watch:
 
         def backward(*args: Any, **named: Any) -> Any:
             with self._guard():
-                grads = [] if self._backwards else [holding.held.grad for holding in found]
+                first = not self._backwards and self._engine is None
+                grads = [holding.held.grad for holding in found] if first else []
                 self._backwards += 1
                 if any(grad is not None and bool(local(grad).any()) for grad in grads):
                     self._unjudged = "gradients of before the step are added to"
@@ -198,6 +218,7 @@ class Watch:
         entry, tensor = entry_of(shard), shard.tensor
         assert tensor is not None
         group = groups.get(id(holding.held), -1) if holding.held.requires_grad else -1
+        group = group if holding.group is None else holding.group
         self._numbers[entry] = len(self._pieces)
         self._pieces.append(ShardPiece(entry, tuple(tensor.shape), str(tensor.dtype), group))
 
@@ -266,8 +287,12 @@ class Watch:
 
     def _take(self, optimizer: Any) -> None:
         """Copy the gradients, and the options of the groups, right before the update."""
-        self._options = self._groups()
-        self._gradients("gradient")
+        if self._engine is None:
+            self._options = self._groups()
+            self._gradients("gradient")
+        else:
+            these = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            self._gradients("gradient", these)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:  # a fused optimizer, which a GradScaler tells what to do
             self._skipped = bool(found_inf != 0)
@@ -290,56 +315,8 @@ class Watch:
         return group_options(self._optimizer)
 
     def _wrappers(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-        module, norm, multiply = clip_functions()
-        yield module, norm, self._noting_kind
-        yield module, multiply, self._noting_clip
-        yield FullyShardedDataParallel, "clip_grad_norm_", self._noting_sharded_clip
+        yield from self._clips.wrappers()
         yield torch.amp.GradScaler, "step", self._noting_scaler
-
-    def _noting_kind(self, original: Any) -> Any:
-        def noting(tensors: Any, norm_type: float = 2.0, *more: Any, **named: Any) -> Any:
-            with self._guard():
-                self._kind = f"{float(norm_type):g}"
-            return original(tensors, norm_type, *more, **named)
-
-        return noting
-
-    def _noting_clip(self, original: Any) -> Any:
-        def noting(parameters: Any, max_norm: float, total_norm: Any, *more: Any) -> Any:
-            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            ids = {id(parameter) for parameter in parameters}
-            pieces: list[int] = []
-            with self._guard():
-                pieces = self._gradients("reduced", ids)
-            result = original(parameters, max_norm, total_norm, *more)
-            with self._guard():
-                self._gradients("clipped", ids)
-                norm = math.nan
-                if isinstance(total_norm, DTensor):  # a collective, which no hook may call
-                    norm_of_shards: Any = total_norm.detach().clone()
-                    self._norms[len(self._clips)] = norm_of_shards
-                else:
-                    norm = float(total_norm)
-                self._clips.append(Clip(float(max_norm), self._kind, norm, tuple(pieces)))
-            return result
-
-        return noting
-
-    def _noting_sharded_clip(self, original: Any) -> Any:
-        def noting(module: Any, max_norm: float, norm_type: float = 2.0) -> Any:
-            count = len(self._clips)
-            pieces: list[int] = []
-            with self._guard():
-                pieces = self._gradients("reduced")
-            norm = original(module, max_norm, norm_type)
-            with self._guard():
-                if len(self._clips) == count:  # with NO_SHARD its own clip is recorded already
-                    self._gradients("clipped")
-                    kind = f"{float(norm_type):g}"
-                    self._clips.append(Clip(float(max_norm), kind, float(norm), tuple(pieces)))
-            return norm
-
-        return noting
 
     def _noting_scaler(self, original: Any) -> Any:
         def noting(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

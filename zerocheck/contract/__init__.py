@@ -10,6 +10,7 @@
 - `memory_order.py`: ranges in the order of memory, as boxes of a tensor
 - `names.py`: names of parameters in the unwrapped model, whatever wraps it
 - `optimizers.py`: torch optimizers inside the object that trains a model
+- `partitions.py`: partition of a flat group of parameters on one rank, as shards
 - `refusals.py`: refusals by torch of any caller's code: such cases are unsupported
 - `semantics.py`: declarations of an implementation's semantics: correct trainers differ
 - `shard.py`: local view of a tensor, with its location in the whole

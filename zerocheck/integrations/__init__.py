@@ -3,6 +3,7 @@
 What is checked, and all options, are those of `zerocheck.attach`.
 
 - `accelerate.py`: accelerate: the steps within `accelerator.accumulate`
+- `deepspeed.py`: DeepSpeed: the steps of an engine
 - `lightning.py`: Lightning: a callback of its Trainer
 - `options.py`: options of `zerocheck.attach`, checked before the training begins
 - `transformers.py`: transformers: a callback of its Trainer

@@ -9,7 +9,6 @@
 - `layout.py`: layouts of DeepSpeed's stages between steps, from shapes alone
 - `library.py`: DeepSpeed in a rank process: imported, made ready, and put back
 - `options.py`: options of DeepSpeed's engine: fields of its configuration that cases vary
-- `partition.py`: one rank's partition of a flat group, as shards of the parameters
 - `precision.py`: dtypes in which each stage sums, divides and reduces
 - `refusals.py`: cases that DeepSpeed cannot run, with the reason, known from the case alone
 - `stage12.py`: stages 1 and 2, and their base with stage 3

@@ -12,11 +12,11 @@ from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
 from ...contract.layout import Layout
+from ...contract.partitions import Full, GroupPartition, gaps, lying_in, of_whole_groups
 from ...optimizers import STATES
 from .adapter import DeepSpeed
 from .layout import flat_layout
 from .options import named
-from .partition import Full, GroupPartition, PartitionPiece, gaps, lying_in
 from .precision import keeps_whole_gradients
 
 STAGE_OPTIONS = (
@@ -125,23 +125,8 @@ class DeepSpeed1(PartitionedStage):
             if keeps_whole_gradients(self.optimizer)
             else self.optimizer.single_partition_of_fp32_groups
         )
-        for flat, master in zip(self._flat_groups(), masters, strict=True):
-            low = self.rank * master.numel()
-            high = low + master.numel()
-            yield GroupPartition(
-                master,
-                [
-                    PartitionPiece(
-                        one.name,
-                        tuple(self.named[one.name].shape),
-                        max(low, one.at) - one.at,
-                        min(high, one.at + one.numel) - one.at,
-                        max(low, one.at) - low,
-                    )
-                    for one in lying_in(flat, self.named)
-                    if max(low, one.at) < min(high, one.at + one.numel)
-                ],
-            )
+        flats = self._flat_groups()
+        yield from of_whole_groups(flats, list(masters), self.named, [self.rank] * len(flats))
 
     def _flat_groups(self) -> list[torch.Tensor]:
         """Return the parameters of each group, 1-D, whole on each rank."""

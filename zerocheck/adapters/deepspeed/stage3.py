@@ -12,9 +12,9 @@ from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
 from ...contract.layout import Layout
+from ...contract.partitions import Full, GroupPartition, is_gathered, of_parts, range_of_part
 from .layout import part_layout
 from .options import named
-from .partition import Full, GroupPartition, PartitionPiece, lying_in
 from .stage12 import PartitionedStage
 
 
@@ -64,31 +64,23 @@ class DeepSpeed3(PartitionedStage):
 
     def _partitions(self) -> Iterator[GroupPartition]:
         """Iterate over the partitions, one per group: the parts of its parameters, end to end."""
-        parts = {name: parameter.ds_tensor for name, parameter in self.named.items()}
-        for flat, master in zip(
+        yield from of_parts(
             self.optimizer.fp16_partitioned_groups_flat,
             self.optimizer.fp32_partitioned_groups_flat,
-            strict=True,
-        ):
-            found = []
-            for one in lying_in(flat, parts):
-                start, stop = self._range(self.named[one.name])
-                if start < stop:
-                    shape = tuple(self.named[one.name].ds_shape)
-                    found.append(PartitionPiece(one.name, shape, start, stop, one.at))
-            yield GroupPartition(master, found)
+            self.named,
+            self._range,
+        )
 
     def _range(self, parameter: Any) -> tuple[int, int]:
-        """Return the element range of a parameter that this rank holds; parts are equally long."""
-        size, numel = parameter.ds_tensor.numel(), parameter.ds_numel
-        return min(self.rank * size, numel), min((self.rank + 1) * size, numel)
+        """Return the element range of a parameter that this rank holds."""
+        return range_of_part(parameter, self.rank)
 
     def _parameters(self) -> Iterator[Shard]:
         for name, parameter in self.named.items():
             shape = tuple(parameter.ds_shape)
             part = parameter.ds_tensor
             start, stop = self._range(parameter)
-            if _gathered(parameter):
+            if is_gathered(parameter):
                 yield Shard(name, "parameter", parameter.detach(), shape)
                 gap = slice(0, part.numel())  # its part, which is not used
                 yield Shard("", "padding", part.detach(), tuple(part.shape), gap)
@@ -105,11 +97,6 @@ class DeepSpeed3(PartitionedStage):
             whole = full[name, "parameter"]
             start, stop = self._range(parameter)
             parameter.ds_tensor.detach()[: stop - start].copy_(whole.reshape(-1)[start:stop])
-            if _gathered(parameter):
+            if is_gathered(parameter):
                 parameter.detach().copy_(whole)
         self._restore_states(full)
-
-
-def _gathered(parameter: Any) -> bool:
-    """Return True if the whole parameter is allocated, as a persistent one is between steps."""
-    return bool(parameter.ds_persist) and parameter.shape == parameter.ds_shape

@@ -1,14 +1,16 @@
-"""One rank's partition of a flat group, as shards of the parameters, without communication."""
+"""Partition of a flat group of parameters on one rank, as shards, without communication.
+
+So DeepSpeed keeps the fp32 masters that its optimizers update, from ZeRO stage 1 on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from ...contract import Shard
-from ...contract.shard import Role
+from .shard import Role, Shard
 
 Full = Mapping[tuple[str, str], torch.Tensor]
 
@@ -87,3 +89,66 @@ def gaps(flat: torch.Tensor, pieces: Sequence[PlacedPiece]) -> Iterator[slice]:
         reached = one.at + one.numel
     if reached < flat.numel():
         yield slice(reached, flat.numel())
+
+
+def of_whole_groups(
+    flats: Sequence[torch.Tensor],
+    masters: Sequence[torch.Tensor],
+    named: Mapping[str, torch.Tensor],
+    ranks: Sequence[int],
+) -> Iterator[GroupPartition]:
+    """Yield the partition of each group whose parameters are whole on every rank (stages 1, 2).
+
+    flats, masters: of each group; named: the parameters; ranks: this one's, in the ranks of each
+    group, which have partitions of equal size in their order.
+    """
+    for flat, master, rank in zip(flats, masters, ranks, strict=True):
+        low = rank * master.numel()
+        high = low + master.numel()
+        yield GroupPartition(
+            master,
+            [
+                PartitionPiece(
+                    one.name,
+                    tuple(named[one.name].shape),
+                    max(low, one.at) - one.at,
+                    min(high, one.at + one.numel) - one.at,
+                    max(low, one.at) - low,
+                )
+                for one in lying_in(flat, named)
+                if max(low, one.at) < min(high, one.at + one.numel)
+            ],
+        )
+
+
+def of_parts(
+    flats: Sequence[torch.Tensor],
+    masters: Sequence[torch.Tensor],
+    named: Mapping[str, Any],
+    range_of: Callable[[Any], tuple[int, int]],
+) -> Iterator[GroupPartition]:
+    """Yield the partition of each group of parameters that are sharded, too (stage 3): their parts.
+
+    named: parameters with `ds_tensor`, the part, and `ds_shape`; range_of: elements of the whole
+    that the part of a parameter has.
+    """
+    parts = {name: parameter.ds_tensor for name, parameter in named.items()}
+    for flat, master in zip(flats, masters, strict=True):
+        found = []
+        for one in lying_in(flat, parts):
+            start, stop = range_of(named[one.name])
+            if start < stop:
+                shape = tuple(named[one.name].ds_shape)
+                found.append(PartitionPiece(one.name, shape, start, stop, one.at))
+        yield GroupPartition(master, found)
+
+
+def range_of_part(parameter: Any, rank: int) -> tuple[int, int]:
+    """Return the elements of a parameter of stage 3 that a rank holds; parts are equally long."""
+    size, numel = parameter.ds_tensor.numel(), parameter.ds_numel
+    return min(rank * size, numel), min((rank + 1) * size, numel)
+
+
+def is_gathered(parameter: Any) -> bool:
+    """Return True if all of a parameter of stage 3 is here, as between steps if it persists."""
+    return bool(parameter.ds_persist) and parameter.shape == parameter.ds_shape

@@ -1,0 +1,142 @@
+"""Engines of DeepSpeed, checked step by step: right ones hold, and each fault is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from torch import nn
+
+from zerocheck.cli import main
+from zerocheck.errors import UsageError
+from zerocheck.ranks import Pool
+
+if find_spec("deepspeed") is None:
+    pytest.skip("needs deepspeed", allow_module_level=True)
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+Train = Callable[..., list[dict[str, Any]]]
+ALL = {"ownership", "gradient", "update", "publish"}
+
+
+@pytest.fixture(scope="module")
+def engine_pool() -> Iterator[Pool]:
+    with Pool("engine_targets:run", patience_s=60.0) as pool:
+        yield pool
+
+
+@pytest.fixture
+def train(engine_pool: Pool, tmp_path: Path) -> Train:
+    """Train on so many ranks; what each returned."""
+
+    def run(stage: int, ranks: int = 2, **given: Any) -> list[dict[str, Any]]:
+        payload = json.dumps({"stage": stage, "directory": str(tmp_path), **given}).encode()
+        result = engine_pool.wait(engine_pool.submit(ranks, payload))
+        try:
+            assert result.outcome == "finished", result.summary(stacks=True)
+            return [json.loads(one or b"null") for one in result.payloads]
+        finally:
+            result.release()
+
+    return run
+
+
+def holding(answer: dict[str, Any]) -> set[str]:
+    assert answer["wrong"] == 0, answer
+    return {name for name, status in answer["statuses"].items() if status == "holds"}
+
+
+SHARDED: dict[str, Any] = {"stage3_param_persistence_threshold": 0, "sub_group_size": 60}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_right_engines_hold(train: Train, stage: int, ranks: int) -> None:
+    """Two groups, a frozen parameter, clipping; stage 3 in several partitions of each group."""
+    zero = SHARDED if stage == 3 else {}
+    for answer in train(stage, ranks, groups=True, frozen=True, clip=0.05, zero=zero):
+        assert holding(answer) >= ALL | {"clip"} and answer["taken"] == 4, answer
+        assert "3 of 4 steps checked, all hold" in answer["summary"]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "offloaded": {"groups": True, "clip": 0.05, "zero": {"offload_optimizer": {"device": "cpu"}}},
+    "not clipped": {},
+    "gathered": {"zero": {"stage3_param_persistence_threshold": 100}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_variants_hold(train: Train, stage: int, variant: str) -> None:
+    for answer in train(stage, **VARIANTS[variant]):
+        assert holding(answer) >= ALL
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_in_bf16_the_masters_are_judged(train: Train, stage: int) -> None:
+    for answer in train(stage, bf16=True, zero=SHARDED if stage == 3 else {}):
+        assert holding(answer) >= ALL - {"gradient"}
+        assert answer["unjudged"] == {
+            "gradient": "the engine computes in another dtype than its masters have"
+        }
+
+
+# (stage, fault): (first obligation, words of the finding)
+FAULTS: dict[tuple[int, str], tuple[str, str]] = {
+    (1, "stale"): ("publish", "copies of the previous step"),
+    (2, "stale"): ("publish", "copies of the previous step"),
+    (2, "drift"): ("publish", "before the step, the parameters that the forward uses are not"),
+    (3, "drift"): ("publish", "before the step, the parameters that the forward uses are not"),
+    (1, "decay twice"): ("update", "weight decay twice"),
+    (3, "decay twice"): ("update", "weight decay twice"),
+    (2, "clipped twice"): ("clip", "clip"),
+    (3, "clipped twice"): ("clip", "clip"),
+    (2, "reduction"): ("gradient", "gradient"),
+}
+
+
+@pytest.mark.parametrize(("stage", "fault"), FAULTS)
+def test_each_fault_is_named(train: Train, tmp_path: Path, stage: int, fault: str) -> None:
+    obligation, words = FAULTS[stage, fault]
+    clip = 0.01 if fault == "clipped twice" else 0.0
+    answers = train(stage, fault=fault, clip=clip, count=2)
+    message = answers[0]["message"]
+    assert f"  obligation  {obligation}: " in message, message
+    assert words in message, message
+    assert message.index(f"obligation  {obligation}") == message.index("obligation ")
+    done = CliRunner().invoke(main, ["replay", str(tmp_path / "step-1")])
+    assert "the same verdict on step 1" in done.output, done.output
+
+
+def test_the_first_wrong_step_is_found(train: Train) -> None:
+    """Step 3 is checked, and step 1 is kept by the flight recorder."""
+    answers = train(2, fault="stale", count=3, recorder="64MiB", every=3, steps=())
+    assert all(one["wrong"] == 1 for one in answers)
+    assert "first step  1 is the first wrong one; found as step 3 was" in answers[0]["message"]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_checkpoints_get_a_record(train: Train, tmp_path: Path, stage: int) -> None:
+    """The engine trains on after it, and what it loads is the state of then."""
+    for answer in train(stage, saves=True, zero=SHARDED if stage == 3 else {}):
+        assert answer["wrong"] == 0 and answer["taken"] == 2
+        assert "0 of 1 loads wrong" in answer["summary"]
+    assert (tmp_path / "saved" / "global_step2" / "zerocheck.json").is_file()
+
+
+def test_what_is_no_engine() -> None:
+    from zerocheck.integrations.deepspeed import check
+
+    with pytest.raises(UsageError, match="check is given a Linear"):
+        check(nn.Linear(2, 1))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="did you mean 'reference'"):
+        check(nn.Linear(2, 1), refrence=None)  # type: ignore[arg-type]
