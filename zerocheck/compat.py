@@ -206,20 +206,31 @@ def casts(model: torch.nn.Module) -> bool:
     return any(one.param_dtype or one.reduce_dtype for one in precision_policies(model))
 
 
-def clip_functions() -> tuple[Any, str, str]:
-    """Return (module, name, name) of the functions that torch's clip_grad_norm_ looks up.
+class ClipFunctions(NamedTuple):
+    """Cells that hold what torch's functions for clipping call: to replace their `cell_contents`.
 
-    The first takes (gradients, norm_type, ...) and returns the norm, the second (parameters,
-    max_norm, norm, ...) and multiplies the gradients. They are seen however a script imported
-    clip_grad_norm_.
+    norm: (gradients, norm_type, ...) returns the norm; multiply: (parameters, max_norm, norm, ...)
+    multiplies the gradients; value: (parameters, clip_value, ...) limits each element.
     """
+
+    norm: Any
+    multiply: Any
+    value: Any
+
+
+def clip_functions() -> ClipFunctions:
+    """Return the cells of the functions. All names of a function share its cell, so that calls are
+    seen however a script imported it: each is a wrapper around the function in the cell."""
     from torch.nn.utils import clip_grad
 
-    names = "_get_total_norm", "_clip_grads_with_norm_"
-    for name in names:
-        if not hasattr(clip_grad, name):
-            raise HarnessError(f"torch {torch.__version__} has no torch.nn.utils.clip_grad.{name}")
-    return clip_grad, *names
+    found = []
+    for name in ("_get_total_norm", "_clip_grads_with_norm_", "clip_grad_value_"):
+        wrapper = getattr(clip_grad, name, None)
+        names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+        if "func" not in names:
+            raise HarnessError(f"torch {torch.__version__} has no wrapped clip_grad.{name}")
+        found.append(wrapper.__closure__[names.index("func")])  # type: ignore[union-attr]
+    return ClipFunctions(*found)
 
 
 def store_of(group: dist.ProcessGroup | None) -> tuple[str, Any]:

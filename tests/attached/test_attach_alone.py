@@ -32,7 +32,6 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer, *, fails: bool = Fa
 
 def hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     """All that a check could leave behind."""
-    module, *names = clip_functions()
     of_modules = [
         (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
         for m in model.modules()
@@ -41,7 +40,7 @@ def hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
         len(optimizer._optimizer_step_pre_hooks),
         len(optimizer._optimizer_step_post_hooks),
         *of_modules,
-        *(getattr(module, name) for name in names),
+        *(cell.cell_contents for cell in clip_functions()),
         torch.amp.GradScaler.step,
         torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_,
         *(len(p._backward_hooks or ()) for p in model.parameters()),

@@ -74,8 +74,12 @@ class Planted:
             result = step()
         with torch.no_grad():
             self._change([*model.parameters()])
-        self._microbatches += 1
+        self.count()
         return result
+
+    def count(self) -> None:
+        """Count a microbatch."""
+        self._microbatches += 1
 
     def _change(self, parameters: list[nn.Parameter]) -> None:
         on_rank_1 = dist.get_rank() == 1

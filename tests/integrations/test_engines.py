@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from torch import nn
 
+import zerocheck
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
 from zerocheck.ranks import Pool
@@ -131,6 +133,26 @@ def test_checkpoints_get_a_record(train: Train, tmp_path: Path, stage: int) -> N
         assert answer["wrong"] == 0 and answer["taken"] == 2
         assert "0 of 1 loads wrong" in answer["summary"]
     assert (tmp_path / "saved" / "global_step2" / "zerocheck.json").is_file()
+
+
+def test_a_loop_as_users_write_it(tmp_path: Path) -> None:
+    """The program whose figures stand in reports/integrations, with a fault in its step 5."""
+    field = Path(__file__).parents[1] / "field"
+    package = Path(zerocheck.__file__).parents[1]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+            *("2", str(field / "engine_loop.py"), "--steps", "6", "--every", "3"),
+            *("--recorder", "64MiB", "--begin", "5", "--fault", "not reduced"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{package}:{package / 'reference'}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "first step  5 is the first wrong one: step 4 was recorded and hold" in done.stderr
+    assert "local gradient only" in done.stdout, done.stdout
 
 
 def test_what_is_no_engine() -> None:

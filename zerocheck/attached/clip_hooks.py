@@ -41,9 +41,12 @@ class ClipHooks:
 
     def wrappers(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         """Yield (owner, name, make): what is to be replaced by make(what it is)."""
-        module, norm, multiply = clip_functions()
-        yield module, norm, self._noting_kind
-        yield module, multiply, self._noting_clip
+        for cell, make in zip(
+            clip_functions(),
+            (self._noting_kind, self._noting_clip, self._noting_value),
+            strict=True,
+        ):
+            yield cell, "cell_contents", make
         yield FullyShardedDataParallel, "clip_grad_norm_", self._noting_sharded_clip
         if self._engine is not None:
             yield self._engine.optimizer, CLIPPING, partial(self._noting_engine, self._engine)
@@ -57,13 +60,15 @@ class ClipHooks:
         return noting
 
     def _noting_clip(self, original: Any) -> Any:
-        def noting(parameters: Any, max_norm: float, total_norm: Any, *more: Any) -> Any:
+        def noting(
+            parameters: Any, max_norm: float, total_norm: Any, *more: Any, **named: Any
+        ) -> Any:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             ids = {id(parameter) for parameter in parameters}
             pieces: list[int] = []
             with self._guard():
                 pieces = self._copied("reduced", ids)
-            result = original(parameters, max_norm, total_norm, *more)
+            result = original(parameters, max_norm, total_norm, *more, **named)
             with self._guard():
                 self._copied("clipped", ids)
                 norm = math.nan
@@ -72,10 +77,30 @@ class ClipHooks:
                     self.norms[len(self.clips)] = norm_of_shards
                 else:
                     norm = float(total_norm)
-                self.clips.append(Clip(float(max_norm), self._kind, norm, tuple(pieces)))
+                self.clips.append(self._clip(float(max_norm), self._kind, norm, pieces))
             return result
 
         return noting
+
+    def _noting_value(self, original: Any) -> Any:
+        def noting(parameters: Any, clip_value: float, *more: Any, **named: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            ids = {id(parameter) for parameter in parameters}
+            pieces: list[int] = []
+            with self._guard():
+                pieces = self._copied("reduced", ids)
+            result = original(parameters, clip_value, *more, **named)
+            with self._guard():
+                self._copied("clipped", ids)
+                self.clips.append(self._clip(float(clip_value), "value", math.nan, pieces))
+            return result
+
+        return noting
+
+    def _clip(self, limit: float, kind: str, norm: float, pieces: list[int]) -> Clip:
+        """Return the record; a gradient that was clipped before is not judged again."""
+        before = {number for clip in self.clips for number in clip.pieces}
+        return Clip(limit, "again" if before & set(pieces) else kind, norm, tuple(pieces))
 
     def _noting_engine(self, engine: ZeroEngine, original: Any) -> Any:
         def noting(given: Any, total_norm: Any, *more: Any, **named: Any) -> Any:

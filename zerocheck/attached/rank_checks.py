@@ -14,6 +14,7 @@ from ..contract.semantics import Semantics
 from ..floating_point import Format
 from ..judge import skip
 from ..judge.assemble import ManifestPlan, RoleState
+from ..judge.compare import different_bits
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
 from ..judge.recipe import Update, UpdateRecipe
@@ -22,7 +23,7 @@ from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
 from .slices import BATCH, Slice, SliceContext
-from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict
+from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, element_of
 
 ORDER = ("step", *STATES, "parameter")
 """Order in which an optimizer computes: what comes first is wrong first."""
@@ -147,7 +148,38 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
 def _check_clip(context: SliceContext) -> Iterator[Checked]:
     """Judge each clipped gradient, from this rank's own and the reported norm."""
     for clip in context.summary.clips:
-        yield _clipped(context, clip) if clip.kind in ("2", "inf") else Checked()
+        if clip.kind == "value":
+            yield Checked(violation=_limited(context, clip))
+        else:
+            yield _clipped(context, clip) if clip.kind in ("2", "inf") else Checked()
+
+
+def _limited(context: SliceContext, clip: Clip) -> Violation | None:
+    """Judge elements that were limited to [-v, v], bit for bit."""
+    for number in clip.pieces:
+        before, after = context.value("reduced", number), context.value("clipped", number)
+        if before is None or after is None:
+            continue
+        expected = before.clamp(-clip.max_norm, clip.max_norm)
+        mask = different_bits(after, expected)
+        if bool(mask.any()):
+            worst = int(mask.nonzero()[0])
+            piece = context.summary.pieces[number]
+            return Violation(
+                obligation="clip",
+                step=context.summary.number,
+                role="gradient",
+                tensors=(piece.name,),
+                ranks=(),
+                explanation=f"elements are not what limits of {clip.max_norm:g} make of them",
+                element=element_of(piece, worst),
+                observed=float(after[worst]),
+                expected=float(expected[worst]),
+                bound=0.0,
+                wrong=int(mask.sum()),
+                total=mask.numel(),
+            )
+    return None
 
 
 def _clipped(context: SliceContext, clip: Clip) -> Checked:

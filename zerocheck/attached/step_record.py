@@ -91,10 +91,10 @@ class GroupOptions(msgspec.Struct, frozen=True):
 
 
 class Clip(msgspec.Struct, frozen=True):
-    """Clipping of the gradient by its norm.
+    """Clipping of the gradient by its norm, or of each element by its value.
 
-    norm: as reported; kind: "2" or "inf", or another p; pieces: the numbers of those that it
-    clipped.
+    max_norm: the limit; norm: as reported; kind: "2" or "inf", or another p; "value"; "again" for
+    what was clipped before; pieces: the numbers of those that it clipped.
     """
 
     max_norm: float

@@ -245,13 +245,15 @@ class Watch:
     def _gradients(self, what: str, only: Collection[int] | None = None) -> list[int]:
         """Copy the gradients; returns the numbers of their pieces. only: ids of parameters."""
         numbers = []
+        clipped = {one for clip in self._clips.clips for one in clip.pieces}
         for holding in holdings(self._model):
             grad = holding.held.grad
             if grad is None or (only is not None and id(holding.held) not in only):
                 continue
             for shard in holding.shards("gradient", grad):
                 number = self._numbers[entry_of(shard)]
-                self._put(what, number, shard.tensor)
+                if what == "gradient" or number not in clipped:  # or it is a second clipping
+                    self._put(what, number, shard.tensor)
                 numbers.append(number)
         return numbers
 
@@ -349,8 +351,9 @@ def _with_rates(
 
 @contextmanager
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace owner.name by make(original) within the context."""
-    own, original = vars(owner).get(name), getattr(owner, name)
+    """Replace owner.name by make(original) within the context. owner: an object, or a cell."""
+    original = getattr(owner, name)
+    own = vars(owner).get(name) if hasattr(owner, "__dict__") else original
     setattr(owner, name, make(original))
     try:
         yield
