@@ -89,7 +89,7 @@ ALLOWED: dict[str, set[str]] = {
     "job_metrics": {
         "run", "protocol", "drive", "compat", "compat_memory", "foreign_text", "errors", "sizes",
     },
-    "integrations": {"attached", "errors"},
+    "integrations": {"attached", "contract", "errors"},
     "shared_run": {"report", "run", "errors"},
     "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},
     "shared_ranks": {"ranks", "run"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec
@@ -41,6 +41,8 @@ def _guarded(
             method(self, *args, **kwargs)
         except Exception as error:
             self._on = False
+            with suppress(Exception):
+                self._meter.abandon(self._step)
             text = one_line(f"{type(error).__name__}: {error}")
             self._say(f"zerocheck: metrics end here: {text}")
 
@@ -75,7 +77,7 @@ class JobMeter:
         self._sinks = open_sinks(options, rank)
         self._step = done
         self._on = True
-        self._noted: BaseException | None = None
+        self._noted: tuple[int, int] | None = None
         on_uncaught(weakref.WeakMethod(self.note_error))
 
     @_guarded
@@ -104,9 +106,10 @@ class JobMeter:
     @_guarded
     def note_error(self, error: BaseException) -> None:
         """Record where the error was raised, if this rank ran out of memory by it."""
-        if not is_out_of_memory(error) or error is self._noted:
+        key = self._step, id(error)  # not the error, whose frames hold what filled the memory
+        if not is_out_of_memory(error) or key == self._noted:
             return
-        self._noted = error
+        self._noted = key
         phase, module, place = place_of(error, self._model)
         record = OutOfMemory(
             step=self._step,

@@ -55,8 +55,9 @@ def _parameters(model: nn.Module) -> Iterator[_WholeParameter]:
             yield _WholeParameter(name, prod(shape), flat.tensor, flat.sharded)
     for name, parameter in model.named_parameters():
         if id(parameter) not in known:
-            less = _local(parameter).numel() < parameter.numel()
-            yield _WholeParameter(name, parameter.numel(), parameter, less)
+            numel = getattr(parameter, "ds_numel", parameter.numel())
+            less = _local(parameter).numel() < numel
+            yield _WholeParameter(name, numel, parameter, less)
 
 
 def rank_memory(
@@ -64,7 +65,9 @@ def rank_memory(
 ) -> RankMemory:
     """Measure the memory of this rank, without a synchronization of its accelerator."""
     parameters = [_local(parameter) for parameter in model.parameters()]
-    states = [
+    known = {id(parameter) for parameter in model.parameters()}
+    masters = [_local(one) for one in optimizer.state if id(one) not in known]
+    states = masters + [
         _local(one)
         for state in optimizer.state.values()
         for one in state.values()
@@ -93,7 +96,10 @@ def _resident() -> int | None:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    """Return what this rank holds of a tensor; a parameter of ZeRO-3 has it as `ds_tensor`."""
+    if isinstance(tensor, DTensor):
+        return tensor._local_tensor
+    return getattr(tensor, "ds_tensor", tensor)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

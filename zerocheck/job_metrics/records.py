@@ -24,7 +24,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a rank, in bytes.
 
     parameters: of its shards; gradients: of what is trained of them, whether or not they are there;
-    states: of the optimizer; activations: what the
+    states: of the optimizer, and masters that it updates in their place; activations: what the
     forwards made and the backward needs, at its first operator; allocated, reserved, peak: of the
     accelerator's allocator, the last since the process began, None without one; resident: of the
     process, None where the system does not say.
