@@ -203,7 +203,9 @@ def precision_policies(model: torch.nn.Module) -> Iterator[Any]:
 
 def casts(model: torch.nn.Module) -> bool:
     """Return True if FSDP computes or reduces in another dtype than that of the parameters."""
-    return any(one.param_dtype or one.reduce_dtype for one in precision_policies(model))
+    own = {None, *(one.dtype for one in model.parameters())}
+    given = {d for one in precision_policies(model) for d in (one.param_dtype, one.reduce_dtype)}
+    return bool(given - own) or (len(own) > 2 and bool(given - {None}))
 
 
 class ClipFunctions(NamedTuple):

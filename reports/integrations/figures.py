@@ -2,8 +2,8 @@
 
     python reports/integrations/figures.py
 
-It needs transformers, accelerate, Lightning and DeepSpeed, and runs the programs of tests/field on
-two ranks.
+It needs transformers, accelerate, Lightning, DeepSpeed and torchtitan, and runs the programs of
+tests/field on two ranks.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ TRAINERS = {
     "Lightning": "lightning_trainer.py",
     "accelerate": "accelerate_loop.py",
     "DeepSpeed": "engine_loop.py",
+    "torchtitan": "titan_trainer.py",
 }
 FAULTS = ("doubled", "doubled on rank 1", "not reduced", "a gradient zeroed", "drift on rank 1")
 LONG = ("--steps", "200", "--every", "10")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from decaying import DecaysTwice, parts
 from torch import nn
 
 import zerocheck
+from zerocheck import compat
 from zerocheck.attached import slices
 from zerocheck.attached.session import Attached
 from zerocheck.cli import main
@@ -418,3 +420,21 @@ def test_an_exception_of_a_closure_is_the_script_s(tmp_path: Path) -> None:
     with check.step():
         optimizer.step(closed(model, optimizer))
     assert check.last is not None and not check.last.violations
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((), False),
+        ((None, None), False),
+        ((torch.float32, torch.float32), False),  # what the parameters have, in words
+        ((torch.bfloat16, None), True),
+        ((torch.float32, torch.bfloat16), True),
+    ],
+)
+def test_what_fsdp_casts(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[Any, ...], expected: bool
+) -> None:
+    policies = [SimpleNamespace(param_dtype=given[0], reduce_dtype=given[1])] if given else []
+    monkeypatch.setattr(compat, "precision_policies", lambda _: iter(policies))
+    assert compat.casts(nn.Linear(2, 2)) is expected

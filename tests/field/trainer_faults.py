@@ -72,10 +72,14 @@ class Planted:
         alone: Any = getattr(model, "no_sync", nullcontext)
         with alone() if self.now == "not reduced" else nullcontext():
             result = step()
-        with torch.no_grad():
-            self._change([*model.parameters()])
+        self.change(model)
         self.count()
         return result
+
+    def change(self, model: nn.Module) -> None:
+        """Change the gradients, or a parameter, as the fault does after a backward."""
+        with torch.no_grad():
+            self._change([*model.parameters()])
 
     def count(self) -> None:
         """Count a microbatch."""
