@@ -148,3 +148,13 @@ def test_steps_count_after_the_warm_up_and_not_if_they_overflow() -> None:
     assert counted(Case(training=Training(loss_scale=2.0, overflow=3, steps=4))) == (2, 4, 5)
     assert counted(Case(training=Training(unfreeze=1))) == (3, 4, 5)
     assert counted(Case(training=Training(first=4, steps=6))) == (6, 7, 8)
+
+
+def test_an_error_of_the_timing_stays_out_of_the_operator(group: Any) -> None:
+    """A collective whose arguments are not what the timing knows; its result goes to the caller."""
+    odd = _Fake("c10d::novel_", lambda: "the result", ("process_group",))
+    trace = TimedCollectives()
+    trace.start()
+    assert trace.called(odd, (object(),), {}) == "the result"
+    assert isinstance(trace.error, Exception)
+    assert trace.stop(time.monotonic_ns()) == ((), 0)

@@ -47,3 +47,12 @@ def test_no_backward() -> None:
     with Activations() as found:  # type: ignore[no-untyped-call]
         model()(torch.ones(ROWS, WIDTHS[0]))
     assert found.bytes is None
+
+
+def test_tensors_without_storage() -> None:
+    """The training does not notice, and nothing is said of its activations."""
+    net, weight = model(), torch.eye(WIDTHS[0]).to_sparse()
+    with Activations() as found:  # type: ignore[no-untyped-call]
+        y = net(torch.sparse.mm(weight * 2, torch.ones(WIDTHS[0], WIDTHS[0])))
+        y.sum().backward()
+    assert found.bytes is None

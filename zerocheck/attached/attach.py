@@ -45,7 +45,8 @@ def attach(
     Every rank calls this, after wrapping, with the optimizer. The block is around all that belongs
     to one update: all microbatches, clipping, `optimizer.step()`.
 
-    model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain
+    model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain; an
+                  engine of DeepSpeed, with ZeRO stages 1 to 3 too
     optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
                   wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
     reference     function without arguments that makes the model before it is wrapped. With it

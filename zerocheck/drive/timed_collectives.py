@@ -21,7 +21,8 @@ left out (`begun`, and nothing after it).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,16 @@ class _CollectiveInFlight:
 
 
 class TimedCollectives(Operators):
-    """Times of the collectives, and of copies between devices, from `start` to `stop`."""
+    """Times of the collectives, and of copies between devices, from `start` to `stop`.
+
+    error: the first of the timing itself, as of an operator that it does not know.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[_CollectiveInFlight] = []
         self._results: dict[int, _CollectiveInFlight] = {}
+        self.error: Exception | None = None
         self._on = False
         self._inside = False
         self._left = 0
@@ -86,8 +91,9 @@ class TimedCollectives(Operators):
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not self._on:
             return func(*args, **kwargs)
-        collective = is_collective(func)
-        one = self._call_record(func, args, kwargs) if collective else None
+        one = None
+        with self._guard():
+            one = self._call_record(func, args, kwargs) if is_collective(func) else None
         began = time.monotonic_ns()
         self._inside = True
         try:
@@ -95,16 +101,25 @@ class TimedCollectives(Operators):
         finally:
             self._left = now = time.monotonic_ns()
             self._inside = False
-        if one is not None:
-            one.begun = began
-            self._begun(one, result, now)
-        elif _copies(func, args, result):
-            self._copied += now - began
-        elif name_of(func) == "wait_tensor":
-            waited = self._results.pop(args[0].data_ptr(), None)
-            if waited is not None:
-                waited.stalled, waited.over = began, now
+        with self._guard():
+            if one is not None:
+                one.begun = began
+                self._begun(one, result, now)
+            elif _copies(func, args, result):
+                self._copied += now - began
+            elif name_of(func) == "wait_tensor":
+                waited = self._results.pop(args[0].data_ptr(), None)
+                if waited is not None:
+                    waited.stalled, waited.over = began, now
         return result
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Keep an error of the timing out of the operator that is timed."""
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or error
 
     def _call_record(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

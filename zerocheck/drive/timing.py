@@ -85,6 +85,8 @@ class Timing:
             torch.accelerator.synchronize()
         ended = time.monotonic_ns()
         calls, copied = self._trace.stop(ended)
+        if self._trace.error is not None:
+            raise self._trace.error
         if self._index in self._counted:
             self._steps.append(
                 StepTimes(self._began, ended, self._forward, self._reduced, copied, calls)

@@ -18,28 +18,36 @@ class Activations(Operators):
 
     bytes: those that still exist at the first operator of a backward, the most of any microbatch;
     None before one. Outputs, the loss and its own gradient are among them. Parameters that are
-    gathered into storages of an earlier step are not, nor what FSDP has freed by then.
+    gathered into storages of an earlier step are not, nor what FSDP has freed by then. None where a
+    tensor has no storage, as sparse ones.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes: int | None = None
         self._made: dict[StorageWeakRef, None] = {}
-        self._backward = False
+        self._backward = self._broken = False
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         backward = in_backward()
-        if backward and not self._backward:
+        if backward and not self._backward and not self._broken:
             self.bytes = max(self.bytes or 0, self._weigh())
         self._backward = backward
         result = func(*args, **kwargs)
-        if not backward:
+        if not backward and not self._broken:
+            self._note(args, kwargs, result)
+        return result
+
+    def _note(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Keep the storages that an operator made; not for tensors that have none."""
+        try:
             given = {storage_key(one) for one in _tensors((*args, *kwargs.values()))}
             for one in _tensors(result if isinstance(result, list | tuple) else (result,)):
                 if storage_key(one) not in given:  # or it is a view, of a parameter for example
                     reference: Any = StorageWeakRef
                     self._made[reference(one.untyped_storage())] = None
-        return result
+        except (RuntimeError, NotImplementedError):
+            self._broken, self.bytes = True, None
 
     def _weigh(self) -> int:
         alive = {}
