@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -124,6 +125,14 @@ def test_the_first_wrong_step_is_found(train: Train) -> None:
     answers = train(2, fault="stale", count=3, recorder="64MiB", every=3, steps=())
     assert all(one["wrong"] == 1 for one in answers)
     assert "first step  1 is the first wrong one; found as step 3 was" in answers[0]["message"]
+
+
+def test_where_a_part_is_wrong(train: Train) -> None:
+    """Rank 1 has elements [33, 66) of the first weight; of its masters three are others."""
+    message = train(3, fault="drift", zero=SHARDED)[0]["message"]
+    found = re.search(r"of 0\.weight elements in \[(\d+), (\d+)\) differ", message)
+    assert found is not None, message
+    assert 33 == int(found[1]) < 36 <= int(found[2]) <= 38
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -103,11 +103,12 @@ def _violation(
     *,
     before: bool,
 ) -> Violation:
-    first = found[0]
-    low, high = next(wrong_ranges(first.copy.numel, first.copy.blocks, first.master.blocks))
-    start = first.copy.entry.start
+    first, entry = found[0], found[0].copy.entry
+    numel = torch.Size(entry.shape).numel()
+    low, high = next(wrong_ranges(numel, first.copy.blocks, first.master.blocks))
+    low, high = max(low, entry.start), min(high, entry.stop)
     text = "the parameters that the forward uses are not the masters: of "
-    text += f"{first.copy.entry.name} elements in [{start + low}, {start + high}) differ"
+    text += f"{entry.name} elements in [{low}, {high}) differ"
     stale = not before and all(
         earlier[one.rank].copies[one.number].blocks == one.copy.blocks for one in found
     )
@@ -121,5 +122,5 @@ def _violation(
         tensors=tuple(dict.fromkeys(one.copy.entry.name for one in found)),
         ranks=tuple(sorted({one.rank for one in found})),
         wrong=high - low,
-        total=torch.Size(first.copy.entry.shape).numel(),
+        total=numel,
     )

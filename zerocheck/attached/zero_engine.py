@@ -111,6 +111,8 @@ def engine_refusal(model: Any) -> str:
         what = "fp16"
     elif not stage:
         what = "bf16 at stage 0" if narrow else ""
+    elif hasattr(model, "train_batch"):
+        what = "a pipeline"
     elif not hasattr(optimizer, CLIPPING):
         what = f"a {type(optimizer).__name__}"
     elif getattr(optimizer, "offload_param", None) or getattr(optimizer, "params_in_nvme", False):

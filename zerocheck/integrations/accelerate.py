@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+NEW_FOLDER = "checkpoints"
+"""Where accelerate makes folders of its own, for metrics."""
+
+
 def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attached:
     """Check steps that are taken within `accelerator.accumulate`. options: of `zerocheck.attach`.
 
@@ -57,13 +61,14 @@ def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attache
     save, load = accelerator.save_state, accelerator.load_state
 
     def save_state(*given: Any, **named: Any) -> Any:
-        with attached.timed("save", given[0] if given else named.get("output_dir") or ""):
+        folder = given[0] if given else named.get("output_dir")
+        with attached.timed("save", folder or NEW_FOLDER):
             place = save(*given, **named)
         attached.saved(place)
         return place
 
     def load_state(input_dir: Any = None, **named: Any) -> Any:
-        with attached.timed("load", input_dir or ""):
+        with attached.timed("load", input_dir or NEW_FOLDER):
             result = load(input_dir, **named)
         if input_dir is not None:
             attached.loaded(input_dir, required=False)
