@@ -5,8 +5,10 @@ What forks them imports torch for seconds, so it is started once for each worker
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from zerocheck.errors import HarnessError
 from zerocheck.ranks.pool import Pool
@@ -26,3 +28,17 @@ def borrowed(pool: Pool, *, patience_s: float) -> Iterator[Pool]:
                 pool._end(team)
         pool._queue.clear()
         pool._cores.release()
+
+
+Ask = Callable[..., list[dict[str, Any]]]
+"""Runs something on so many ranks, with keywords; returns what each of them answered."""
+
+
+def answers(pool: Pool, ranks: int, **given: Any) -> list[dict[str, Any]]:
+    """Give the keywords to the target of a pool as JSON; return the answer of each rank."""
+    result = pool.wait(pool.submit(ranks, json.dumps(given).encode()))
+    try:
+        assert result.outcome == "finished", result.summary(stacks=True)
+        return [json.loads(one or b"null") for one in result.payloads]
+    finally:
+        result.release()

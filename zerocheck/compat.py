@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -247,6 +248,19 @@ def store_of(group: dist.ProcessGroup | None) -> tuple[str, Any]:
     known: Any = distributed_c10d
     group = group or known._get_default_group()
     return known._get_process_group_name(group), known._get_process_group_store(group)
+
+
+_numbered: Counter[tuple[str, str]] = Counter()
+
+
+def numbered_store(group: dist.ProcessGroup | None, purpose: str) -> tuple[str, Any]:
+    """Return (prefix of keys, store), for one more user of the store for this purpose.
+
+    Every rank asks in the same order, so that all have the same prefix.
+    """
+    name, store = store_of(group)
+    _numbered[name, purpose] += 1
+    return f"{purpose}/{_numbered[name, purpose]}", store
 
 
 class FlatPiece(NamedTuple):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-Ask = Callable[..., list[dict[str, Any]]]
+from borrowing import Ask as Ask
 
 
 def held(answer: dict[str, Any]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from asking import Ask
+from borrowing import Ask, answers
 
 from zerocheck.ranks import Pool
 
@@ -29,12 +28,7 @@ def ask(attached_pool: Pool, tmp_path: Path) -> Ask:
     """Run a call on so many ranks; what each returned."""
 
     def run(call: str, ranks: int = 2, **given: Any) -> list[dict[str, Any]]:
-        payload = json.dumps({"call": call, "directory": str(tmp_path / "kept"), **given})
-        result = attached_pool.wait(attached_pool.submit(ranks, payload.encode()))
-        try:
-            assert result.outcome == "finished", result.summary(stacks=True)
-            return [json.loads(one or b"null") for one in result.payloads]
-        finally:
-            result.release()
+        options = {"call": call, "directory": str(tmp_path / "kept"), **given}
+        return answers(attached_pool, ranks, **options)
 
     return run

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from borrowing import Ask, answers
 from click.testing import CliRunner
 from torch import nn
 
@@ -26,7 +26,6 @@ if find_spec("deepspeed") is None:
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-Train = Callable[..., list[dict[str, Any]]]
 ALL = {"ownership", "gradient", "update", "publish"}
 
 
@@ -37,17 +36,11 @@ def engine_pool() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def train(engine_pool: Pool, tmp_path: Path) -> Train:
+def train(engine_pool: Pool, tmp_path: Path) -> Ask:
     """Train on so many ranks; what each returned."""
 
     def run(stage: int, ranks: int = 2, **given: Any) -> list[dict[str, Any]]:
-        payload = json.dumps({"stage": stage, "directory": str(tmp_path), **given}).encode()
-        result = engine_pool.wait(engine_pool.submit(ranks, payload))
-        try:
-            assert result.outcome == "finished", result.summary(stacks=True)
-            return [json.loads(one or b"null") for one in result.payloads]
-        finally:
-            result.release()
+        return answers(engine_pool, ranks, stage=stage, directory=str(tmp_path), **given)
 
     return run
 
@@ -62,7 +55,7 @@ SHARDED: dict[str, Any] = {"stage3_param_persistence_threshold": 0, "sub_group_s
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_right_engines_hold(train: Train, stage: int, ranks: int) -> None:
+def test_right_engines_hold(train: Ask, stage: int, ranks: int) -> None:
     """Two groups, a frozen parameter, clipping; stage 3 in several partitions of each group."""
     zero = SHARDED if stage == 3 else {}
     for answer in train(stage, ranks, groups=True, frozen=True, clip=0.05, zero=zero):
@@ -79,13 +72,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stage", [2, 3])
-def test_variants_hold(train: Train, stage: int, variant: str) -> None:
+def test_variants_hold(train: Ask, stage: int, variant: str) -> None:
     for answer in train(stage, **VARIANTS[variant]):
         assert holding(answer) >= ALL
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_in_bf16_the_masters_are_judged(train: Train, stage: int) -> None:
+def test_in_bf16_the_masters_are_judged(train: Ask, stage: int) -> None:
     for answer in train(stage, bf16=True, zero=SHARDED if stage == 3 else {}):
         assert holding(answer) >= ALL - {"gradient"}
         assert answer["unjudged"] == {
@@ -108,7 +101,7 @@ FAULTS: dict[tuple[int, str], tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("stage", "fault"), FAULTS)
-def test_each_fault_is_named(train: Train, tmp_path: Path, stage: int, fault: str) -> None:
+def test_each_fault_is_named(train: Ask, tmp_path: Path, stage: int, fault: str) -> None:
     obligation, words = FAULTS[stage, fault]
     clip = 0.01 if fault == "clipped twice" else 0.0
     answers = train(stage, fault=fault, clip=clip, count=2)
@@ -120,14 +113,14 @@ def test_each_fault_is_named(train: Train, tmp_path: Path, stage: int, fault: st
     assert "the same verdict on step 1" in done.output, done.output
 
 
-def test_the_first_wrong_step_is_found(train: Train) -> None:
+def test_the_first_wrong_step_is_found(train: Ask) -> None:
     """Step 3 is checked, and step 1 is kept by the flight recorder."""
     answers = train(2, fault="stale", count=3, recorder="64MiB", every=3, steps=())
     assert all(one["wrong"] == 1 for one in answers)
     assert "first step  1 is the first wrong one; found as step 3 was" in answers[0]["message"]
 
 
-def test_where_a_part_is_wrong(train: Train) -> None:
+def test_where_a_part_is_wrong(train: Ask) -> None:
     """Rank 1 has elements [33, 66) of the first weight; of its masters three are others."""
     message = train(3, fault="drift", zero=SHARDED)[0]["message"]
     found = re.search(r"of 0\.weight elements in \[(\d+), (\d+)\) differ", message)
@@ -136,7 +129,7 @@ def test_where_a_part_is_wrong(train: Train) -> None:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_checkpoints_get_a_record(train: Train, tmp_path: Path, stage: int) -> None:
+def test_checkpoints_get_a_record(train: Ask, tmp_path: Path, stage: int) -> None:
     """The engine trains on after it, and what it loads is the state of then."""
     for answer in train(stage, saves=True, zero=SHARDED if stage == 3 else {}):
         assert answer["wrong"] == 0 and answer["taken"] == 2

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from borrowing import Ask, answers
 from torch import nn
 
 from zerocheck.errors import UsageError
@@ -17,8 +17,6 @@ from zerocheck.integrations.torchtitan import check
 from zerocheck.ranks import Pool
 
 sys.path.insert(0, os.path.dirname(__file__))
-
-Titan = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -28,41 +26,36 @@ def titan_pool() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def titan(titan_pool: Pool, tmp_path: Path) -> Titan:
+def titan(titan_pool: Pool, tmp_path: Path) -> Ask:
     """Train on so many ranks; what each returned."""
 
     def run(ranks: int, **given: Any) -> list[dict[str, Any]]:
         options = {"averages": False, "done": 0, "parts": 1, "directory": str(tmp_path), **given}
-        result = titan_pool.wait(titan_pool.submit(ranks, json.dumps(options).encode()))
-        try:
-            assert result.outcome == "finished", result.summary(stacks=True)
-            return [json.loads(one or b"null") for one in result.payloads]
-        finally:
-            result.release()
+        return answers(titan_pool, ranks, **options)
 
     return run
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_its_steps_hold(titan: Titan, ranks: int) -> None:
+def test_its_steps_hold(titan: Ask, ranks: int) -> None:
     for answer in titan(ranks):
         assert (answer["wrong"], answer["taken"]) == (0, 3), answer
         held = {name for name, status in answer["statuses"].items() if status == "holds"}
         assert held >= {"gradient", "clip", "update", "ownership"}
 
 
-def test_gradients_that_are_averaged_once_more(titan: Titan) -> None:
+def test_gradients_that_are_averaged_once_more(titan: Ask) -> None:
     """Where division was not turned off, each is too small by the number of ranks."""
     answers = titan(2, averages=True)
     assert [one["wrong"] for one in answers] == [3, 3]
     assert "W times too small" in answers[0]["message"], answers[0]["message"]
 
 
-def test_a_resumed_training_goes_on_counting(titan: Titan) -> None:
+def test_a_resumed_training_goes_on_counting(titan: Ask) -> None:
     assert [one["taken"] for one in titan(2, done=40)] == [43, 43]
 
 
-def test_stages_of_a_pipeline_are_refused(titan: Titan) -> None:
+def test_stages_of_a_pipeline_are_refused(titan: Ask) -> None:
     for answer in titan(1, parts=2):
         assert answer["raised"] == "UsageError"
         assert "2 model parts and 1 optimizers (allowed: one of each)" in answer["said"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from asking_job import AskJob
+from borrowing import Ask, answers
 
 from zerocheck.ranks import Pool
 
@@ -24,16 +23,10 @@ def metrics_pool() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def ask_job(metrics_pool: Pool) -> AskJob:
+def ask_job(metrics_pool: Pool) -> Ask:
     """Run a call on so many ranks; what each returned."""
 
     def run(call: str, ranks: int = 2, **given: Any) -> list[dict[str, Any]]:
-        payload = json.dumps({"call": call, **given}).encode()
-        result = metrics_pool.wait(metrics_pool.submit(ranks, payload))
-        try:
-            assert result.outcome == "finished", result.summary(stacks=True)
-            return [json.loads(one or b"null") for one in result.payloads]
-        finally:
-            result.release()
+        return answers(metrics_pool, ranks, call=call, **given)
 
     return run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from asking_job import AskJob
+from borrowing import Ask
 
 from zerocheck.job_metrics.records import (
     CheckedStep,
@@ -38,7 +38,7 @@ def of(folder: Path, kind: type) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_what_is_counted(ask_job: AskJob, tmp_path: Path, kind: str) -> None:
+def test_what_is_counted(ask_job: Ask, tmp_path: Path, kind: str) -> None:
     answers = ask_job("job", folder=str(tmp_path), kind=kind, microbatches=2)
     assert [one["taken"] for one in answers] == [14, 14]
     records = read(tmp_path)
@@ -65,7 +65,7 @@ def test_what_is_counted(ask_job: AskJob, tmp_path: Path, kind: str) -> None:
     assert timed[-1].tokens_per_second is not None
 
 
-def test_patterns_of_a_job(ask_job: AskJob, tmp_path: Path) -> None:
+def test_patterns_of_a_job(ask_job: Ask, tmp_path: Path) -> None:
     """They are seen once, and stand in the summary."""
     root = ask_job("job", folder=str(tmp_path / "root"), kind="root", late=0.05)[0]["summary"]
     assert "everything is gathered at once: one all-gather has all " in root
@@ -79,7 +79,7 @@ def test_patterns_of_a_job(ask_job: AskJob, tmp_path: Path) -> None:
     assert len(seen) == len(set(seen)) and "a slow rank" in seen
 
 
-def test_checkpoints_are_timed(ask_job: AskJob, tmp_path: Path) -> None:
+def test_checkpoints_are_timed(ask_job: Ask, tmp_path: Path) -> None:
     answers = ask_job(
         "job", folder=str(tmp_path), kind="blocks", steps=2, saves=("one", "two", "two")
     )
@@ -98,20 +98,20 @@ def test_checkpoints_are_timed(ask_job: AskJob, tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_that_leaves_a_timed_step_keeps_nobody(ask_job: AskJob, tmp_path: Path) -> None:
+def test_a_rank_that_leaves_a_timed_step_keeps_nobody(ask_job: Ask, tmp_path: Path) -> None:
     """The figures of that step never come; those of the next chosen one do."""
     answers = ask_job("job", folder=str(tmp_path), kind="ddp", raises=5)
     assert [one["taken"] for one in answers] == [14, 14]
     assert [one.step for one in of(tmp_path, TimedStep)] == [8, 10]  # type: ignore[attr-defined]
 
 
-def test_a_disk_that_fails_ends_the_metrics_alone(ask_job: AskJob, tmp_path: Path) -> None:
+def test_a_disk_that_fails_ends_the_metrics_alone(ask_job: Ask, tmp_path: Path) -> None:
     answers = ask_job("job", folder=str(tmp_path), kind="ddp", broken=True)
     assert [one["taken"] for one in answers] == [14, 14]
     assert max(one.step for one in read(tmp_path)) == 3
 
 
-def test_a_folder_that_cannot_be_made(ask_job: AskJob, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(ask_job: Ask, tmp_path: Path) -> None:
     """All ranks refuse it, before the training begins."""
     (tmp_path / "file").write_text("")
     for answer in ask_job("job", folder=str(tmp_path / "file" / "below"), kind="ddp"):
@@ -119,13 +119,13 @@ def test_a_folder_that_cannot_be_made(ask_job: AskJob, tmp_path: Path) -> None:
         assert "metrics cannot be written to" in answer["said"]
 
 
-def test_the_last_steps_are_timed_one_in_so_many(ask_job: AskJob, tmp_path: Path) -> None:
+def test_the_last_steps_are_timed_one_in_so_many(ask_job: Ask, tmp_path: Path) -> None:
     ask_job("job", folder=str(tmp_path), kind="ddp", steps=36, every=10)
     assert [one.step for one in of(tmp_path, TimedStep)] == [5, 8, 10, 20, 30]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "blocks", "root", "fsdp1", "fsdp1-flat"])
-def test_the_size_of_a_model(ask_job: AskJob, kind: str) -> None:
+def test_the_size_of_a_model(ask_job: Ask, kind: str) -> None:
     """Whole, whatever a rank holds of it."""
     for size in ask_job("size", kind=kind):
         assert size["gathered"] == 4 * PARAMETERS and size["layers"] == 10

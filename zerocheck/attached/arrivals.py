@@ -10,14 +10,10 @@ first that does not. So all ranks read the same.
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch.distributed as dist
 
-from ..compat import store_of
+from ..compat import numbered_store
 from .ranks import AllRanks
-
-_instances: Counter[str] = Counter()
 
 
 class Arrivals:
@@ -25,9 +21,7 @@ class Arrivals:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         """Take the next number of the group: every rank makes its instances in the same order."""
-        name, self._store = store_of(group)
-        _instances[name] += 1
-        self._run = f"zerocheck/{_instances[name]}"
+        self._run, self._store = numbered_store(group, "zerocheck")
 
     def arrive(self, number: int, ranks: AllRanks) -> bool:
         """Wait for all ranks; return True if the step is judged, equal on all of them."""

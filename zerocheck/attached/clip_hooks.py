@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -63,62 +63,74 @@ class ClipHooks:
         def noting(
             parameters: Any, max_norm: float, total_norm: Any, *more: Any, **named: Any
         ) -> Any:
-            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            ids = {id(parameter) for parameter in parameters}
-            pieces: list[int] = []
-            with self._guard():
-                pieces = self._copied("reduced", ids)
-            result = original(parameters, max_norm, total_norm, *more, **named)
-            with self._guard():
-                self._copied("clipped", ids)
+            parameters = _listed(parameters)
+
+            def clip(pieces: list[int]) -> Clip:
                 norm = math.nan
                 if isinstance(total_norm, DTensor):  # a collective, which no hook may call
                     norm_of_shards: Any = total_norm.detach().clone()
                     self.norms[len(self.clips)] = norm_of_shards
                 else:
                     norm = float(total_norm)
-                self.clips.append(self._clip(float(max_norm), self._kind, norm, pieces))
-            return result
+                return self._first_or_again(float(max_norm), self._kind, norm, pieces)
+
+            call = partial(original, parameters, max_norm, total_norm, *more, **named)
+            return self._around(call, lambda: parameters, clip)
 
         return noting
 
     def _noting_value(self, original: Any) -> Any:
         def noting(parameters: Any, clip_value: float, *more: Any, **named: Any) -> Any:
-            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            ids = {id(parameter) for parameter in parameters}
-            pieces: list[int] = []
-            with self._guard():
-                pieces = self._copied("reduced", ids)
-            result = original(parameters, clip_value, *more, **named)
-            with self._guard():
-                self._copied("clipped", ids)
-                self.clips.append(self._clip(float(clip_value), "value", math.nan, pieces))
-            return result
+            parameters = _listed(parameters)
+            call = partial(original, parameters, clip_value, *more, **named)
+            return self._around(
+                call,
+                lambda: parameters,
+                lambda pieces: self._first_or_again(float(clip_value), "value", math.nan, pieces),
+            )
 
         return noting
-
-    def _clip(self, limit: float, kind: str, norm: float, pieces: list[int]) -> Clip:
-        """Return the record; a gradient that was clipped before is not judged again."""
-        before = {number for clip in self.clips for number in clip.pieces}
-        return Clip(limit, "again" if before & set(pieces) else kind, norm, tuple(pieces))
 
     def _noting_engine(self, engine: ZeroEngine, original: Any) -> Any:
         def noting(given: Any, total_norm: Any, *more: Any, **named: Any) -> Any:
-            pieces: list[int] = []
+            call = partial(original, given, total_norm, *more, **named)
             limit = float(engine.optimizer.clip_grad)
-            ids: set[int] = set()
-            with self._guard():
-                ids = {id(master) for master in engine.clipped(given)}
-                pieces = self._copied("reduced", ids) if limit > 0 else []
-            result = original(given, total_norm, *more, **named)
-            with self._guard():
-                if limit > 0:
-                    self._copied("clipped", ids)
-                    before = self.clips.pop().pieces if self.clips else ()
-                    self.clips.append(Clip(limit, "2", float(total_norm), (*before, *pieces)))
-            return result
+            if limit <= 0:
+                return call()
+
+            def clip(pieces: list[int]) -> Clip:  # one, in a call for each partition
+                before = self.clips.pop().pieces if self.clips else ()
+                return Clip(limit, "2", float(total_norm), (*before, *pieces))
+
+            return self._around(call, lambda: engine.clipped(given), clip)
 
         return noting
+
+    def _around(
+        self,
+        call: Callable[[], Any],
+        parameters: Callable[[], Iterable[torch.Tensor]],
+        clip: Callable[[list[int]], Clip],
+    ) -> Any:
+        """Make a call that clips, and record it by `clip`, which is given numbers of pieces.
+
+        parameters: returns those whose gradients are clipped.
+        """
+        pieces: list[int] = []
+        these: set[int] = set()
+        with self._guard():
+            these = {id(one) for one in parameters()}
+            pieces = self._copied("reduced", these)
+        result = call()
+        with self._guard():
+            self._copied("clipped", these)
+            self.clips.append(clip(pieces))
+        return result
+
+    def _first_or_again(self, limit: float, kind: str, norm: float, pieces: list[int]) -> Clip:
+        """Return the record; a gradient that was clipped before is not judged again."""
+        before = {number for clip in self.clips for number in clip.pieces}
+        return Clip(limit, "again" if before & set(pieces) else kind, norm, tuple(pieces))
 
     def _noting_sharded_clip(self, original: Any) -> Any:
         def noting(module: Any, max_norm: float, norm_type: float = 2.0) -> Any:
@@ -135,3 +147,7 @@ class ClipHooks:
             return norm
 
         return noting
+
+
+def _listed(parameters: Any) -> list[Any]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -21,8 +21,7 @@ left out (`begun`, and nothing after it).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,10 @@ class TimedCollectives(Operators):
         if not self._on:
             return func(*args, **kwargs)
         one = None
-        with self._guard():
+        try:
             one = self._call_record(func, args, kwargs) if is_collective(func) else None
+        except Exception as error:  # of the timing, and kept out of the operator
+            self.error = self.error or error
         began = time.monotonic_ns()
         self._inside = True
         try:
@@ -101,7 +102,7 @@ class TimedCollectives(Operators):
         finally:
             self._left = now = time.monotonic_ns()
             self._inside = False
-        with self._guard():
+        try:
             if one is not None:
                 one.begun = began
                 self._begun(one, result, now)
@@ -111,15 +112,9 @@ class TimedCollectives(Operators):
                 waited = self._results.pop(args[0].data_ptr(), None)
                 if waited is not None:
                     waited.stalled, waited.over = began, now
-        return result
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Keep an error of the timing out of the operator that is timed."""
-        try:
-            yield
         except Exception as error:
             self.error = self.error or error
+        return result
 
     def _call_record(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from ..run.records.metrics import middle_of
 from ..run.records.timings import REDUCING
 from ..sizes import binary
 from .records import CheckpointTime, CollectiveFigures, ModelSize, TimedStep
@@ -207,8 +208,7 @@ def _largest(step: TimedStep, kind: str) -> int:
 
 
 def _middle(figures: JobFigures, of: Callable[[TimedStep], float | None]) -> float | None:
-    known = [value for step in figures.timed if (value := of(step)) is not None]
-    return median(known) if known else None
+    return middle_of(of(step) for step in figures.timed)
 
 
 def _bytes(size: float) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 
 import msgspec
 import torch.distributed as dist
 
-from ..compat import store_of
+from ..compat import numbered_store
 from .records import RankFigures
 
 WAITING = 10
 """Steps whose figures rank 0 waits for; those of a step that a rank left never come."""
-
-_instances: Counter[str] = Counter()
 
 
 class FiguresExchange:
@@ -25,9 +22,7 @@ class FiguresExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
-        name, self._store = store_of(group)
-        _instances[name] += 1
-        self._run = f"zerocheck/metrics/{_instances[name]}"
+        self._run, self._store = numbered_store(group, "zerocheck/metrics")
         self._rank, self._size = rank, size
         self._sent: dict[int, RankFigures] = {}
 

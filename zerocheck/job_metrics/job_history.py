@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from ..run.execute.timing_analysis import pace_of_steps
+from ..run.execute.timing_analysis import pace_of_steps, rounded
+from ..run.records.metrics import middle_of
 from .failure_patterns import JobFigures, failure_patterns
 from .records import (
     CheckpointTime,
@@ -45,10 +46,10 @@ def timed_step(
         forward=pace.forward,
         update=pace.update,
         copied=pace.copied,
-        waited=None if pace.waiting is None else _rounded(pace.waiting),
+        waited=None if pace.waiting is None else rounded(pace.waiting),
         link=None
         if idle is None or pace.waiting is None
-        else _rounded(max(0.0, pace.waiting - idle)),
+        else rounded(max(0.0, pace.waiting - idle)),
         overlap=pace.overlap,
         idle=pace.idle,
         collectives=tuple(
@@ -62,7 +63,7 @@ def timed_step(
             for kind in pace.kinds
         ),
         tokens=tokens,
-        tokens_per_second=_rounded(tokens / period) if tokens and period else None,
+        tokens_per_second=rounded(tokens / period) if tokens and period else None,
         microbatches=max(one.microbatches for one in ranks),
         memory=tuple(one.memory for one in ranks),
     )
@@ -138,7 +139,7 @@ class JobHistory:
             return ""
 
         def share(of: Callable[[TimedStep], float | None]) -> str:
-            value = _middle(of(one) for one in self._timed)
+            value = middle_of(of(one) for one in self._timed)
             return "not seen" if value is None else f"{value:.0%}"
 
         last = self._timed[-1].collectives
@@ -173,12 +174,3 @@ def oom_text(record: OutOfMemory) -> str:
 
 def _share(step: TimedStep, kind: str) -> float | None:
     return next((one.waited for one in step.collectives if one.kind == kind), None)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
-def _middle(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

@@ -55,7 +55,7 @@ def pace_of_steps(ranks: Sequence[Timed]) -> Pace | None:
     overlap = [share for step in steps if (share := _overlap(step)) is not None]
     return Pace(
         steps=len(steps),
-        seconds=_rounded(median(max(map(_length, step)) for step in steps) / 1e9),
+        seconds=rounded(median(max(map(_length, step)) for step in steps) / 1e9),
         forward=_middle(sum(rank.forward for rank in step) / _all(step) for step in steps),
         update=_middle(one for one in update if one is not None) if None not in update else None,
         copied=_middle(sum(rank.copied for rank in step) / _all(step) for step in steps),
@@ -189,8 +189,9 @@ def _most(sizes: Iterable[int | None]) -> int | None:
 
 
 def _middle(shares: Iterable[float]) -> float:
-    return _rounded(median(shares))
+    return rounded(median(shares))
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """Round a figure to DIGITS digits."""
     return float(f"{value:.{DIGITS}g}")

@@ -30,7 +30,7 @@ class Paces:
 
     def middle(self, of: Callable[[Pace], float | None]) -> float | None:
         """Return the median of a figure over cases."""
-        return _middle(of(pace) for _, pace in self.cases)
+        return middle_of(of(pace) for _, pace in self.cases)
 
     def share(self, *kinds: str) -> float | None:
         """Return the share of the step that callers wait in collectives of these kinds."""
@@ -72,7 +72,7 @@ class Paces:
     @property
     def gathered(self) -> float | None:
         """Size of the largest all-gather over the bytes of all parameters."""
-        return _middle(_gathered(case, pace) for case, pace in self.cases)
+        return middle_of(_gathered(case, pace) for case, pace in self.cases)
 
     @property
     def allocated(self) -> int | None:
@@ -91,7 +91,8 @@ def _gathered(case: Case, pace: Pace) -> float | None:
     return max(largest) / whole if largest and whole else None
 
 
-def _middle(values: Iterable[float | None]) -> float | None:
+def middle_of(values: Iterable[float | None]) -> float | None:
+    """Return the median of the figures that are known, None without one."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
