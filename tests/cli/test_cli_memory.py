@@ -93,7 +93,7 @@ def test_an_implementation_of_the_users(model: str, tmp_path: Path) -> None:
         (("gpt2", "--precision", "fp8"), "unknown precision 'fp8'"),
         (("gpt2", "--wrap", "blck"), "did you mean 'block'"),
         (("gpt2", "--optimizer", "sdg"), "did you mean 'sgd'"),
-        (("gpt2", "--optimizer", "muon"), "its bytes follow the shapes of the matrices"),
+        (("gpt2", "--optimizer", "user"), "unknown optimizer 'user'"),
         (("gpt2", "--momentum", "0.5"), "--momentum 0.5 is of --optimizer sgd"),
         (("gpt2", "--optimizer", "sgd", "--momentum", "1"), "it must be 0 or more, and below 1"),
         (("gpt2", "--tables"), "--tables takes no MODEL"),

@@ -57,6 +57,10 @@ def small() -> nn.Module:
     return Net(3)
 
 
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Embedding(101, 37), nn.Linear(37, 101))
+
+
 def tied() -> nn.Module:
     return Tied(3)
 

@@ -9,7 +9,7 @@ import torch
 
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.memory.formulas import STAGES
-from zerocheck.memory.setup import Setup
+from zerocheck.memory.setup import OPTIMIZERS, Setup
 from zerocheck.memory.simulate import simulate
 from zerocheck.memory.source import source
 from zerocheck.memory.tables import AllocatorBytes, measure
@@ -84,3 +84,19 @@ def test_a_tied_model() -> None:
     line, measured = both(given)
     assert sum(line.at_end("step", 1).values()) == measured.ends[1, "step"]
     assert line.peak().total == measured.peak
+
+
+SIMULATED = [
+    (name, optimizer)
+    for name in ("ddp", "zero1", "fsdp2")
+    for optimizer in OPTIMIZERS
+    if optimizer != "adamw" and (name, optimizer) != ("fsdp2", "rprop")  # which torch refuses
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), SIMULATED)
+def test_other_optimizers_hold_what_the_allocator_counts(name: str, optimizer: str) -> None:
+    """Their temporaries within a step are of foreach kernels, and depend on the step count."""
+    line, measured = both(setup(name, optimizer=optimizer))
+    for (step, phase), held in measured.ends.items():
+        assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]

@@ -65,7 +65,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="NAME",
     default="adamw",
     show_default=True,
-    help="adamw, with two moments; sgd, with a momentum buffer; or another one of torch.",
+    help="adamw, with two moments; sgd, with a momentum buffer; muon, for the matrices in blocks, "
+    "with adamw for all else; or another one of torch.",
 )
 @click.option(
     "--momentum",

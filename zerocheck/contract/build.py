@@ -103,13 +103,18 @@ class BuiltImplementation(Implementation):
         if case.optimizer.user is not None:  # it is the user's optimizer that is checked
             self.avoids_torch_faults = True
         self.case = case
-        self.built = built
         self.flats: list[FlatHandle] = flat_parameters(built.model)
         check_wrapped(built.model, case, self.flats)
         if self.avoids_torch_faults:
             check_torch_faults(case, self.flats)
         if uses_partly(self.flats, case):
             self.semantics = replace(self.semantics, unused="zero")
+        self.use(built, mesh)
+
+    def use(self, built: Built, mesh: DeviceMesh) -> None:
+        """Take the optimizers of what was built, and find the states in them."""
+        case = self.case
+        self.built = built
         self.optimizers = Optimizers(built.optimizer, built.model.parameters())
         wanted = optimizer_of(case.optimizer)
         inner = {type(one): template_of(one, built.roles, wanted) for one in self.optimizers.inner}

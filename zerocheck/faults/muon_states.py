@@ -265,7 +265,7 @@ class MatricesLeftToAdamw(Fsdp2Muon):
 
     fixed = UNSCALED
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         return _adamw_of_all(model, case)
 
 
@@ -284,7 +284,7 @@ class MatricesInBoth(Fsdp2Muon):
 
     fixed = UNSCALED
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         adamw = _adamw_of_all(model, case)
         return [GatheredMuon(groups(model, case, "muon")), adamw]
 
@@ -298,7 +298,7 @@ class FallbackLeftOut(Fsdp2Muon):
 
     fixed = UNSCALED
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         return GatheredMuon(groups(model, case, "muon"))
 
 

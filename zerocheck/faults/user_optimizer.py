@@ -113,7 +113,7 @@ class NormOfTheShard(Fsdp2):
         one for one in Fsdp2.options if one != "optimizer_first"
     )
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         return _OfShards(groups(model, case))
 
 
@@ -142,7 +142,7 @@ class CountOfTheGroupLost(Fsdp2):
         one for one in Fsdp2.options if one != "optimizer_first"
     )
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         return CorrectedMean(groups(model, case))
 
     def load(self, directory: str, loader: Loader) -> None:

@@ -6,6 +6,7 @@
 - `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
 - `log.py`: log of the allocation tracker: storages, and when their sizes changed
+- `optimizer_parts.py`: parts of a model by optimizer, and the formulas for the bytes of them all
 - `presets.py`: shapes and parameter counts of known models, as data
 - `result.py`: result of a simulation, as data: `zerocheck memory --json` writes it
 - `setup.py`: input of a simulation: the model, the implementation, ranks and options

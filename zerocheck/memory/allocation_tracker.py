@@ -41,12 +41,14 @@ MARK = "zerocheck"
 class AllocationTracker(Operators):
     """Allocation tracker, active within `with`.
 
-    fake: the mode whose tensors count, None for real ones.
+    fake: the mode whose tensors count, None for real ones; number: what reading a float of a tensor
+    without data gives.
     """
 
-    def __init__(self, fake: Any = None) -> None:
+    def __init__(self, fake: Any = None, number: float = 1.0) -> None:
         super().__init__()
         self.fake = fake
+        self._number_read = number
         self.log = Log()
         self.step = -1
         self.phase: Phase = "built"
@@ -118,7 +120,7 @@ class AllocationTracker(Operators):
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.fake is not None and func is torch.ops.aten._local_scalar_dense.default:
             # There is no data to read, of the optimizer's step count for example.
-            return 1.0 if args[0].dtype.is_floating_point else 1
+            return self._number_read if args[0].dtype.is_floating_point else 1
         if self.fake is not None and self._for_indices(func, kwargs):
             return with_data(lambda: func(*args, **kwargs))
         result = func(*args, **kwargs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..models.parts import block_list
 from .advice import advise
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
-from .formulas import STAGES, communicated, recipe, total, words
+from .formulas import STAGES, communicated
+from .optimizer_parts import OptimizerPart, paper_words, parts_of, total_of, words_of
 from .result import Alternative, Between, Device, MemoryReport, ModulePeak
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
@@ -42,11 +44,12 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     whole = given.build()
     sizes = {name: parameter.numel() for name, parameter in whole.named_parameters()}
     found = block_list(whole)
+    parts = parts_of(setup, whole)
     done = run(setup, given, exact=exact)
     peak = done.timeline.peak()
     device = None
     if limit is not None:
-        device = _device(setup, sum(sizes.values()), done.timeline, peak, limit, exact=exact)
+        device = _device(setup, parts, done.timeline, peak, limit, exact=exact)
     return MemoryReport(
         model=setup.model,
         implementation=setup.implementation,
@@ -65,7 +68,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         simulated=done.simulated,
         reason=done.reason,
         lines=done.timeline.lines(),
-        between=_between(setup, sum(sizes.values()), done),
+        between=_between(setup, parts, done),
         peak=peak,
         rows=tuple(_rows(done)),
         device=device,
@@ -112,25 +115,25 @@ def _counts(one: Simulation) -> int:
     return sum(more for _, number, more in one.log.changes if more > 0 and storages[number].counts)
 
 
-def _between(setup: Setup, elements: int, done: SimulatedRank) -> Between:
+def _between(setup: Setup, parts: Sequence[OptimizerPart], done: SimulatedRank) -> Between:
+    elements = sum(one.elements for one in parts)
     held = done.timeline.at_end("step", STEPS - 1)
     ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
     formula = paper = None
-    mixed = recipe("mixed", setup.states)
     if setup.stage is not None:
-        formula = total(elements, setup.world_size, setup.stage, setup.held)
+        formula = total_of(parts, setup.world_size, setup.stage)
         if setup.precision == "mixed":
-            paper = total(elements, setup.world_size, setup.stage, mixed)
+            paper = total_of(parts, setup.world_size, setup.stage, "mixed")
     return Between(
         held=ours,
         formula=None if formula is None else float(formula),
-        words="" if setup.stage is None else words(setup.stage, setup.held),
+        words="" if setup.stage is None else words_of(parts, setup.stage),
         counts=done.counts,
         padding=None if formula is None else float(ours - formula - done.counts),
         paper=None if paper is None else float(paper),
-        paper_words=f"2 + 2 + {mixed.states}",
-        copy=words(0, setup.held),
-        copies=float(setup.world_size * ours / total(elements, 1, 0, setup.held)),
+        paper_words=paper_words(parts),
+        copy=words_of(parts, 0),
+        copies=float(setup.world_size * ours / total_of(parts, 1, 0)),
         communicated=None if setup.stage is None else communicated(elements, setup.stage),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
@@ -158,14 +161,17 @@ def _group(module: str, path: str) -> str:
 
 
 def _device(
-    setup: Setup, elements: int, line: Timeline, peak: HeldBytes, limit: int, *, exact: bool
+    setup: Setup,
+    parts: Sequence[OptimizerPart],
+    line: Timeline,
+    peak: HeldBytes,
+    limit: int,
+    *,
+    exact: bool,
 ) -> Device:
     # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
     moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
-    stages = {
-        stage: moving + int(total(elements, setup.world_size, stage, setup.held))
-        for stage in STAGES
-    }
+    stages = {stage: moving + int(total_of(parts, setup.world_size, stage)) for stage in STAGES}
     asks = next((stage for stage in STAGES if stages[stage] <= limit), None)
     over = line.first_over(limit)
     tried: tuple[Alternative, ...] = ()

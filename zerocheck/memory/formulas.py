@@ -37,6 +37,7 @@ StateKind = Literal[
     "rmsprop",
     "rprop",
     "asgd",
+    "muon",
 ]
 PrecisionKind = Literal["mixed", "fp32"]
 
@@ -54,10 +55,12 @@ STATES: dict[StateKind, int] = {
     "rmsprop": 1,
     "rprop": 2,
     "asgd": 1,
+    "muon": 1,
 }
 """Tensors of a parameter's size that the optimizer keeps: none, the momentum, two moments, and
 with amsgrad the largest second moment. Of torch's others, as torch/optim makes them; the step count
-and other numbers (4 bytes each per tensor in torch) aside."""
+and other numbers (4 bytes each per tensor in torch) aside. Muon: of its matrices; the rest of a
+model has another optimizer."""
 
 
 @dataclass(frozen=True, slots=True)

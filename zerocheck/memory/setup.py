@@ -24,20 +24,22 @@ from .formulas import BytesRecipe, PrecisionKind, StateKind, recipe
 DDP_BUCKET = 25 * 2**20 // 4
 """Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
 
-NOT_SIMULATED: dict[OptimizerKind, str] = {
-    "muon": "its bytes follow the shapes of the matrices",
-    "nadam": "it reads its states, and a simulation has tensors without data",
-    "adagrad": "it reads its states, and a simulation has tensors without data",
-    "rprop": "torch cannot run it on the shards of FSDP2",
-}
-"""Optimizers whose memory is not simulated, with the reason."""
-
 OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
-    kind for kind in get_args(OptimizerKind) if kind not in NOT_SIMULATED
+    kind for kind in get_args(OptimizerKind) if kind != "user"
 )
 
 MOMENTUM = 0.9
 """Momentum of SGD, where none is given."""
+
+MUON_MOMENTUM = 0.95
+"""Momentum of Muon: torch's default."""
+
+NUMBERS_READ: dict[str, float] = {"nadam": 1000.0, "radam": 1000.0}
+"""Value that an optimizer reads where a state is one number, of which there is no data; others: 1.
+
+It is a step count. RAdam divides by its second moment from the sixth step on, and NAdam by 1 less
+its product of momenta. ASGD, with 1, is not averaging yet, as in its first million steps.
+"""
 
 MAX_RANKS = 1 << 16
 Wrap = Literal["block", "layer", "whole"]
@@ -82,11 +84,6 @@ class Setup:
         if self.wrap not in WRAPS:
             raise unknown("wrap", self.wrap, WRAPS)
         recipe(self.precision)
-        if self.optimizer in NOT_SIMULATED:
-            reason = NOT_SIMULATED[self.optimizer]
-            raise UsageError(
-                f"--optimizer {self.optimizer}: {reason} (allowed: {', '.join(OPTIMIZERS)})"
-            )
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         if self.momentum is not None and self.optimizer != "sgd":
@@ -126,26 +123,31 @@ class Setup:
     @property
     def states(self) -> StateKind:
         """Optimizer in the words of the formulas."""
-        if self.options.momentum:
+        if self.optimizer == "sgd" and self.options.momentum:
             return "momentum"
         return cast(StateKind, self.optimizer)
 
     @property
     def options(self) -> Optimizer:
-        """Optimizer of the case."""
+        """Optimizer of the case. Which matrices Muon leaves to AdamW depends on the model."""
+        if self.optimizer == "muon":
+            return Optimizer(kind="muon", momentum=MUON_MOMENTUM, nesterov=True)
         if self.optimizer != "sgd":
             return Optimizer(kind=cast(OptimizerKind, self.optimizer))
         return Optimizer(kind="sgd", momentum=MOMENTUM if self.momentum is None else self.momentum)
 
-    def case(self, blocks: int) -> Case:
-        """Return the case for the implementation; only its model's number of blocks is real."""
+    def case(self, blocks: int, optimizer: Optimizer | None = None) -> Case:
+        """Return the case for the implementation; only its model's number of blocks is real.
+
+        optimizer: None for `options`.
+        """
         mixed = self.precision == "mixed" and self.traits.own_precision
         wrap: WrapKind = self.wrap
         return Case(
             mesh=(self.world_size,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
-            optimizer=self.options,
+            optimizer=self.options if optimizer is None else optimizer,
             precision=Precision(compute="bf16", reduce="fp32") if mixed else Precision(),
             sharding=Sharding(
                 wrap=wrap,

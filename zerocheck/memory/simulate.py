@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..adapters.shared.simulation import traits_of
 from ..case.schema import Case
 from ..compat_memory import fake_mode, fake_ranks
-from ..contract import Implementation, Microbatch, Step, groups, torch_optimizer
+from ..contract import Implementation, Microbatch, Step
 from ..contract.implementation import Call
 from ..contract.loading import load
 from ..contract.names import unwrapped
@@ -24,7 +24,8 @@ from ..errors import UsageError, ZerocheckError
 from ..models.parts import block_list, show_blocks
 from .allocation_tracker import AllocationTracker
 from .log import Log
-from .setup import Setup
+from .optimizer_parts import case_optimizer
+from .setup import NUMBERS_READ, Setup
 from .source import ModelSource
 
 STEPS = 2
@@ -67,14 +68,14 @@ def simulate(
     model = source.build(blocks)
     found = block_list(model)
     path, inside = found if found is not None else ("", nn.ModuleList())
+    case = setup.case(len(inside), case_optimizer(setup, model))
     if setup.checkpoint:
         if not len(inside):
             raise UsageError(f"{setup.model} has no list of blocks to checkpoint")
         _checkpoint(inside)
     show_blocks(model)
-    case = setup.case(len(inside))
     fake = None if data else fake_mode()
-    tracker = AllocationTracker(fake)
+    tracker = AllocationTracker(fake, NUMBERS_READ.get(setup.optimizer, 1.0))
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh("cpu", (setup.world_size,), mesh_dim_names=("shard",))
@@ -104,8 +105,7 @@ def built(
         sharder: Any = kind(model, case, mesh)
         with on, tracker:
             materialize(model)
-            optimizer = torch_optimizer(case)(groups(model, case))
-        sharder.built = replace(sharder.built, optimizer=optimizer)
+            sharder.use(replace(sharder.built, optimizer=sharder.make_optimizer(model, case)), mesh)
         return sharder, model
     with on, tracker:
         materialize(model)

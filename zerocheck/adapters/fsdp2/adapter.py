@@ -159,7 +159,7 @@ class Fsdp2(BuiltImplementation):
         _prefetch(in_order_of_calls(model, units, case), case.sharding.prefetch)
         if sometimes_used(case.model):
             reduce_unused(model)
-        optimizer = first or self._optimizer(model, case)
+        optimizer = first or self.make_optimizer(model, case)
         accumulate = _over_replicas(model) if deferred(case) else accumulation(case)
         return Built(
             model,
@@ -173,7 +173,7 @@ class Fsdp2(BuiltImplementation):
         """Shard layers of the model over the tp axis of the mesh, before FSDP2 shards it."""
         parallelized(model, case, mesh)
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         if not case.axes.has("tp"):
             return make_optimizer(model, case)
         return torch_optimizer(case)(split_groups(groups(model, case)))

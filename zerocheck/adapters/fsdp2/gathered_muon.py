@@ -152,6 +152,6 @@ class Fsdp2Muon(Fsdp2):
         """Return None: what the gathered matrices hold and move is not predicted."""
         return None
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         kinds: tuple[tuple[Any, Any], ...] = ((self.muon, "muon"), (torch.optim.AdamW, "adamw"))
         return [kind(groups(model, case, name)) for kind, name in kinds]

@@ -94,10 +94,10 @@ class RateStaleInLastReplica(Zero3):
 class OptimizerOverGatheredRoot(Fsdp2):
     """The optimizer is made while the root is gathered, and never updates the root's shards."""
 
-    def _optimizer(self, model: nn.Module, case: Case) -> Any:
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         root: Any = model
         root.unshard()
-        optimizer = super()._optimizer(model, case)
+        optimizer = super().make_optimizer(model, case)
         root.reshard()
         return optimizer
 

@@ -1,0 +1,81 @@
+"""Parts of a model by optimizer, and the ZeRO paper's formulas for the bytes of them all.
+
+Muon updates the matrices in the blocks of a model, and AdamW all else: embeddings, heads, biases
+and norms. That is how its author trains (Jordan et al., "Muon: An optimizer for hidden layers in
+neural networks", 2024). Every other optimizer has one part. Where a model has no list of blocks,
+all of its matrices are Muon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from glob import escape
+from typing import NamedTuple
+
+import msgspec
+from torch import nn
+
+from ..case.optimizer_options import is_matrix_of_muon
+from ..case.schema import Optimizer
+from ..models.parts import block_list
+from .formulas import PrecisionKind, StateKind, recipe, total, words
+from .setup import Setup
+
+
+class OptimizerPart(NamedTuple):
+    """Number of elements of all parameters that have the same states."""
+
+    elements: int
+    states: StateKind
+
+
+def case_optimizer(setup: Setup, model: nn.Module) -> Optimizer:
+    """Return the optimizer of a case for a model; Muon leaves what is outside of blocks."""
+    if setup.optimizer != "muon":
+        return setup.options
+    found = block_list(model)
+    inside = "" if found is None else f"{found[0]}."
+    outside = tuple(
+        escape(name)
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2 and not name.startswith(inside)
+    )
+    return msgspec.structs.replace(setup.options, fallback=outside)
+
+
+def parts_of(setup: Setup, model: nn.Module) -> tuple[OptimizerPart, ...]:
+    """Return the parts of a whole model."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    every = sum(sizes.values())
+    if setup.optimizer != "muon":
+        return (OptimizerPart(every, setup.states),)
+    options = case_optimizer(setup, model)
+    matrices = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if is_matrix_of_muon(options, name, p.shape)
+    )
+    return OptimizerPart(matrices, "muon"), OptimizerPart(every - matrices, "adamw")
+
+
+def total_of(
+    parts: Sequence[OptimizerPart], ranks: int, stage: int, precision: PrecisionKind = "fp32"
+) -> Fraction:
+    """Return the bytes that a rank holds between steps, of all parts (Figure 1, Table 1)."""
+    shares = (total(n, ranks, stage, recipe(precision, states)) for n, states in parts)
+    return sum(shares, Fraction(0))
+
+
+def words_of(parts: Sequence[OptimizerPart], stage: int) -> str:
+    """Return the formula of a stage in fp32, `"4 Psi + 12 Psi/N"`, for each part."""
+    each = [words(stage, recipe("fp32", states)) for _, states in parts]
+    if len(parts) == 1:
+        return each[0]
+    named = zip(each, parts, strict=True)
+    return " + ".join(f"({one} of {n:,} by {states})" for one, (n, states) in named)
+
+
+def paper_words(parts: Sequence[OptimizerPart]) -> str:
+    """Return the bytes per parameter of mixed precision: `"2 + 2 + 12"`."""
+    return " or ".join(f"2 + 2 + {recipe('mixed', states).states}" for _, states in parts)
