@@ -13,6 +13,9 @@ With g the gradient (negated to maximize), t the number of this step, counted fr
     v     <- beta2 v + (1 - beta2) g^2
     vmax  <- max(vmax, v)                                        (AMSGrad; else vmax stands for v)
     p     <- p - lr / (1 - beta1^t) * m / (sqrt(vmax) / sqrt(1 - beta2^t) + eps)
+
+Without `decoupled` it is Adam, of Kingma & Ba, "Adam: A Method for Stochastic Optimization" (arXiv
+1412.6980), with L2 regularization: the first line is g <- g + weight_decay p.
 """
 
 from __future__ import annotations
@@ -35,9 +38,10 @@ class AdamWOptions:
     lr            learning rate, in [0, inf)
     beta1, beta2  decay of the first and second moment per step, in [0, 1)
     eps           added to the denominator, in [0, inf)
-    weight_decay  decoupled decay, multiplied by lr, in [0, inf)
+    weight_decay  decay, in [0, inf); decoupled it is multiplied by lr
     amsgrad       keep the maximum of the second moment and divide by its root
     maximize      ascend instead of descend
+    decoupled     the decay shrinks the parameter; else it is added to the gradient, as in Adam
 
     Raises ValueError for a value outside of these, NaN included.
     """
@@ -49,6 +53,7 @@ class AdamWOptions:
     weight_decay: float = 1e-2
     amsgrad: bool = False
     maximize: bool = False
+    decoupled: bool = True
 
     def __post_init__(self) -> None:
         real("lr", self.lr)
@@ -58,6 +63,7 @@ class AdamWOptions:
         real("weight_decay", self.weight_decay)
         flag("amsgrad", self.amsgrad)
         flag("maximize", self.maximize)
+        flag("decoupled", self.decoupled)
 
     def initial(self, parameter: Tensor) -> AdamWState:
         """Return the state before the first step."""
@@ -184,7 +190,10 @@ def adamw_step(state: AdamWState, gradient: Tensor, options: AdamWOptions) -> Ad
     step_size = options.lr / bias_correction(options.beta1, t)
     root_correction = math.sqrt(bias_correction(options.beta2, t))
 
-    p = p * (1.0 - options.lr * options.weight_decay)
+    if options.decoupled:
+        p = p * (1.0 - options.lr * options.weight_decay)
+    else:
+        g = g + options.weight_decay * p
     m = options.beta1 * m + (1.0 - options.beta1) * g
     v = options.beta2 * v + (1.0 - options.beta2) * (g * g)
     if vmax is not None:

@@ -88,7 +88,7 @@ def test_bytes_are_those_of_the_layout(pool: Pool, name: str, kind: OptimizerKin
 
 def test_what_refuses_it() -> None:
     reason = by_equations(_case("rmsprop"))
-    assert reason == "is checked with AdamW and SGD, and not with RMSprop"
+    assert reason == "is checked with AdamW, SGD and Adam, and not with RMSprop"
     assert by_equations(Case()) is None
 
 

@@ -72,6 +72,30 @@ def test_states_of_a_step_without_a_gradient_are_named(kind: OptimizerKind, move
     assert named == (("optimizer stepped by the load",) if kind != "adamw" and not moved else ())
 
 
+@pytest.mark.parametrize("role", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_both_moments_of_adam_after_such_a_step(role: str, factor: float) -> None:
+    """In fp32, by the kernel that reads its options in double precision."""
+    group = Group(weight_decay=0.1)
+    case = Case(optimizer=Optimizer(kind="adam", groups=(group,)))
+    model = build_model(case)
+    layout = ParameterLayout.of(model, case)
+    parameters = [one.detach().clone().requires_grad_() for one in model.parameters()]
+    options = {"lr": group.lr, "betas": (group.beta1, group.beta2), "weight_decay": 0.1}
+    optimizer = torch.optim.Adam(parameters, **options)  # type: ignore[arg-type]
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    held = torch.cat([one.detach().clone().reshape(-1) for one in parameters])
+    optimizer.step()
+    loaded = torch.cat([optimizer.state[one][role].reshape(-1) for one in parameters])
+    saved = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros(layout.size))
+    counts: list[float | None] = [0.0] * len(layout.places)
+    state = State(parameter=held, per_rank=[held], moments=saved, present={}, steps=counts)
+    wrong = Wrong(role, factor * loaded, saved[role], loaded != 0)
+    named = causes([wrong], [], ResumeEvidence(state, {}, 1, layout, case))
+    assert named == (("optimizer stepped by the load",) if factor == 1.0 else ())
+
+
 @pytest.mark.parametrize(
     ("given", "saved", "ranks", "names"),
     [

@@ -13,11 +13,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..optimizers import RULES, known_optimizer
+from ..optimizers import BY_EQUATIONS, NAMES_BY_EQUATIONS, known_optimizer
 from .step_record import GroupOptions
-
-BY_EQUATIONS = tuple(rule for rule in RULES if not rule.itself)
-"""Rules that can be judged within a job: nothing is run again there."""
 
 INNER = ("optimizer", "optim")
 """Attributes under which an optimizer keeps the one that it is around."""
@@ -56,13 +53,13 @@ def check_kind(optimizer: Optimizer) -> None:
             "no step can be seen (allowed: overlap_with_ddp=False)"
         )
     inner = owned_part(optimizer)
-    allowed = "allowed: torch.optim.AdamW, torch.optim.SGD without dampening, their subclasses, "
-    allowed += "Adam without weight decay, and these in ZeroRedundancyOptimizer or a wrapper that "
-    allowed += "has them as .optimizer or .optim"
+    allowed = "allowed: torch.optim.AdamW, Adam, SGD without dampening, their subclasses, and "
+    allowed += "these in ZeroRedundancyOptimizer or a wrapper that has them as .optimizer or .optim"
     known = known_optimizer(inner, BY_EQUATIONS)
     if known is None or known.whole:  # a rank has a slice of a matrix
-        names = " and ".join(rule.name for rule in BY_EQUATIONS if not rule.whole)
-        raise UsageError(f"attach judges {names}, got {type(inner).__name__} ({allowed})")
+        raise UsageError(
+            f"attach judges {NAMES_BY_EQUATIONS}, got {type(inner).__name__} ({allowed})"
+        )
     for number, group in enumerate(inner.param_groups):
         foreign = known.foreign_option(inner, group)
         if foreign:

@@ -23,7 +23,7 @@ WEIGHT_DECAY_TWICE = cause(
     of=("update",),
     shows="Weight decay was applied twice.",
     usual="The trainer decays, and so does the optimizer.",
-    attributed=r"\(decayed twice\)",
+    attributed=r"\(decayed twice\)|twice the weight decay",
 )
 WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE = cause(
     "weight decay by the corrected step size",
@@ -37,7 +37,7 @@ WEIGHT_DECAY_MISSING = cause(
     of=("update",),
     shows="Weight decay was not applied.",
     usual="Options of the parameter group are lost when the optimizer is wrapped.",
-    attributed=r"counts [^,]*\(no weight decay\)|without weight decay",
+    attributed=r"counts [^,]*\(no weight decay\)|without weight decay|no weight decay in",
 )
 WEIGHT_DECAY_AFTER_THE_UPDATE = cause(
     "weight decay after the update",
@@ -63,9 +63,9 @@ WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS = cause(
 DECOUPLED_INSTEAD_OF_L2 = cause(
     "decoupled instead of L2",
     of=("update",),
-    shows="Weight decay shrank the parameter and is not in the momentum buffer of SGD.",
-    usual="The decay of AdamW is used with SGD.",
-    attributed=r"counts 0 \(no weight decay\)|weight decay decoupled",
+    shows="Weight decay shrank the parameter, and is in no state of SGD or Adam.",
+    usual="The decay of AdamW is used with SGD or Adam.",
+    attributed=r"counts 0 \(no weight decay\)|no weight decay in|weight decay decoupled",
 )
 GRADIENT_DAMPENED = cause(
     "gradient dampened",

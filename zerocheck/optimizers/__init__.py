@@ -1,6 +1,7 @@
 """Optimizers: what a step of each computes, and what can go wrong in it.
 
-- `adamw/`: AdamW
+- `adamw/`: AdamW, and Adam
+- `coupled_decay.py`: weight decay that is added to the gradient, with its round-off
 - `inputs.py`: gradients that a step may be given in place of the right one
 - `muon/`: Muon for matrices, with AdamW for all else
 - `sgd/`: SGD with momentum
@@ -18,6 +19,7 @@ from functools import cache
 import torch
 
 from ..case.schema import Optimizer, OptimizerKind, UserOptimizer
+from .adamw.adam import Adam
 from .adamw.optimizer import AdamW
 from .muon.optimizer import Muon
 from .muon.pair import MuonWithAdamW
@@ -32,6 +34,7 @@ OPTIMIZERS: dict[OptimizerKind, OptimizerSpecification] = {
     "adamw": _ADAMW,
     "sgd": SGD(),
     "muon": MuonWithAdamW(Muon(), _ADAMW),
+    "adam": Adam(),
     **{one.kind: one for one in UNSHARDED},
 }
 """All that zerocheck brings, by their name in cases."""
@@ -40,6 +43,13 @@ RULES: tuple[UpdateRule, ...] = tuple(
     dict.fromkeys(rule for one in OPTIMIZERS.values() for rule in one.rules)
 )
 """Rules of all optimizers."""
+
+BY_EQUATIONS: tuple[UpdateRule, ...] = tuple(rule for rule in RULES if not rule.itself)
+"""Rules whose step is judged by its equations: nothing is run again."""
+
+*_SOME, _LAST = (rule.name for rule in BY_EQUATIONS if not rule.whole)
+NAMES_BY_EQUATIONS = f"{', '.join(_SOME)} and {_LAST}"
+"""Names of those that compute element by element: `"AdamW, SGD and Adam"`."""
 
 STATES: tuple[StateRole, ...] = tuple(
     dict.fromkeys(role for one in OPTIMIZERS.values() for role in one.states)
@@ -51,6 +61,8 @@ SCALAR_NAMES = frozenset(name for rule in RULES for name in rule.scalar_names)
 """Names of states of all optimizers that are one number, other than the step count."""
 
 __all__ = [
+    "BY_EQUATIONS",
+    "NAMES_BY_EQUATIONS",
     "OPTIMIZERS",
     "RULES",
     "SCALAR_NAMES",

@@ -25,7 +25,7 @@ from ..case.shapes import draws_random, sometimes_used, uncalled
 from ..catalogue import BUILT_IN, apart, extra_of, is_built_in, part_of
 from ..contract.groups import learning_rates
 from ..errors import UsageError
-from ..optimizers import optimizer_of
+from ..optimizers import NAMES_BY_EQUATIONS, optimizer_of
 from ..run.records.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
 from .injections import ScriptInjection, injection_of
@@ -90,7 +90,8 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
         found.append("it has two optimizers (optimizer.kind)")
     elif any(rule.itself for rule in optimizer.rules):
         found.append(
-            f"scripts are written for AdamW and SGD, it has {optimizer.name} (optimizer.kind)"
+            f"scripts are written for {NAMES_BY_EQUATIONS}, it has {optimizer.name} "
+            "(optimizer.kind)"
         )
     if found:
         raise UsageError(

@@ -39,6 +39,8 @@ def optimizer_section(case: Case) -> dict[str, Any]:
     """Return the section of an optimizer of torch that the engine makes. SGD has no other."""
     if case.optimizer.kind == "sgd":
         return {"type": "SGD", "params": {}}
+    if case.optimizer.kind == "adam":
+        return {"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False}}
     return {"type": "AdamW", "params": {"torch_adam": True}}
 
 

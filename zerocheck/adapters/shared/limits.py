@@ -16,7 +16,7 @@ from ...case.shapes import (
     parameter_dtypes,
 )
 from ...case.traits import meshes, reduced_precision
-from ...optimizers import optimizer_of
+from ...optimizers import NAMES_BY_EQUATIONS, optimizer_of
 
 
 def one_axis_fp32(case: Case) -> str | None:
@@ -50,7 +50,7 @@ def by_equations(case: Case) -> str | None:
     """Return the reason to reject an optimizer that the library does not make, or None."""
     optimizer = optimizer_of(case.optimizer)
     if any(rule.itself for rule in optimizer.rules):
-        return f"is checked with AdamW and SGD, and not with {optimizer.name}"
+        return f"is checked with {NAMES_BY_EQUATIONS}, and not with {optimizer.name}"
     return None
 
 

@@ -176,13 +176,6 @@ def _stepped(wrong: Wrong, places: Sequence[ParameterPlace], known: ResumeEviden
         count = saved.steps[known.layout.places.index(place)]
         if wrong.role not in roles or not place.trainable:
             return False
-        scalars = recipe.scalars(
-            rule,
-            place.group,
-            lr=recipe.options.groups[place.group].lr,
-            step=int(count or 0) + 1,
-            reading=rule.readings[-1],
-        )
         old = {role: saved.moment(role)[here].double() for role in roles}
         elements = UpdateElements(
             parameters[here].double(),
@@ -194,9 +187,18 @@ def _stepped(wrong: Wrong, places: Sequence[ParameterPlace], known: ResumeEviden
             strides=place.strides,
             held=bool(count),
         )
-        every = rule.enclosures(elements, scalars)
-        made = next(enclosure for role, enclosure in every if role == wrong.role)
-        return compare(wrong.loaded[here].double(), made)[1] is None
+        for reading in rule.readings:
+            scalars = recipe.scalars(
+                rule,
+                place.group,
+                lr=recipe.options.groups[place.group].lr,
+                step=int(count or 0) + 1,
+                reading=reading,
+            )
+            made = dict(rule.enclosures(elements, scalars))[wrong.role]
+            if compare(wrong.loaded[here].double(), made)[1] is None:
+                return True
+        return False
 
     if all(fits(place, saved.parameter) for place in places):
         return True

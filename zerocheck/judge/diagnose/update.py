@@ -23,8 +23,8 @@ SENTENCES = {
     bugs.WEIGHT_DECAY_AFTER_THE_UPDATE: "weight decay came after the update and not before it",
     bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS: "weight decay was applied to parameters that the "
     "case excludes from it",
-    bugs.DECOUPLED_INSTEAD_OF_L2: "weight decay shrank the parameter (decoupled), and is not in "
-    "the momentum buffer",
+    bugs.DECOUPLED_INSTEAD_OF_L2: "weight decay shrank the parameter (decoupled), and is in "
+    "none of the states",
     bugs.GRADIENT_DAMPENED: "the gradient entered the momentum buffer times 1 - momentum "
     "(dampening)",
     bugs.LEARNING_RATE_IN_THE_MOMENTUM: "the gradient entered the momentum buffer times the "

@@ -1,5 +1,6 @@
 """AdamW: its step, with bounds and known mistakes.
 
+- `adam.py`: Adam: AdamW on the gradient with the decay added to it
 - `bounds.py`: error bounds of a step
 - `equations.py`: lines of AdamW's step as sums of terms, with inputs replaced
 - `optimizer.py`: AdamW: its states, its step, and what follows from them

@@ -32,7 +32,8 @@ import torch
 
 from zerocheck_reference import half_ulp
 
-from ...floating_point import FP32, Enclosure, Format, U, rounded
+from ...floating_point import FP32, Enclosure, Format, rounded
+from ..coupled_decay import Direction, decayed, product, stored
 
 
 class SGDScalars(NamedTuple):
@@ -42,34 +43,6 @@ class SGDScalars(NamedTuple):
     momentum: float
     weight_decay: float
     nesterov: bool
-
-
-class Direction(NamedTuple):
-    """Vector with the error that has accumulated in it, before it is rounded to be stored."""
-
-    exact: torch.Tensor
-    error: torch.Tensor
-
-
-def decayed(
-    p: torch.Tensor,
-    g: torch.Tensor,
-    s: SGDScalars,
-    g_error: torch.Tensor | float = 0.0,
-    format: Format = FP32,
-) -> Direction:
-    """g + weight_decay p, whose sum is not rounded yet."""
-    if s.weight_decay == 0:
-        return Direction(g, torch.zeros_like(g) + g_error)
-    term = s.weight_decay * p
-    error = product(term, format) + g_error
-    return Direction(g + term, error)
-
-
-def product(term: torch.Tensor, format: Format) -> torch.Tensor:
-    """Error of a scalar times a tensor, from the exact product: that of both."""
-    narrow = 2 * format.u if format.narrow else 0.0
-    return (2 * U + narrow) * term.abs() + format.eta
 
 
 def momentum_buffer(
@@ -84,7 +57,7 @@ def momentum_buffer(
 
     Where there is no buffer yet, or 0 in it, the last rounding is that of d.
     """
-    d = decayed(p, g, s, g_error, format)
+    d = decayed(p, g, s.weight_decay, g_error, format)
     kept = s.momentum * b
     error = product(kept, format)
     if s.weight_decay != 0:
@@ -118,18 +91,16 @@ def direction(
 ) -> Direction:
     """n, with the roundings of all sums in it."""
     # The fused kernel has the buffer from before it was stored.
-    stored = half_ulp(b, format.dtype) if format.narrow else torch.zeros_like(b)
+    unstored = half_ulp(b, format.dtype) if format.narrow else torch.zeros_like(b)
     if s.momentum != 0 and not s.nesterov:
-        return Direction(b, stored)
-    d = decayed(p, g, s, g_error, format)
-    error = d.error
-    if s.weight_decay != 0:
-        error = error + format.u * (d.exact.abs() + d.error)
+        return Direction(b, unstored)
+    d = decayed(p, g, s.weight_decay, g_error, format)
+    d = stored(d, s.weight_decay, format)
     if s.momentum == 0:
-        return Direction(d.exact, error)
+        return d
     ahead = s.momentum * b
     exact = d.exact + ahead
-    error = error + product(ahead, format) + s.momentum * stored
+    error = d.error + product(ahead, format) + s.momentum * unstored
     return Direction(exact, error + format.u * (exact.abs() + error))
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ... import causes as bugs
 from ...floating_point import BF16, Enclosure, Format, U, rounded
+from ..coupled_decay import decayed, product
 from ..specification import Segment
 from . import bounds
 from .bounds import SGDScalars
@@ -119,7 +120,7 @@ def _decoupled(segment: Segment, s: SGDScalars) -> Enclosure:
     n = bounds.direction(e.parameter, e.new["momentum_buffer"], e.gradient, s, format=e.format)
     kept = e.parameter * (1 - s.lr * decay)
     update = s.lr * n.exact
-    error = bounds.product(update, e.format) + s.lr * n.error + 3 * e.format.u * kept.abs()
+    error = product(update, e.format) + s.lr * n.error + 3 * e.format.u * kept.abs()
     return rounded(kept - update, bounds.grown(error, e.format), e.format)
 
 
@@ -133,7 +134,7 @@ def _of_buffer(segment: Segment) -> Named:
     old, format = e.old[segment.role], e.format
     if bool(old.any()):
         yield bugs.MOMENTS_RESET, _result(segment, s, b=torch.zeros_like(old))
-    d = bounds.decayed(e.parameter, e.gradient, s, format=format)
+    d = decayed(e.parameter, e.gradient, s.weight_decay, format=format)
     size = d.exact.abs() + d.error
     for name, factor in (
         (bugs.GRADIENT_DAMPENED, 1 - s.momentum),

@@ -29,10 +29,6 @@ def _of_adam(group: Group, options: Optimizer) -> dict[str, Any]:
     }
 
 
-def _of_amsgrad(group: Group, options: Optimizer) -> dict[str, Any]:
-    return {**_of_adam(group, options), "amsgrad": options.amsgrad}
-
-
 def _of_adagrad(group: Group, options: Optimizer) -> dict[str, Any]:
     return {"eps": group.eps, "weight_decay": group.weight_decay}
 
@@ -56,10 +52,6 @@ def _of_rprop(group: Group, options: Optimizer) -> dict[str, Any]:
 
 def _of_asgd(group: Group, options: Optimizer) -> dict[str, Any]:
     return {"weight_decay": group.weight_decay}
-
-
-def _with_amsgrad(options: Optimizer) -> tuple[StateRole, ...]:
-    return ("max_exp_avg_sq",) if options.amsgrad else ()
 
 
 def _with_momentum(options: Optimizer) -> tuple[StateRole, ...]:
@@ -95,15 +87,6 @@ def _of_asgd_in_all(group: Mapping[str, Any], count: int) -> dict[str, torch.Ten
 _MEANS: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq")
 
 UNSHARDED: tuple[Unsharded, ...] = (
-    Unsharded(
-        "adam",
-        torch.optim.Adam,
-        _MEANS,
-        OptionFields(_OF_ADAM.group, ("amsgrad", "maximize")),
-        _of_amsgrad,
-        optional=_with_amsgrad,
-        fused=True,
-    ),
     Unsharded(
         "nadam",
         torch.optim.NAdam,

@@ -30,7 +30,6 @@ LARGEST = 100.0
 RELATIVE: Mapping[StateRole, Callable[[float, float], float]] = {
     "exp_avg": lambda scale, lr: scale,
     "exp_avg_sq": lambda scale, lr: scale**2,
-    "max_exp_avg_sq": lambda scale, lr: scale**2,
     "exp_inf": lambda scale, lr: scale,
     "sum": lambda scale, lr: scale**2,
     "square_avg": lambda scale, lr: scale**2,
@@ -138,8 +137,6 @@ class Unsharded(OneRule):
             low = -1.0 if role in SIGNED else 0.1
             drawn = torch.empty_like(parameter).uniform_(low, 1.0, generator=generator)
             found[role] = parameter.clone() if role == "ax" else drawn.mul_(size)
-        if "max_exp_avg_sq" in found:
-            found["max_exp_avg_sq"] = torch.maximum(found["max_exp_avg_sq"], found["exp_avg_sq"])
         return found
 
     def scalars(

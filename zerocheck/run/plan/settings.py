@@ -156,10 +156,10 @@ SETTINGS: dict[str, Setting] = {
             name="optimizer",
             kind="text",
             default="adamw",
-            help="Optimizer of every case: adamw, sgd (momentum, nesterov), muon for matrices with "
-            "adamw for all else; or, judged by torch's own, run unsharded: adam, nadam, radam, "
-            "adamax, adagrad, adadelta, rmsprop, rprop, asgd; or your own class, judged in the "
-            "same way: path/to/file.py:Class.",
+            help="Optimizer of every case: adamw, adam, sgd (momentum, nesterov), muon for "
+            "matrices with adamw for all else; or, judged by torch's own, run unsharded: nadam, "
+            "radam, adamax, adagrad, adadelta, rmsprop, rprop, asgd; or your own class, judged in "
+            "the same way: path/to/file.py:Class.",
         ),
         Setting(
             name="known_issues",

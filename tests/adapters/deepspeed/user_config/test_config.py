@@ -225,10 +225,6 @@ def test_what_the_engine_is_given_as_it_stands(given: Any) -> None:
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "moments are then in bf16"),
         ({"optimizer": {"type": "OneBitAdam"}}, r'type is "OneBitAdam", which .*"Adam", "AdamW"'),
         (
-            {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}},
-            "with Adam it means L2 regularization",
-        ),
-        (
             {"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}},
             "allowed: gradient_clipping, beside `optimizer`",
         ),

@@ -18,7 +18,7 @@ from ...shared.user_config.treatment import left_out_notes, treat_keys
 from ..options import stored_as
 from .batch import impossible_batch
 from .keys import CHECKPOINT, TOP
-from .optimizer import Adam, adam_of
+from .optimizer import EngineAdam, adam_of
 from .precision import dtypes_of
 from .zero import Zero, zero_of
 
@@ -43,8 +43,8 @@ class DeepSpeedConfig:
     predivide: what gradients are divided by before they are summed; batch: sizes of batches with
     which DeepSpeed does not start on any number of ranks, None for a key that the config has not;
     optimizer, param: whether these are offloaded; own_kernel: DeepSpeed insists on its own kernel
-    for states on the host; adam: what the engine makes AdamW of; without: obligations that no case
-    can exercise, and why; notes: sentences for who runs it.
+    for states on the host; adam: what the engine makes AdamW or Adam of; without: obligations that
+    no case can exercise, and why; notes: sentences for who runs it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class DeepSpeedConfig:
     optimizer: bool = False
     param: bool = False
     own_kernel: bool = False
-    adam: Adam | None = None
+    adam: EngineAdam | None = None
     without: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

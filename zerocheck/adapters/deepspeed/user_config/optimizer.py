@@ -1,4 +1,4 @@
-"""AdamW in a DeepSpeed config: whether the engine makes it, and with which options."""
+"""AdamW or Adam in a DeepSpeed config: whether the engine makes it, and with which options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ...shared.user_config.section import Section
 
 KINDS = ("adam", "adamw")
-"""Both are AdamW to DeepSpeed, but for `adam_w_mode` false."""
+"""Both are AdamW to DeepSpeed, but for `adam_w_mode` false, which makes Adam of the first."""
 
 DROPPED = ("bias_correction", "set_grad_none", "fp32_optimizer_states", "adam_w_mode")
 """Options of DeepSpeed's own kernels alone."""
@@ -15,13 +15,13 @@ OF_TORCH = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreac
 PARAMS = (*OF_TORCH, *DROPPED, "torch_adam")
 
 OUT_OF_SCOPE = (
-    "zerocheck judges AdamW where the engine makes the optimizer; without `optimizer` in the "
-    "config it is made outside of the engine, and --optimizer says which it is"
+    "zerocheck judges AdamW and Adam where the engine makes the optimizer; without `optimizer` in "
+    "the config it is made outside of the engine, and --optimizer says which it is"
 )
 
 
-class Adam(NamedTuple):
-    """AdamW options of a config.
+class EngineAdam(NamedTuple):
+    """Options of AdamW or Adam in a config.
 
     config: `optimizer` for the engine; fixed: fields of `case.optimizer`; named: options of groups
     that the engine takes from the config.
@@ -32,7 +32,7 @@ class Adam(NamedTuple):
     named: tuple[str, ...]
 
 
-def adam_of(top: Section) -> Adam | None:
+def adam_of(top: Section) -> EngineAdam | None:
     """Read the optimizer from the config; None where it is handed to the engine.
 
     An option that is left out has the default of DeepSpeed's own kernels: no weight decay. If all
@@ -52,16 +52,13 @@ def adam_of(top: Section) -> Adam | None:
             "max_grad_norm", "DeepSpeed refuses it too", "gradient_clipping, beside `optimizer`"
         )
     params.check_names(PARAMS, "options of AdamW are " + ", ".join(PARAMS))
-    if kind.lower() == "adam" and not params.flag("adam_w_mode", True):
-        raise params.refuse(
-            "adam_w_mode", "with Adam it means L2 regularization, and no AdamW", "true"
-        )
+    coupled = kind.lower() == "adam" and not params.flag("adam_w_mode", True)
     if not params.flag("bias_correction", True):
-        raise params.refuse("bias_correction", "AdamW has it", "true")
+        raise params.refuse("bias_correction", "AdamW and Adam have it", "true")
     if not params.flag("fp32_optimizer_states", True):
         raise params.refuse("fp32_optimizer_states", "moments are then in bf16", "true")
     fixed: dict[str, Any] = {
-        "kind": "adamw",
+        "kind": "adam" if coupled else "adamw",
         "amsgrad": params.flag("amsgrad", False),
         "maximize": params.flag("maximize", False),
     }
@@ -71,14 +68,16 @@ def adam_of(top: Section) -> Adam | None:
     if not of_torch and "weight_decay" not in params.values:
         written["weight_decay"] = 0.0
     if not all(params.auto(name) for name in options):
-        fixed["groups"] = [_group(params, written, of_torch=of_torch)]
-    config = {"type": kind, "params": {**written, "torch_adam": True}}
+        of_kernel = 0.01 if not coupled and (of_torch or params.auto("weight_decay")) else 0.0
+        fixed["groups"] = [_group(params, written, of_kernel)]
+    mode = {"adam_w_mode": False} if coupled else {}
+    config = {"type": kind, "params": {**written, **mode, "torch_adam": True}}
     named = tuple(name for name in options[1:] if name in written)
-    return Adam(config, fixed, named)
+    return EngineAdam(config, fixed, named)
 
 
-def _group(params: Section, written: dict[str, Any], *, of_torch: bool) -> dict[str, Any]:
-    """Return the one group of a case, with all parameters."""
+def _group(params: Section, written: dict[str, Any], decay: float) -> dict[str, Any]:
+    """Return the one group of a case, with all parameters. decay: where none is given."""
     betas = written.get("betas", [0.9, 0.999])
     if not (
         isinstance(betas, list)
@@ -87,7 +86,6 @@ def _group(params: Section, written: dict[str, Any], *, of_torch: bool) -> dict[
     ):
         raise params.wrong("betas", "two numbers >= 0 and < 1")
     largest = 1e30
-    decay = 0.01 if of_torch or params.auto("weight_decay") else 0.0
     return {
         "pattern": "*",
         "lr": params.number("lr", 1e-3, below=largest),
