@@ -60,14 +60,18 @@ def test_what_is_refused() -> None:
     assert "did you mean 'warn'?" in refused(on_violation="warning")
     assert "every is 0 (allowed: an int from 1 on, or None)" in refused(every=0)
     assert "steps holds 0 (allowed: ints from 1 on)" in refused(steps=(0, 1))
-    given = refused(optimizer=parts(torch.optim.RMSprop)[1])
-    assert "attach judges AdamW, SGD and Adam, got RMSprop" in given
+    given = refused(optimizer=parts(torch.optim.NAdam)[1])
+    assert "attach judges AdamW, SGD, Adam, Adagrad and RMSprop, got NAdam" in given
     matrix = torch.nn.Parameter(torch.ones(2, 2))
     given = refused(optimizer=torch.optim.Muon([matrix]))
-    assert "attach judges AdamW, SGD and Adam, got Muon" in given
+    assert "attach judges AdamW, SGD, Adam, Adagrad and RMSprop, got Muon" in given
     dampened = parts(torch.optim.SGD, momentum=0.9, dampening=0.5)[1]
     assert "this SGD has a dampening of 0.5 (allowed" in refused(optimizer=dampened)
     assert "needs a torch optimizer, got list" in refused(optimizer=[])
+    centered = parts(torch.optim.RMSprop, centered=True)[1]
+    assert "parameter group 0 of this RMSprop is centered" in refused(optimizer=centered)
+    slower = parts(torch.optim.Adagrad, lr_decay=0.5)[1]
+    assert "this Adagrad has an lr_decay of 0.5" in refused(optimizer=slower)
     decoupled = parts(torch.optim.Adam, decoupled_weight_decay=True)[1]
     assert "its weight decay of 0.1 apart from the gradient" in refused(optimizer=decoupled)
     assert "none of the 4 parameters of the optimizer is one of the model" in refused(

@@ -53,8 +53,9 @@ def check_kind(optimizer: Optimizer) -> None:
             "no step can be seen (allowed: overlap_with_ddp=False)"
         )
     inner = owned_part(optimizer)
-    allowed = "allowed: torch.optim.AdamW, Adam, SGD without dampening, their subclasses, and "
-    allowed += "these in ZeroRedundancyOptimizer or a wrapper that has them as .optimizer or .optim"
+    allowed = "allowed: torch.optim.AdamW, Adam, SGD without dampening, Adagrad without lr_decay, "
+    allowed += "RMSprop that is not centered, their subclasses, and these in "
+    allowed += "ZeroRedundancyOptimizer or a wrapper that has them as .optimizer or .optim"
     known = known_optimizer(inner, BY_EQUATIONS)
     if known is None or known.whole:  # a rank has a slice of a matrix
         raise UsageError(

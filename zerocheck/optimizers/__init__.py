@@ -1,5 +1,6 @@
 """Optimizers: what a step of each computes, and what can go wrong in it.
 
+- `adagrad/`: Adagrad and RMSprop
 - `adamw/`: AdamW, and Adam
 - `coupled_decay.py`: weight decay that is added to the gradient, with its round-off
 - `inputs.py`: gradients that a step may be given in place of the right one
@@ -19,6 +20,7 @@ from functools import cache
 import torch
 
 from ..case.schema import Optimizer, OptimizerKind, UserOptimizer
+from .adagrad.optimizer import Adagrad, RMSprop
 from .adamw.adam import Adam
 from .adamw.optimizer import AdamW
 from .muon.optimizer import Muon
@@ -35,6 +37,8 @@ OPTIMIZERS: dict[OptimizerKind, OptimizerSpecification] = {
     "sgd": SGD(),
     "muon": MuonWithAdamW(Muon(), _ADAMW),
     "adam": Adam(),
+    "adagrad": Adagrad(),
+    "rmsprop": RMSprop(),
     **{one.kind: one for one in UNSHARDED},
 }
 """All that zerocheck brings, by their name in cases."""

@@ -14,10 +14,10 @@ from ...case.shapes import (
 from ...contract.groups import group_of
 from ..shared.limits import (
     bf16_only,
-    by_equations,
     elementwise,
     norms_cast,
     one_axis,
+    one_of,
     one_precision,
     unpinned,
 )
@@ -27,7 +27,7 @@ from .options import options_of
 def refusal(case: Case, stage: int) -> str | None:
     """Return the reason why DeepSpeed cannot run the case, or None."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
-    reason = reason or elementwise(case) or by_equations(case)
+    reason = reason or elementwise(case) or one_of(case, "adamw", "sgd", "adam")
     if stage:
         reason = reason or unpinned(case)
     if reason is not None:

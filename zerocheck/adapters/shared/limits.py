@@ -10,13 +10,13 @@ import torch
 
 from ...case.codec import merged
 from ...case.reductions import value_at
-from ...case.schema import Case
+from ...case.schema import Case, OptimizerKind
 from ...case.shapes import (
     graph_differs,
     parameter_dtypes,
 )
 from ...case.traits import meshes, reduced_precision
-from ...optimizers import NAMES_BY_EQUATIONS, optimizer_of
+from ...optimizers import OPTIMIZERS, optimizer_of
 
 
 def one_axis_fp32(case: Case) -> str | None:
@@ -46,12 +46,13 @@ def elementwise(case: Case) -> str | None:
     return None
 
 
-def by_equations(case: Case) -> str | None:
-    """Return the reason to reject an optimizer that the library does not make, or None."""
-    optimizer = optimizer_of(case.optimizer)
-    if any(rule.itself for rule in optimizer.rules):
-        return f"is checked with {NAMES_BY_EQUATIONS}, and not with {optimizer.name}"
-    return None
+def one_of(case: Case, *kinds: OptimizerKind) -> str | None:
+    """Return the reason to reject an optimizer that is none of these, or None."""
+    if case.optimizer.kind in kinds:
+        return None
+    *some, last = (OPTIMIZERS[kind].name for kind in kinds)
+    name = optimizer_of(case.optimizer).name
+    return f"is checked with {', '.join(some)} and {last}, and not with {name}"
 
 
 def one_precision(case: Case) -> str | None:

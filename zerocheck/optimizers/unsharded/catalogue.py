@@ -18,7 +18,6 @@ from .optimizer import Unsharded
 
 _OF_ADAM = OptionFields(("lr", "beta1", "beta2", "eps", "weight_decay"), ("maximize",))
 _BY_BETA2 = OptionFields(("lr", "beta2", "eps", "weight_decay"), ("maximize",))
-_PLAIN = OptionFields(("lr", "eps", "weight_decay"), ("maximize",))
 
 
 def _of_adam(group: Group, options: Optimizer) -> dict[str, Any]:
@@ -29,21 +28,8 @@ def _of_adam(group: Group, options: Optimizer) -> dict[str, Any]:
     }
 
 
-def _of_adagrad(group: Group, options: Optimizer) -> dict[str, Any]:
-    return {"eps": group.eps, "weight_decay": group.weight_decay}
-
-
 def _of_adadelta(group: Group, options: Optimizer) -> dict[str, Any]:
     return {"rho": group.beta2, "eps": group.eps, "weight_decay": group.weight_decay}
-
-
-def _of_rmsprop(group: Group, options: Optimizer) -> dict[str, Any]:
-    return {
-        "alpha": group.beta2,
-        "eps": group.eps,
-        "weight_decay": group.weight_decay,
-        "momentum": options.momentum,
-    }
 
 
 def _of_rprop(group: Group, options: Optimizer) -> dict[str, Any]:
@@ -52,10 +38,6 @@ def _of_rprop(group: Group, options: Optimizer) -> dict[str, Any]:
 
 def _of_asgd(group: Group, options: Optimizer) -> dict[str, Any]:
     return {"weight_decay": group.weight_decay}
-
-
-def _with_momentum(options: Optimizer) -> tuple[StateRole, ...]:
-    return ("momentum_buffer",) if options.momentum else ()
 
 
 @lru_cache(maxsize=64)
@@ -99,24 +81,7 @@ UNSHARDED: tuple[Unsharded, ...] = (
     Unsharded("radam", torch.optim.RAdam, _MEANS, _OF_ADAM, _of_adam),
     Unsharded("adamax", torch.optim.Adamax, ("exp_avg", "exp_inf"), _OF_ADAM, _of_adam),
     Unsharded(
-        "adagrad",
-        torch.optim.Adagrad,
-        ("sum",),
-        _PLAIN,
-        _of_adagrad,
-        states_at_once=True,
-        fused=True,
-    ),
-    Unsharded(
         "adadelta", torch.optim.Adadelta, ("square_avg", "acc_delta"), _BY_BETA2, _of_adadelta
-    ),
-    Unsharded(
-        "rmsprop",
-        torch.optim.RMSprop,
-        ("square_avg",),
-        OptionFields(_BY_BETA2.group, ("momentum", "maximize")),
-        _of_rmsprop,
-        optional=_with_momentum,
     ),
     Unsharded(
         "rprop",

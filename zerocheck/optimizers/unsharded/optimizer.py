@@ -141,8 +141,14 @@ class Unsharded(OneRule):
 
     def scalars(
         self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
-    ) -> UnshardedScalars:
+    ) -> Any:
         """Return the options of a group for one step."""
+        return self.torch_scalars(group, options, lr=lr, step=step, reading=reading)
+
+    def torch_scalars(
+        self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
+    ) -> UnshardedScalars:
+        """Return the options of a group for one step of torch's own."""
         given = {**self.torch_group(group, options), "lr": lr, "maximize": False}
         return UnshardedScalars(
             self.torch_class,
@@ -158,9 +164,7 @@ class Unsharded(OneRule):
         """Return the states that are one number, after `count` steps with this group of torch."""
         return self._scalar_states(group, count)
 
-    def enclosures(
-        self, elements: UpdateElements, scalars: UnshardedScalars
-    ) -> Iterator[tuple[str, Enclosure]]:
+    def enclosures(self, elements: UpdateElements, scalars: Any) -> Iterator[tuple[str, Enclosure]]:
         """Enclose the states and the parameter by running the step on whole vectors."""
         yield from step.enclosures(elements, scalars).items()
 
@@ -210,7 +214,7 @@ class Unsharded(OneRule):
         """Return the options of a group for free runs."""
 
         def scalars(lr: float, step: int) -> UnshardedScalars:
-            made = self.scalars(group, options, lr=lr, step=step, reading="same kernels")
+            made = self.torch_scalars(group, options, lr=lr, step=step, reading="same kernels")
             # A trainer gives the gradient as it is.
             return (made.with_options(maximize=True) if options.maximize else made).one_by_one()
 

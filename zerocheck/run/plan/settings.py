@@ -156,9 +156,9 @@ SETTINGS: dict[str, Setting] = {
             name="optimizer",
             kind="text",
             default="adamw",
-            help="Optimizer of every case: adamw, adam, sgd (momentum, nesterov), muon for "
+            help="Optimizer of every case: adamw, adam, adagrad, rmsprop, sgd, muon for "
             "matrices with adamw for all else; or, judged by torch's own, run unsharded: nadam, "
-            "radam, adamax, adagrad, adadelta, rmsprop, rprop, asgd; or your own class, judged in "
+            "radam, adamax, adadelta, rprop, asgd; or your own class, judged in "
             "the same way: path/to/file.py:Class.",
         ),
         Setting(
