@@ -62,7 +62,6 @@ def _config_of(name: str, made: Strategy) -> LightningConfig:
         "wrap": "whole",
         "use_orig_params": not flat,
         "offload": "none",
-        "sync": "each",
     }
     checkpoints = bool(made._activation_checkpointing_kwargs)
     fsdp = asked.FsdpArguments(

@@ -135,24 +135,11 @@ def _without(given: LightningConfig) -> dict[str, str]:
 
 
 def _semantics(given: LightningConfig, case: Case) -> Semantics:
-    """Return what Lightning means by a step.
-
-    Its FSDPStrategy has no `no_sync`, so that each microbatch is reduced; on one rank torch then
-    reduces the running sum each time.
-    """
-    reduced = case.precision.compute != "fp32"
+    """Return what Lightning means by a step: torch's defaults, under autocast in bf16."""
+    if case.precision.compute == "fp32":
+        return Semantics()
     if given.strategy.fsdp is None:
-        return Semantics(compute="bf16", precision_mode="autocast") if reduced else Semantics()
-    plain = Semantics(accumulate="reduce_each")
-    if not reduced:
-        return plain
-    again = case.world_size == 1
-    return replace(
-        plain,
-        accumulate="reduce_again" if again else "reduce_each",
-        compute="bf16",
-        precision_mode="cast_and_autocast",
-        inputs="cast",
-        accumulate_dtype="fp32",
-        reduce="bf16",
+        return Semantics(compute="bf16", precision_mode="autocast")
+    return Semantics(
+        compute="bf16", precision_mode="cast_and_autocast", inputs="cast", reduce="bf16"
     )

@@ -10,6 +10,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,11 +83,15 @@ class RankEnvironment(ClusterEnvironment):  # type: ignore[misc,unused-ignore]
         return 0
 
 
-class CaseModule(LightningModule):  # type: ignore[misc,unused-ignore]
-    """Module that has the parts of a case's model under the same names.
+class Uncast:
+    """Microbatch in a wrapper that FSDP does not look into, where it would cast the target."""
 
-    A batch is a microbatch, which knows its loss.
-    """
+    def __init__(self, microbatch: Microbatch) -> None:
+        self.microbatch = microbatch
+
+
+class CaseModule(LightningModule):  # type: ignore[misc,unused-ignore]
+    """Module that has the parts of a case's model under the same names."""
 
     def __init__(self, model: nn.Module, case: Case) -> None:
         super().__init__()
@@ -99,9 +104,14 @@ class CaseModule(LightningModule):  # type: ignore[misc,unused-ignore]
         self.step_taken: Step | None = None
         self.loader: Loader | None = None
 
-    def training_step(self, batch: Microbatch, batch_idx: int) -> torch.Tensor:
-        """Return the loss, which Lightning divides by the number of microbatches."""
-        return batch.loss(*self._called)
+    def training_step(
+        self, inputs: tuple[torch.Tensor, ...], batch: Uncast, batch_idx: int
+    ) -> torch.Tensor:
+        """Return the loss, which Lightning divides by the number of microbatches.
+
+        inputs: of the microbatch, as the wrapper around this module hands them on.
+        """
+        return replace(batch.microbatch, inputs=inputs).loss(*self._called)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the case's optimizer over the wrapped model, without groups that are empty."""
@@ -252,7 +262,7 @@ def take_step(trainer: Trainer, step: Step) -> None:
     for index, microbatch in enumerate(step.microbatches):
         loop.batch_progress.increment_ready()
         loop.batch_progress.increment_started()
-        given = {"batch": microbatch, "batch_idx": index}
+        given = {"inputs": microbatch.inputs, "batch": Uncast(microbatch), "batch_idx": index}
         loop.automatic_optimization.run(trainer.optimizers[0], index, given)
         loop.batch_progress.increment_processed()
         loop.batch_progress.increment_completed()

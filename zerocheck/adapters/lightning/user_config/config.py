@@ -106,7 +106,12 @@ def _sorted(top: Section) -> LightningConfig:
     precision = _precision(trainer)
     clip = _clip(trainer, strategy)
     count = trainer.whole("accumulate_grad_batches", 1, lowest=1)
-    notes = _notes(top, strategy, others, trainer.says("gradient_clip_algorithm") and clip is None)
+    notes = _notes(top, strategy, precision, others)
+    if trainer.says("gradient_clip_algorithm") and clip is None:
+        notes.append(
+            f"{top.source}: Lightning does not read gradient_clip_algorithm without "
+            "gradient_clip_val"
+        )
     notes += left_out_notes(
         top.source, {**outside.left_out, **treated.left_out, **strategy.left_out}
     )
@@ -149,8 +154,9 @@ def _fixed(strategy: Strategy, precision: Precision) -> dict[str, Any]:
             "wrap": fsdp.units.kind,
             "use_orig_params": not fsdp.flat,
             "offload": "none",
-            "sync": "each",
         }
+    elif strategy.passed.get("static_graph"):
+        fixed["sharding"] = {"static_graph": True}
     return fixed
 
 
@@ -201,27 +207,25 @@ def _clip(trainer: Section, strategy: Strategy) -> float | None:
     return clip
 
 
-def _notes(top: Section, strategy: Strategy, others: list[str], algorithm_alone: bool) -> list[str]:
+def _notes(top: Section, strategy: Strategy, precision: Precision, others: list[str]) -> list[str]:
     source = top.source
     fsdp = strategy.fsdp
     made = "DDP" if fsdp is None else f"FSDP1 ({fsdp.sharding})"
     notes = [f"{source} runs as {made} of Lightning"] if strategy.deepspeed is None else []
     if others:
         notes.append(f"{source}: left out: {', '.join(others)}: no keys of LightningCLI itself")
-    if algorithm_alone:
-        notes.append(
-            f"{source}: Lightning does not read gradient_clip_algorithm without gradient_clip_val"
-        )
     if top.values.get("seed_everything", True) is not False:
         notes.append(
             f"{source}: LightningCLI seeds all ranks alike, so that ranks draw the same dropout "
             "masks; cases seed each rank by itself"
         )
     if fsdp is not None:
-        notes.append(
-            f"{source}: Lightning does not put off the reduction of FSDP: each of "
-            "accumulate_grad_batches is reduced by itself"
-        )
+        if precision == "bf16-mixed":
+            notes.append(
+                f"{source}: in bf16-mixed Lightning has FSDP reduce gradients in bf16 too, the "
+                "forward is under autocast as well, and floating targets within a batch are cast; "
+                "those of cases are not"
+            )
         notes += _of_policy(source, fsdp.units)
     return notes
 
