@@ -38,6 +38,12 @@ REFUSED = {
 """Values of `precision` that are not checked, and why."""
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+ON_GPUS = {
+    "fsdp": "it requires a GPU accelerator",
+    "deepspeed": "it is only supported on CUDA GPUs",
+}
+"""Strategies that Lightning refuses on the CPU, in its words."""
+
 SUBCOMMAND = "fit"
 NEARLY = 0.8
 """Likeness of a key to a known one from which on it is misspelt, and not one of the user's CLI."""
@@ -170,10 +176,10 @@ def _check_accelerator(trainer: Section, strategy: Strategy) -> None:
         raise trainer.wrong(
             "accelerator", ", ".join(ACCELERATORS), did_you_mean(str(word), ACCELERATORS)
         )
-    if strategy.kind == "fsdp" and word == "cpu":
+    if strategy.kind in ON_GPUS and str(word).lower() == "cpu":
         raise UsageError(
-            f"{trainer.source}: Lightning refuses {trainer.prefix}strategy fsdp with accelerator "
-            '"cpu": it requires a GPU accelerator (allowed: "gpu", "cuda", "auto")'
+            f'{trainer.source}: {trainer.prefix}accelerator is "cpu", where Lightning refuses the '
+            f'strategy {strategy.kind}: {ON_GPUS[strategy.kind]} (allowed: "gpu", "cuda", "auto")'
         )
 
 
@@ -193,7 +199,7 @@ def _clip(trainer: Section, strategy: Strategy) -> float | None:
     clip = trainer.number("gradient_clip_val", 0.0, below=1e30) or None
     if clip is None:
         return None
-    if algorithm == "value" and strategy.kind != "deepspeed":
+    if algorithm == "value":
         raise trainer.refuse(
             "gradient_clip_algorithm", "it judges the norm of gradients alone", '"norm"'
         )

@@ -81,12 +81,10 @@ _OF_RANKS: dict[str, Key] = {
             "cluster_environment",
             "process_group_backend",
             "timeout",
-            "start_method",
         ),
         SILENT,
     ),
     "accelerator": only("the Trainer says which accelerator it is"),
-    "checkpoint_io": only("plugins replace parts of what is checked"),
     "precision_plugin": only("plugins replace parts of what is checked"),
 }
 """Arguments of every strategy. The ranks are those of zerocheck."""
@@ -97,8 +95,12 @@ _HOOKS = (
 )
 _OBJECTS = "it takes objects of your own program; give the strategy as path/to/file.py:NAME"
 
+_CHECKPOINT_IO = only("plugins replace parts of what is checked")
+
 DDP: dict[str, Key] = {
     **_OF_RANKS,
+    "checkpoint_io": _CHECKPOINT_IO,
+    "start_method": SILENT,
     **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"), only(_HOOKS)),
     "model_averaging_period": only("between averages the ranks' models differ on purpose"),
     **dict.fromkeys(
@@ -135,6 +137,7 @@ DDP: dict[str, Key] = {
 
 FSDP: dict[str, Key] = {
     **_OF_RANKS,
+    "checkpoint_io": _CHECKPOINT_IO,
     "sharding_strategy": SAID,
     "state_dict_type": SAID,
     "auto_wrap_policy": SAID,
