@@ -195,7 +195,13 @@ def test_a_misspelt_key_beside_the_trainer(given: Any) -> None:
         given("seed_everthing: 1\ntrainer: {}\n")
 
 
+def test_a_misspelt_section(given: Any) -> None:
+    with pytest.raises(UsageError, match="did you mean 'trainer'"):
+        given("seed_everything: 1\ntrianer: {}\n")
+
+
 def test_a_file_is_known_by_its_section(tmp_path: Path) -> None:
+    assert recognises({"seed_everything": 1, "trianer": {}})
     assert recognises({"trainer": {}}) and recognises({"fit": {"trainer": {}}})
     assert not recognises({"fit": 1}) and not recognises({"strategy": "ddp"})
     path = tmp_path / "trainer.yaml"

@@ -44,6 +44,9 @@ ON_GPUS = {
 }
 """Strategies that Lightning refuses on the CPU, in its words."""
 
+MARKS = ("trainer", "seed_everything")
+"""Keys by which a config is known."""
+
 SUBCOMMAND = "fit"
 NEARLY = 0.8
 """Likeness of a key to a known one from which on it is misspelt, and not one of the user's CLI."""
@@ -77,9 +80,10 @@ class LightningConfig:
 
 
 def recognises(values: Mapping[str, Any]) -> bool:
-    """Return True for a config of LightningCLI, by its section of the Trainer."""
+    """Return True for a config of LightningCLI, by its keys."""
     inside = values.get(SUBCOMMAND)
-    return "trainer" in values or (isinstance(inside, dict) and "trainer" in inside)
+    several = [values, inside] if isinstance(inside, dict) else [values]
+    return any(mark in one for one in several for mark in MARKS)
 
 
 def read(name: str) -> LightningConfig:

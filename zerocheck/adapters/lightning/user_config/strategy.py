@@ -130,7 +130,8 @@ def _named(trainer: Section) -> Strategy:
     if word in OTHERS:
         raise trainer.refuse("strategy", OTHERS[word], "ddp, fsdp, deepspeed")
     if word not in NAMES:
-        raise trainer.wrong("strategy", ", ".join(NAMES), did_you_mean(word, NAMES))
+        allowed = "auto, ddp, fsdp, deepspeed, and what else Lightning registers of the three"
+        raise trainer.wrong("strategy", allowed, did_you_mean(word, NAMES))
     kind, values = NAMES[word]
     source = Section(trainer.library, trainer.source, trainer.prefix, values)
     if kind == "fsdp":
