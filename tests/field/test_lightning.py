@@ -83,9 +83,14 @@ def test_a_right_config_holds(which: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_a_right_strategy_holds(name: str, tmp_path: Path) -> None:
-    done = result(tmp_path, f"lightning_strategies.py:{name}", *CASES, *OBLIGATIONS)
+@pytest.mark.parametrize(
+    ("name", "obligations"),
+    [("ddp", "equivalence,roundtrip,continuation"), ("fsdp", "equivalence,continuation")],
+)
+def test_a_right_strategy_holds(name: str, obligations: str, tmp_path: Path) -> None:
+    """Without obligations in which torch has listed faults: an object is code of the user's own."""
+    asked = ("--world-sizes", "1,2,3", "--obligations", obligations)
+    done = result(tmp_path, f"lightning_strategies.py:{name}", *CASES, *asked)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 

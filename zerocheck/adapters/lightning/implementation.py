@@ -126,6 +126,8 @@ def _without(given: LightningConfig) -> dict[str, str]:
         without["clip"] = f"{given.name} clips nothing"
     if given.precision == "bf16-mixed" and fsdp is not None:
         without["buffers"] = "FSDP casts batch norms to bf16, which torch on the CPU cannot run"
+    if fsdp is not None and fsdp.checkpointing.kind != "whole":
+        without["buffers"] = "activation checkpointing updates running statistics twice"
     if fsdp is not None and not fsdp.full:
         without["export"] = "sharded checkpoints have no whole state"
     elif fsdp is not None and not torch.accelerator.is_available():

@@ -6,7 +6,7 @@ import torch
 
 from ...case.schema import Case
 from ...case.shapes import parameter_dtypes, transposed
-from ...optimizers import optimizer_of
+from ...optimizers import optimizer_of, states_of
 from ..fsdp1 import refusals as fsdp1
 from ..shared.limits import norms_cast, one_precision
 from .user_config import LightningConfig
@@ -16,6 +16,8 @@ FREED = (
     "the full state dict of FSDP1, as Lightning takes it, is of freed memory on the CPU: see "
     "reports/findings/fsdp1-offloaded-state-dict-kills-ranks-on-cpu.md"
 )
+
+STATELESS = "torch does not load the sharded state of an optimizer that has none"
 
 
 def refusal(given: LightningConfig, case: Case) -> str | None:
@@ -51,8 +53,19 @@ def _of_fsdp(fsdp: FsdpArguments, case: Case) -> str | None:
         return FREED
     if case.model.user is not None:
         return None  # units are those of its own classes: torch says what it refuses
-    if case.resume and transposed(case.model):
-        return f"torch has no ShardedTensor that is not contiguous: {transposed(case.model)[0]}"
+    if case.resume and (reason := _of_sharded(case)):
+        return reason
     if case.precision.compute != "fp32" and (reason := norms_cast(case)):
         return reason
     return fsdp1.refusal(case)
+
+
+def _of_sharded(case: Case) -> str | None:
+    """Return the reason why Lightning cannot save or load a sharded checkpoint, or None."""
+    if transposed(case.model):
+        return f"torch has no ShardedTensor that is not contiguous: {transposed(case.model)[0]}"
+    if not states_of(case.optimizer):
+        return STATELESS
+    if case.resume[0].over and not case.start.step:
+        return f"{STATELESS}: the older checkpoint is of the state before the first step"
+    return None
