@@ -263,7 +263,8 @@ def _of_deepspeed(
         raise trainer.refuse(
             "accumulate_grad_batches",
             "with DeepSpeed Lightning divides the loss by it, and the engine does so again, while "
-            "zerocheck runs the engine alone",
+            "zerocheck runs the engine alone: see "
+            "reports/findings/lightning-deepspeed-divides-twice.md",
             "1",
         )
     values = deepspeed_of(strategy.deepspeed, clip=clip, bf16=precision == "bf16-mixed")
