@@ -221,9 +221,9 @@ def place_of(name: str) -> str:
 
 
 def maker_of(given: object) -> str | None:
-    """Return `module:function` for an object of a library that implementations are made of."""
-    kinds = type(given).__mro__
-    tops = (kind.__module__.partition(".")[0] for kind in kinds if not isinstance(given, type))
+    """Return `module:function` for an object, or a class, of a library; None for any other."""
+    kinds = given.__mro__ if isinstance(given, type) else type(given).__mro__
+    tops = (kind.__module__.partition(".")[0] for kind in kinds)
     return next((_OF_OBJECTS[top] for top in tops if top in _OF_OBJECTS), None)
 
 

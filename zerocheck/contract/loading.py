@@ -87,10 +87,18 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
 
 
 def _made_of_object(name: str, given: Any) -> type[Implementation] | None:
-    """Make the class of an object of a library, or of a function that returns one; else None."""
+    """Make the class of an object or class of a library, or of a function that returns an object.
+
+    None for anything else. Raises UsageError where the function raises.
+    """
+    if hasattr(given, "train_step"):
+        return None
     one = given
     if inspect.isfunction(given) and not inspect.signature(given).parameters:
-        one = given()
+        try:
+            one = given()
+        except Exception as error:
+            raise UsageError(f"{name}() raises {type(error).__name__}: {error}") from error
     maker = maker_of(one)
     return None if maker is None else import_user_code(maker)(name, given)
 

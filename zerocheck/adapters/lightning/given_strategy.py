@@ -31,13 +31,21 @@ _ADVICE = {
 
 
 def of_object(name: str, given: Strategy | Callable[[], Strategy]) -> type[Implementation]:
-    """Make the class of a strategy, or of a function that returns one.
+    """Make the class of a strategy, of its class, or of a function that returns one.
 
     Each case has a strategy of its own: a copy, or what the function returns. Raises UsageError for
     one that is not checked.
     """
     make = given if callable(given) else lambda: copy.deepcopy(given)
-    made = make()
+    try:
+        made: object = make()
+    except Exception as error:
+        raise UsageError(f"{name} makes no strategy: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Strategy):
+        raise UsageError(
+            f"{name} is a {type(made).__module__}.{type(made).__name__}; needed is a strategy of "
+            "lightning.pytorch"
+        )
     for kind, why in _ADVICE.items():
         if isinstance(made, kind):
             raise UsageError(
