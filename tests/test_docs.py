@@ -168,6 +168,13 @@ ELSEWHERE = {
     "zerocheck run training_args.json --obligations equivalence,resume": (
         "needs transformers: tests/field/test_configs.py, by tox -e field"
     ),
+    **dict.fromkeys(
+        (
+            "zerocheck run trainer.yaml --obligations equivalence,resume",
+            "zerocheck run strategies.py:strategy --obligations equivalence,resume",
+        ),
+        "needs Lightning: tests/field/test_lightning.py, by tox -e field",
+    ),
     "zerocheck compare one/recorder/step-1 other/recorder/step-1 --model my_model.py:make_model": (
         "needs two jobs: tests/attached/test_attach_comparison.py takes the steps"
     ),

@@ -1,4 +1,4 @@
-"""The pages of the faults of torch, DeepSpeed and accelerate: each has its script and its line."""
+"""The pages of the faults of the libraries: each has its script and its line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from zerocheck.run.known_issues.releases import Releases
 
 FINDINGS = Path(__file__).parent.parent / "reports" / "findings"
 INDEX = (FINDINGS / "README.md").read_text(encoding="utf-8")
-ONLY = {"deepspeed": "torch and DeepSpeed only", "accelerate": "torch and accelerate only"}
+ONLY = {
+    "deepspeed": "torch and DeepSpeed only",
+    "accelerate": "torch and accelerate only",
+    "lightning": "torch, Lightning and DeepSpeed only",
+}
+NEEDS = {"deepspeed": ("deepspeed",), "lightning": ("lightning", "deepspeed")}
+"""Packages that the scripts of a library need, where the tests may be without them."""
 PAGES = sorted(path.name for path in FINDINGS.glob("*.md") if path.name != "README.md")
 
 
@@ -85,8 +91,8 @@ OF_OTHER_RELEASES = {
 
 @pytest.mark.parametrize("name", TRIED)
 def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
-    if name.startswith("deepspeed") and not OF_DEEPSPEED:
-        pytest.skip("needs deepspeed")
+    for package in NEEDS.get(name.partition("_")[0].rstrip("0123"), ()):
+        pytest.importorskip(package)
     ended = subprocess.run(
         [sys.executable, name], cwd=FINDINGS, capture_output=True, text=True, timeout=300
     )

@@ -221,6 +221,7 @@ NAMES_ADAPTERS = {
     "report/peaks.py": "draws that page",
     "run/known_issues/releases.py": "names the library, as its package index does",
     "integrations/transformers.py": "is used in a training loop of that library",
+    "integrations/lightning.py": "is used in a training loop of that library",
     "integrations/deepspeed.py": "is used in a training loop of that library",
 }
 """Files outside `adapters` and `faults` that name built-in implementations, and the reasons."""

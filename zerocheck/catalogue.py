@@ -53,6 +53,7 @@ _CODE_OF = {"fsdp2-muon": "fsdp2"}
 _EXTRA_OF = {
     "zerocheck.adapters.accelerate": "accelerate",
     "zerocheck.adapters.deepspeed": "deepspeed",
+    "zerocheck.adapters.lightning": "lightning",
     "zerocheck.adapters.transformers": "transformers",
     "zerocheck.faults.deepspeed": "deepspeed",
 }
@@ -92,9 +93,16 @@ _TRANSFORMERS = ConfigKind(
     "zerocheck.adapters.transformers.user_config",
     "zerocheck.adapters.transformers.implementation:of_file",
 )
+_LIGHTNING = ConfigKind(
+    "zerocheck.adapters.lightning.user_config",
+    "zerocheck.adapters.lightning.implementation:of_file",
+)
 _CONFIG_READER = "zerocheck.adapters.shared.user_config.reader"
-_KNOWN_BY_KEYS = (_ACCELERATE, _TRANSFORMERS)
+_KNOWN_BY_KEYS = (_ACCELERATE, _TRANSFORMERS, _LIGHTNING)
 """Kinds that are known by their keys, in this order."""
+
+_OF_OBJECTS = {"lightning": "zerocheck.adapters.lightning.given_strategy:of_object"}
+"""Libraries whose objects are taken, and the functions that make implementations of them."""
 
 RANK_KINDS = {"without-elements": "zerocheck.adapters.deepspeed.idle_ranks:ranks_without_elements"}
 """Kinds of ranks in entries of known issues -> the function that finds them in a case."""
@@ -210,6 +218,13 @@ def place_of(name: str) -> str:
         return _kind_of(innermost(name)).maker
     points = () if name in NAMED else installed().get(name, ())
     return points[0].place if points else NAMED.get(name, name)
+
+
+def maker_of(given: object) -> str | None:
+    """Return `module:function` for an object, or a class, of a library; None for any other."""
+    kinds = given.__mro__ if isinstance(given, type) else type(given).__mro__
+    tops = (kind.__module__.partition(".")[0] for kind in kinds)
+    return next((_OF_OBJECTS[top] for top in tops if top in _OF_OBJECTS), None)
 
 
 def check_installed(name: str) -> None:

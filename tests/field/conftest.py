@@ -8,6 +8,7 @@ from importlib.util import find_spec
 NEEDS = {
     "test_attach_trainers.py": ("transformers", "accelerate", "lightning"),
     "test_configs.py": ("transformers", "accelerate"),
+    "test_lightning.py": ("lightning",),
     "test_stacks.py": ("transformers", "accelerate", "lightning"),
     "test_titan_trainer.py": ("torchtitan", "torchdata", "datasets", "tensorboard"),
     "test_torchtitan.py": ("torchtitan", "triton"),

@@ -9,6 +9,7 @@ packages import nothing themselves: the command line starts without torch.
 - `deepspeed/`: DeepSpeed's ZeRO
 - `fsdp1/`: torch's FullyShardedDataParallel
 - `fsdp2/`: torch's `fully_shard`
+- `lightning/`: what a config of LightningCLI, or a strategy of Lightning, makes
 - `shared/`: parts that several adapters share
 - `textbook/`: ZeRO-1, -2 and -3, written to be read
 - `transformers/`: what a Trainer makes of TrainingArguments

@@ -40,7 +40,7 @@ def main() -> None:
     zerocheck run fsdp2 zero1 --profile ci    two of them, all pairs of features
     zerocheck run my_sharding.py:my_fsdp      your own code
     zerocheck run ds_config.json              a DeepSpeed config
-    zerocheck run fsdp.yaml                   a config of accelerate, or TrainingArguments
+    zerocheck run fsdp.yaml                   a config of accelerate, Lightning or a Trainer
     zerocheck replay zerocheck-report/findings/CASE.json
 
     A training run of your own is checked from within: `zerocheck.attach` in Python; `zerocheck

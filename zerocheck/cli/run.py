@@ -51,9 +51,9 @@ def run(
     """Check implementations of sharded training.
 
     IMPLEMENTATION is a built-in name, package.module:Name, path/to/file.py:Name, or the path of a
-    config of DeepSpeed, accelerate or transformers (TrainingArguments). Without one, all built-in
-    ones are checked but those that need an extra; `zerocheck list` shows them. Options that are
-    left out are those of [tool.zerocheck] in pyproject.toml.
+    config of DeepSpeed, accelerate, Lightning or transformers (TrainingArguments). Without one, all
+    built-in ones are checked but those that need an extra; `zerocheck list` shows them. Options
+    that are left out are those of [tool.zerocheck] in pyproject.toml.
 
     Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
     usage.

@@ -14,6 +14,7 @@ from ..catalogue import (
     check_spelling,
     extra_of,
     is_config,
+    maker_of,
     missing,
     package_of,
     place_of,
@@ -58,6 +59,9 @@ def _imported(name: str) -> Any:
 def _as_class(name: str, given: Any) -> type[Implementation]:
     if hasattr(given, "handles"):
         raise UsageError(f"{name}: `handles` is called `capabilities`")
+    made = _made_of_object(name, given)
+    if made is not None:
+        return made
     if inspect.isfunction(given) or isinstance(given, partial):
         if len(inspect.signature(given).parameters) < 3:
             raise UsageError(
@@ -80,6 +84,23 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
     if lacking:
         raise UsageError(f"{name} lacks {_listed(lacking)}, which every implementation must have")
     return given  # type: ignore[no-any-return]
+
+
+def _made_of_object(name: str, given: Any) -> type[Implementation] | None:
+    """Make the class of an object or class of a library, or of a function that returns an object.
+
+    None for anything else. Raises UsageError where the function raises.
+    """
+    if hasattr(given, "train_step"):
+        return None
+    one = given
+    if inspect.isfunction(given) and not inspect.signature(given).parameters:
+        try:
+            one = given()
+        except Exception as error:
+            raise UsageError(f"{name}() raises {type(error).__name__}: {error}") from error
+    maker = maker_of(one)
+    return None if maker is None else import_user_code(maker)(name, given)
 
 
 def _adopted(name: str, given: type) -> type[Implementation]:

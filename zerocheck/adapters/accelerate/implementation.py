@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib.util import find_spec
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,16 +21,14 @@ from ...contract import Semantics
 from ...contract.build import Built, BuiltImplementation
 from ...contract.groups import make_optimizer
 from ...contract.implementation import Implementation, Kept, Loader, Saving
-from ...contract.names import named_buffers, unwrapped
-from ...errors import UsageError
-from ..deepspeed.user_config import DeepSpeedConfig
+from ..shared.config_class import class_for
+from ..shared.exports import export_of
 from ..shared.limits import contradiction
+from ..shared.units import block_classes
 from . import checkpoint
 from .launch import environment_of, forget, put_back, use_fsdp
 from .refusals import FREED, refusal
 from .user_config import AccelerateConfig, read
-
-_made: dict[str, tuple[AccelerateConfig, type[Implementation]]] = {}
 
 
 def of_file(name: str) -> type[Implementation]:
@@ -38,30 +36,11 @@ def of_file(name: str) -> type[Implementation]:
 
     Raises UsageError as `user_config.read` does.
     """
-    return class_for(Accelerated, read(name))
+    return class_for(read(name), partial(class_of, Accelerated))
 
 
-def class_for(kind: type[Accelerated], given: AccelerateConfig) -> type[Implementation]:
-    """Make the class of a config, once: of this kind, or that of the engine of DeepSpeed."""
-    made = _made.get(given.name)
-    if made is None or made[0] is not given:
-        engine = given.deepspeed
-        new = _class_of(kind, given) if engine is None else _engine_of(engine)
-        made = _made[given.name] = (given, new)
-    return made[1]
-
-
-def _engine_of(given: DeepSpeedConfig) -> type[Implementation]:
-    """Make the class of a config that is handed to DeepSpeed. UsageError if that is missing."""
-    if find_spec("deepspeed") is None:
-        advice = "install it with: pip install 'zerocheck[deepspeed]'"
-        raise UsageError(f"{given.name} needs deepspeed, which is not installed; {advice}")
-    from ..deepspeed.configured_engine import of_config
-
-    return of_config(given)
-
-
-def _class_of(kind: type[Accelerated], given: AccelerateConfig) -> type[Implementation]:
+def class_of(kind: type[Accelerated], given: AccelerateConfig) -> type[Implementation]:
+    """Make the class of this kind for a config of DDP or FSDP."""
     fsdp = given.fsdp
     attributes: dict[str, Any] = {
         "given": given,
@@ -148,13 +127,7 @@ class Accelerated(BuiltImplementation):
         state = self.accelerator.get_state_dict(self.built.model)
         if dist.get_rank() or state is None:
             return {}
-        buffers = {name for name, _ in named_buffers(self.built.model, None)}
-        exported = {}
-        for name, tensor in state.items():
-            name = unwrapped(name)
-            if name in self.names or name in buffers:  # else a second name of a shared parameter
-                exported[name, "buffer" if name in buffers else "parameter"] = tensor
-        return exported
+        return export_of(state, self.names, self.built.model)
 
     def close(self) -> None:
         super().close()
@@ -219,6 +192,5 @@ def _for_cases(given: AccelerateConfig, model: nn.Module, case: Case) -> Mapping
 
 
 def units(model: nn.Module) -> list[str]:
-    """Return the classes of a drawn model's blocks; that of the model if it has none."""
-    blocks: Any = model.blocks
-    return sorted({type(block).__name__ for block in blocks}) or [type(model).__name__]
+    """Return the names of the classes of a drawn model's blocks; that of the model if none."""
+    return sorted(one.__name__ for one in block_classes(model) or {type(model)})

@@ -9,6 +9,8 @@ rules, which turn that into calls: when it gathers, and when it reduces.
 - `calls.py`: recording of predicted calls as `contract.layout.Call`
 - `casting.py`: casts to the compute dtype of `case.precision`: of the inputs, and of all parameters
 - `compiling.py`: torch.compile, as `case.training.compile` names its backend
+- `config_class.py`: classes of implementations that are made of a user's config, each once
+- `exports.py`: whole state of a trainer's state dict, by name and role
 - `full_checkpoint.py`: single-file checkpoints: rank 0 writes, every rank reads
 - `limits.py`: reasons to reject cases that several adapters share
 - `live_memory.py`: live memory of a sharder within a step, on top of that of the model
@@ -21,4 +23,5 @@ rules, which turn that into calls: when it gathers, and when it reduces.
 - `trace.py`: trace of one microbatch of the bare model: forward, then backward
 - `units.py`: choice of units: modules whose parameters are gathered, used and released together
 - `user_config/`: user's own config of a library, read without torch and the library
+- `whole_folder.py`: checkpoints of trainers that write no mark of a whole one: numbered folders
 """

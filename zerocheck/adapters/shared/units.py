@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,6 +52,12 @@ def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
         if id(module) not in inside:
             users.update(id(parameter) for parameter in module.parameters(recurse=False))
     return [unit for unit in distinct if all(users[id(p)] == 1 for p in unit.parameters())]
+
+
+def block_classes(model: nn.Module) -> set[type[nn.Module]]:
+    """Return the classes of a drawn model's blocks."""
+    blocks: Any = model.blocks
+    return {type(block) for block in blocks}
 
 
 def is_conditional(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,9 +23,10 @@ from ...contract.groups import make_optimizer
 from ...contract.implementation import Implementation, Kept, Loader, Saving
 from ...contract.wrapper_limits import ddp_in
 from ...errors import Unsupported
-from ..accelerate.checkpoint import newest_whole, write_whole
-from ..accelerate.implementation import Accelerated, class_for, units
+from ..accelerate.implementation import Accelerated, class_of, units
 from ..accelerate.launch import use_fsdp
+from ..shared.config_class import class_for
+from ..shared.whole_folder import newest_whole, write_whole
 from .user_config import TrainerConfig, read
 
 
@@ -33,7 +35,7 @@ def of_file(name: str) -> type[Implementation]:
 
     Raises UsageError as `user_config.read` does.
     """
-    return class_for(Trained, read(name))
+    return class_for(read(name), partial(class_of, Trained))
 
 
 RNG: tuple[Kept, ...] = ("rng",)
