@@ -41,3 +41,13 @@ def binary(size: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.3f} {unit}"
         value /= 1024
     return f"{value:.3f} PiB"
+
+
+def decimal(size: float) -> str:
+    """Format bytes with three digits of the largest unit of 1000, as links are sold: `12.3 GB`."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} PB"

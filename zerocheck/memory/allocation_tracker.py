@@ -32,7 +32,8 @@ from ..compat import Operators, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
 from ..contract.layout import OF_ROLE, Category, Phase
-from .log import Log, Moment, Storage
+from .collectives import collective_kind, sent_bytes
+from .log import Log, Moment, SentBytes, Storage
 
 MARK = "zerocheck"
 """Begins the names of the profiler's records that phases leave."""
@@ -41,12 +42,12 @@ MARK = "zerocheck"
 class AllocationTracker(Operators):
     """Allocation tracker, active within `with`.
 
-    fake: the mode whose tensors count, None for real ones.
+    fake: the mode whose tensors count, None for real ones; ranks: of each collective.
     """
 
-    def __init__(self, fake: Any = None) -> None:
+    def __init__(self, fake: Any = None, ranks: int = 1) -> None:
         super().__init__()
-        self.fake = fake
+        self.fake, self.ranks = fake, ranks
         self.log = Log()
         self.step = -1
         self.phase: Phase = "built"
@@ -132,7 +133,18 @@ class AllocationTracker(Operators):
         self._look(name, _tensors(result))
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
             self._evidence(name, args, kwargs, result)
+            self._collective(name, args, result)
         return result
+
+    def _collective(self, name: str, args: Any, result: Any) -> None:
+        """Record the bytes of a collective: of the whole tensor, whichever argument it is."""
+        kind = collective_kind(name)
+        if kind is None:
+            return
+        size = max(_bytes(tree) for tree in (*args[:2], result))
+        module = self._stack[-1] if self._stack else self._backward
+        sent = sent_bytes(kind, size, self.ranks)
+        self.log.collectives.append(SentBytes(self.step, self.phase, module, kind, size, sent))
 
     def _for_indices(self, func: Any, kwargs: Any) -> bool:
         """Return True if DDP's reducer allocates the int32 tensor for the order of its buckets.
@@ -266,6 +278,10 @@ def _over(tensors: list[torch.Tensor]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(list(tensors))
     return work_from_future(future)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(one.numel() * one.element_size() for one in _tensors(tree))
 
 
 def _counts(tensor: torch.Tensor) -> bool:
