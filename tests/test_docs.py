@@ -170,7 +170,7 @@ ELSEWHERE = {
     ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
     "tests/faults/test_injections.py runs each of them",
-    "zerocheck memory llama-8b --fit --device-memory 80GiB --world-size 8": "takes a minute: "
+    "zerocheck memory llama3-8b --fit --device-memory 80GiB --world-size 8": "takes a minute: "
     "tests/memory/test_fit_search.py searches small models",
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "

@@ -75,6 +75,10 @@ def wider_inside() -> nn.Module:
     return model
 
 
+def images() -> nn.Module:
+    return nn.Conv2d(3, 2, 3)
+
+
 def fails() -> nn.Module:
     raise ValueError("no such weights")
 

@@ -125,9 +125,9 @@ def memory(
     It needs no GPU and no other ranks: the implementation's own code takes two steps on tensors
     without data, in a process group that moves nothing.
 
-    MODEL is a preset (gpt2, gpt3-175b, llama-70b, ...), package.module:factory or
-    path/to/file.py:factory; the factory takes nothing and returns the model, which gets token ids
-    of shape (B, S).
+    MODEL is a preset (gpt2, llama-70b, mixtral-8x7b, ...), the path of a Hugging Face config.json,
+    package.module:factory or path/to/file.py:factory; the factory takes nothing and returns the
+    model, which gets token ids of shape (B, S).
 
     With --fit the choices are searched: implementation, units, resharding, activation
     checkpointing, and microbatches into which --batch x --microbatches samples are divided.
@@ -153,7 +153,7 @@ def memory(
         from ..memory.presets import PRESETS
 
         raise UsageError(
-            f"MODEL is missing: {', '.join(PRESETS)}, package.module:factory or "
+            f"MODEL is missing: {', '.join(PRESETS)}, config.json, package.module:factory or "
             "path/to/file.py:factory"
         )
     limit = None if device_memory is None else parse_size(device_memory)

@@ -4,9 +4,11 @@
 - `allocation_tracker.py`: allocation tracker of one rank: origin, module, phase and release
 - `analyse.py`: analysis of a setup: simulation, extrapolation where it is proven, and report
 - `collectives.py`: bytes that one rank sends in a collective, by the algorithms of a ring
+- `experts.py`: mixture of experts of the presets: a router, and MLPs that tokens are sent to
 - `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
 - `fit/`: search for what fits into a device's memory: `zerocheck memory MODEL --fit`
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
+- `huggingface.py`: shape of a model from the config.json of Hugging Face transformers
 - `log.py`: log of the allocation tracker: storages, when their sizes changed, and collectives
 - `operations.py`: floating-point operations of a forward, counted from the shapes of its operators
 - `presets.py`: shapes and parameter counts of known models, as data

@@ -70,6 +70,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         between=_between(setup, sum(sizes.values()), done),
         peak=peak,
         rows=tuple(_rows(done)),
+        assumes=given.assumes,
         device=device,
     )
 

@@ -64,7 +64,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     set it; rows: by cost; taken: place of the row to take. Of points (a choice on a number of
     ranks): simulations were simulated, by_formula excluded by the formula, by_update by the peak of
     the optimizer step of another choice; advice: sentences, the row to take first; not_tried: what
-    the search leaves out, with the reason.
+    the search leaves out, with the reason; assumes: what depends on data.
     """
 
     model: str
@@ -85,6 +85,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     by_update: int
     advice: tuple[str, ...]
     not_tried: tuple[str, ...]
+    assumes: tuple[str, ...]
 
     @property
     def exit_code(self) -> int:

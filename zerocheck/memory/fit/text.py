@@ -64,13 +64,14 @@ def _advice(report: FitReport) -> Iterator[str]:
 
 def _notes(report: FitReport) -> Iterator[str]:
     yield (
-        f"{report.simulations} points were simulated, each a choice on a number of ranks; "
-        f"{report.by_formula} were excluded by the formula of their stage alone, "
-        f"{report.by_update} by the optimizer step of a choice with the same shards"
+        f"points (a choice on a number of ranks): {report.simulations} simulated, "
+        f"{report.by_formula} excluded by the formula of their stage alone, {report.by_update} by "
+        "the optimizer step of a choice with the same shards"
     )
     excluded = list(dict.fromkeys(words_of(one) for one in report.unfit if one.by_formula))
     if excluded:
         yield f"excluded by formula on all numbers of ranks: {'; '.join(excluded)}"
+    yield from report.assumes
     yield f"not tried: {'; '.join(report.not_tried)}"
     yield "sent per step: by each rank, padding included; link bytes of a ring, the least possible"
     yield NOT_IN_IT
