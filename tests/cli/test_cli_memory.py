@@ -35,6 +35,9 @@ def odd():
 """
 
 
+FITS = ("gpt2", "--fit", "--device-memory", "80GiB")
+
+
 def invoke(*args: object) -> Result:
     return CliRunner().invoke(main, ["memory", *map(str, args)])
 
@@ -104,6 +107,12 @@ def test_an_implementation_of_the_users(model: str, tmp_path: Path) -> None:
         (("gpt2", "--fit", "--device-memory", "80GiB", "--rank", "1"), "--fit counts rank 0"),
         (("gpt2", "--microbatches", "0"), "it must be 1 or more"),
         (("gpt2", "--microbatches", "65"), "at most 64"),
+        (("gpt2", "--link", "400GB/s"), "--link 400GB/s is of --fit"),
+        ((*FITS, "--link", "400GB/s"), "needs --flops, such as 400T, too"),
+        ((*FITS, "--flops", "400T"), "needs --link, such as 400GB/s, too"),
+        ((*FITS, "--link", "400", "--flops", "400T"), "'400' has no unit; did you mean '400 GB/s'"),
+        ((*FITS, "--link", "400GB/s", "--flops", "400"), "did you mean '400T'"),
+        (("nowhere.json",), "nowhere.json cannot be read"),
         (("gpt2", "--tables"), "--tables takes no MODEL"),
         (("gpt2", "--world-size", "many"), "not a valid integer"),
         (("nowhere.py:net",), "there is no file"),
@@ -140,6 +149,16 @@ def test_a_search_for_what_fits(model: str, tmp_path: Path) -> None:
     assert {row.implementation for row in report.rows} == {"fsdp2"}
     assert {row.smallest for row in report.rows} == {1} and report.most_ranks == 2
     assert all(not row.checkpoint_activations for row in report.rows)  # it has no blocks
+
+
+def test_a_step_time_is_on_paper(model: str) -> None:
+    words = ("--fit", "--sequence", 5, "--world-size", 2, "--device-memory", "1GiB")
+    speeds = ("--link", "1kB/s", "--flops", "400T")
+    result = invoke(model, *words, "--implementation", "ddp", *speeds)
+    assert result.exit_code == 0, result.output
+    # 90 gradients in fp32, reduced by a ring of two: half of them twice.
+    assert "on paper a step takes 360 ms at least" in result.output
+    assert "step on paper" in result.output and "no measurement" in result.output
 
 
 def test_a_search_in_which_nothing_fits(model: str) -> None:

@@ -93,6 +93,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Search for what fits into --device-memory: the fewest ranks of each choice, by cost. "
     "--world-size is then the most ranks; of the other options, those that are given are kept.",
 )
+@click.option(
+    "--link",
+    metavar="SPEED",
+    help="Of --fit, with --flops: what a rank sends in a second (400GB/s, 400Gbit/s), for step "
+    "times on paper.",
+)
+@click.option("--flops", metavar="SPEED", help="Operations of a rank in a second: 400T.")
 @click.option("--exact", is_flag=True, help="Simulate all blocks; nothing is extrapolated.")
 @click.option(
     "--device-memory", metavar="SIZE", help="Say whether it fits, and what would: 80GiB, 40GB."
@@ -115,6 +122,8 @@ def memory(
     fit: bool,
     exact: bool,
     device_memory: str | None,
+    link: str | None,
+    flops: str | None,
     json_file: Path | None,
     tables: bool,
     peaks: Path | None,
@@ -159,7 +168,13 @@ def memory(
     limit = None if device_memory is None else parse_size(device_memory)
     setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
     if fit:
-        return _fit(setup, named(context), exact=exact, limit=limit, json_file=json_file)
+        if limit is None:
+            raise UsageError("--fit needs --device-memory SIZE, such as 80GiB, to fit into")
+        speeds = _speeds(link, flops)
+        return _fit(setup, named(context), limit, speeds, exact=exact, json_file=json_file)
+    for option, value in (("--link", link), ("--flops", flops)):
+        if value is not None:
+            raise UsageError(f"{option} {value} is of --fit")
     setup.check()
     return _simulate(setup, exact=exact, limit=limit, json_file=json_file)
 
@@ -186,14 +201,30 @@ def named(context: click.Context) -> frozenset[str]:
     )
 
 
+def _speeds(link: str | None, flops: str | None) -> tuple[float, float] | None:
+    from ..sizes import parse_operations, parse_rate
+
+    if link is None and flops is None:
+        return None
+    if link is None or flops is None:
+        missing = "--link, such as 400GB/s" if link is None else "--flops, such as 400T"
+        raise UsageError(f"a step time on paper needs {missing}, too")
+    return parse_rate(link), parse_operations(flops)
+
+
 def _fit(
-    setup: Any, given: frozenset[str], *, exact: bool, limit: int | None, json_file: Path | None
+    setup: Any,
+    given: frozenset[str],
+    limit: int,
+    speeds: tuple[float, float] | None,
+    *,
+    exact: bool,
+    json_file: Path | None,
 ) -> int:
-    if limit is None:
-        raise UsageError("--fit needs --device-memory SIZE, such as 80GiB: what it is to fit into")
     _check(setup)
     from ..memory.fit.assemble import fit
     from ..memory.fit.choices import Restriction
+    from ..memory.fit.result import Speeds
     from ..memory.fit.text import render_fit
 
     restriction = Restriction(
@@ -209,6 +240,7 @@ def _fit(
         most_ranks=setup.world_size if "world_size" in given else None,
         restriction=restriction,
         exact=exact,
+        speeds=None if speeds is None else Speeds(link=speeds[0], operations=speeds[1]),
         notify=ProgressLines().notify,
     )
     return shown(report, render_fit(report), json_file)

@@ -139,7 +139,7 @@ class AllocationTracker(Operators):
     def _collective(self, name: str, args: Any, result: Any) -> None:
         """Record the bytes of a collective: of the whole tensor, whichever argument it is."""
         kind = collective_kind(name)
-        if kind is None:
+        if kind is None or (kind == "broadcast" and _all_indices(args[0])):
             return
         size = max(_bytes(tree) for tree in (*args[:2], result))
         module = self._stack[-1] if self._stack else self._backward
@@ -278,6 +278,11 @@ def _over(tensors: list[torch.Tensor]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(list(tensors))
     return work_from_future(future)
+
+
+def _all_indices(tree: Any) -> bool:
+    """Return True for the order of DDP's buckets, sent once, before the second forward."""
+    return all(one.dtype == torch.int32 for one in _tensors(tree))
 
 
 def _bytes(tree: Any) -> int:

@@ -112,7 +112,8 @@ def _whole(setup: Setup, given: ModelSource, reason: str = "") -> SimulatedRank:
 
 
 def _traffic(one: Simulation) -> StepTraffic:
-    return step_traffic(call.sent for call in one.log.collectives if call.step == STEPS - 1)
+    last = [call for call in one.log.collectives if call.step == STEPS - 1]
+    return step_traffic(((call.phase, call.kind), call.sent) for call in last)
 
 
 def _counts(one: Simulation) -> int:

@@ -8,7 +8,7 @@ For large N it is Psi each, as in section 7 of the ZeRO paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -42,21 +42,42 @@ def sent_bytes(kind: CollectiveKind, size: int, ranks: int) -> Fraction:
     return size * share * (2 if kind == "all-reduce" else 1)
 
 
+PhaseAndKind = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
     """Collectives of one step of one rank.
 
-    sent: bytes over the link of the rank; calls: number of collectives.
+    parts: bytes over the link of the rank, by phase and kind; calls: number of collectives.
     """
 
-    sent: Fraction
+    parts: Mapping[PhaseAndKind, Fraction]
     calls: int
 
+    @property
+    def sent(self) -> Fraction:
+        """Bytes over the link of the rank."""
+        return sum(self.parts.values(), Fraction(0))
 
-def step_traffic(sent: Iterable[Fraction]) -> StepTraffic:
+    def plus(self, times: int, other: StepTraffic) -> StepTraffic:
+        """Return this and so many times the other; times may be negative."""
+        keys = dict.fromkeys((*self.parts, *other.parts))
+        none = Fraction(0)
+        parts = {
+            key: self.parts.get(key, none) + times * other.parts.get(key, none) for key in keys
+        }
+        return StepTraffic(parts, self.calls + times * other.calls)
+
+
+def step_traffic(sent: Iterable[tuple[PhaseAndKind, Fraction]]) -> StepTraffic:
     """Add up the collectives of one step."""
-    found = list(sent)
-    return StepTraffic(sum(found, Fraction(0)), len(found))
+    parts: dict[PhaseAndKind, Fraction] = {}
+    calls = 0
+    for key, size in sent:
+        parts[key] = parts.get(key, Fraction(0)) + size
+        calls += 1
+    return StepTraffic(parts, calls)
 
 
 def with_more_blocks(given: Sequence[StepTraffic], blocks: int) -> StepTraffic | None:
@@ -65,7 +86,5 @@ def with_more_blocks(given: Sequence[StepTraffic], blocks: int) -> StepTraffic |
     None if the bytes or the calls do not grow by a constant.
     """
     few, more, most = given
-    sent, calls = more.sent - few.sent, more.calls - few.calls
-    if (most.sent - more.sent, most.calls - more.calls) != (sent, calls):
-        return None
-    return StepTraffic(few.sent + blocks * sent, few.calls + blocks * calls)
+    one = more.plus(-1, few)
+    return few.plus(blocks, one) if most.plus(-1, more) == one else None

@@ -6,5 +6,6 @@
 - `recommend.py`: order of the rows by cost, the row to take, and the reasons
 - `result.py`: result of a search, as data: `zerocheck memory --fit --json` writes it
 - `search.py`: search for the fewest ranks of each choice
+- `step_time.py`: step time on paper: compute of each unit against the bytes of its collectives
 - `text.py`: table and sentences of a search
 """

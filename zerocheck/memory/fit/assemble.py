@@ -12,8 +12,9 @@ from ..setup import Setup
 from ..source import source
 from .choices import Choice, Restriction, options_of
 from .recommend import advise_on, by_cost, taken
-from .result import FitReport, FitRow, Unfit
-from .search import MOST_RANKS, Fewest, FitSearch, check_fit, numbers_of_ranks
+from .result import FitReport, FitRow, PaperTime, Speeds, Unfit
+from .search import MOST_RANKS, Fewest, FitSearch, SimulatedPoint, check_fit, numbers_of_ranks
+from .step_time import paper_schedule
 
 NOT_TRIED = (
     "numbers of ranks between powers of two",
@@ -32,6 +33,7 @@ def fit(
     restriction: Restriction | None = None,
     exact: bool = False,
     exhaustive: bool = False,
+    speeds: Speeds | None = None,
     notify: Callable[[str], None] = lambda words: None,
 ) -> FitReport:
     """Search for the choices that fit.
@@ -43,6 +45,7 @@ def fit(
         restriction: options that are kept.
         exact: simulate all blocks.
         exhaustive: simulate every choice on every number of ranks, whatever formulas say.
+        speeds: of the link and of compute, for the step time on paper.
         notify: called with words before each simulation.
 
     Raises UsageError for what cannot be searched or simulated.
@@ -53,18 +56,15 @@ def fit(
     search = FitSearch(base, given, limit, numbers_of_ranks(most), exact=exact, notify=notify)
     found = search.fewest(restriction or Restriction(), exhaustive=exhaustive)
     operations = forward_operations(given, base)
-    rows = [_row(search, one, most_ranks, operations) for one in found if one.ranks is not None]
+    rows = [
+        _row(search, one, most_ranks, operations, speeds) for one in found if one.ranks is not None
+    ]
     rows.sort(key=lambda row: by_cost(row, given_ranks=most_ranks is not None))
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
     not_tried = list(NOT_TRIED)
     if not search.blocks:
         not_tried.append("activation checkpointing: the model has no list of blocks")
-    advice = advise_on(
-        rows,
-        unfit,
-        limit,
-        given_ranks=most_ranks is not None,
-    )
+    advice = advise_on(rows, unfit, limit)
     return FitReport(
         model=base.model,
         elements=search.model.elements,
@@ -85,11 +85,16 @@ def fit(
         advice=tuple(advice),
         not_tried=tuple(not_tried),
         assumes=given.assumes,
+        speeds=speeds,
     )
 
 
 def _row(
-    search: FitSearch, one: Fewest, most_ranks: int | None, operations: ForwardOperations
+    search: FitSearch,
+    one: Fewest,
+    most_ranks: int | None,
+    operations: ForwardOperations,
+    speeds: Speeds | None,
 ) -> FitRow:
     assert one.ranks is not None
     ranks = one.ranks if most_ranks is None else most_ranks
@@ -108,8 +113,18 @@ def _row(
         communicated=None if stage is None else communicated(search.model.elements, stage),
         calls=point.traffic.calls,
         recomputed=operations.share_of_blocks if one.choice.checkpoint else 0.0,
+        paper=None if speeds is None else _paper(search, setup, point, speeds),
         command=setup.command(),
     )
+
+
+def _paper(
+    search: FitSearch, setup: Setup, point: SimulatedPoint, speeds: Speeds
+) -> PaperTime | None:
+    operations = forward_operations(search.given, setup)
+    model = search.given.build()
+    schedule = paper_schedule(setup, model, operations, point.traffic, speeds)
+    return None if schedule is None else schedule.time()
 
 
 def _unfit(search: FitSearch, one: Fewest) -> Unfit:

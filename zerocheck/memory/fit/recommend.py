@@ -1,7 +1,8 @@
 """Order of the rows by cost, the row to take, and the reasons. Imports no torch.
 
 Recomputation counts before bytes on the link: it is compute and hides behind nothing, where
-communication may hide behind compute. The user who wants them weighed gives the speeds of both.
+communication may hide behind compute. Where the user gives the speeds of both, the step time on
+paper weighs them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...sizes import binary, decimal
-from .result import FitRow, Unfit
+from .result import FitRow, PaperTime, Unfit
 
 NAMES = {
     "parameter": "parameters",
@@ -27,7 +28,8 @@ SHARDED = ("parameters", "gradients", "optimizer states")
 
 def by_cost(row: FitRow, *, given_ranks: bool) -> tuple[float, ...]:
     """Return the key by which rows are sorted; equal ones stay in the order of the stages."""
-    return (0 if given_ranks else row.smallest, row.recomputed, row.sent)
+    seconds = 0.0 if row.paper is None else row.paper.step
+    return (0 if given_ranks else row.smallest, seconds, row.recomputed, row.sent)
 
 
 def words_of(choice: FitRow | Unfit) -> str:
@@ -52,14 +54,13 @@ def on_ranks(ranks: int) -> str:
 def taken(rows: Sequence[FitRow]) -> int:
     """Return the place of the row to take: the first, or one that shards nothing."""
     for place, row in enumerate(rows):
-        if row.stage == 0 and _plain(row) and row.ranks == rows[0].ranks:
+        plain = row.stage == 0 and _plain(row) and row.ranks == rows[0].ranks
+        if plain and (row.paper is None or row.paper == rows[0].paper):
             return place
     return 0
 
 
-def advise_on(
-    rows: Sequence[FitRow], unfit: Sequence[Unfit], limit: int, *, given_ranks: bool
-) -> Iterator[str]:
+def advise_on(rows: Sequence[FitRow], unfit: Sequence[Unfit], limit: int) -> Iterator[str]:
     """Yield sentences: the row to take, why none of a lower stage, and what is next to it."""
     if not rows:
         yield from _nothing(unfit)
@@ -69,6 +70,8 @@ def advise_on(
         where = f"on {on_ranks(first.ranks)}"
         yield f"{first.implementation} fits {where}: take it; sharding buys nothing here"
         yield _headroom(first, limit)
+        if first.paper is not None:
+            yield _on_paper(first.paper)
         if rows[0].sent < first.sent:
             yield (
                 f"{words_of(rows[0])} would send {decimal(rows[0].sent)} in a step instead of "
@@ -76,9 +79,11 @@ def advise_on(
                 f"{first.calls:,}"
             )
         return
-    yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {_reason(first)}"
+    yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {_reason(first, rows)}"
     yield _headroom(first, limit)
-    yield from _lower(first, rows, unfit, given_ranks=given_ranks)
+    if first.paper is not None:
+        yield _on_paper(first.paper)
+    yield from _lower(first, rows, unfit)
     if first.recomputed:
         free = [row for row in rows if not row.recomputed]
         if free:
@@ -96,27 +101,46 @@ def _headroom(row: FitRow, limit: int) -> str:
     )
 
 
+def _on_paper(time: PaperTime) -> str:
+    return (
+        f"on paper a step takes {seconds(time.step)} at least: {seconds(time.compute)} of compute, "
+        f"and {seconds(time.exposed)} of communication with nothing to hide behind"
+    )
+
+
+def seconds(time: float) -> str:
+    """Format a time with three digits: `12.3 ms`."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if time * factor >= 0.9995:
+            return f"{time * factor:.3g} {unit}"
+    return f"{time * 1e6:.3g} us" if time else "0 s"
+
+
 def _plain(row: FitRow) -> bool:
     return not row.recomputed and row.microbatches == 1
 
 
-def _reason(row: FitRow) -> str:
-    match row.stage:
-        case 0:
-            return "nothing needs to be sharded"
-        case 1:
-            return "optimizer states are what does not fit whole on a rank"
-        case 2:
-            return "gradients and optimizer states are what does not fit whole on a rank"
-        case 3:
-            return "parameters, gradients and optimizer states are too much for each rank"
-        case _:
-            return "it costs the least of what fits"
+MUST = {
+    0: "nothing needs to be sharded",
+    1: "optimizer states are too much for each rank",
+    2: "gradients and optimizer states are too much for each rank",
+    3: "parameters, gradients and optimizer states are too much for each rank",
+}
+"""What does not fit whole, by the lowest stage that fits."""
 
 
-def _lower(
-    first: FitRow, rows: Sequence[FitRow], unfit: Sequence[Unfit], *, given_ranks: bool
-) -> Iterator[str]:
+def _reason(row: FitRow, rows: Sequence[FitRow]) -> str:
+    cheapest = "recomputes and sends the least"
+    if row.paper is not None:
+        cheapest = "takes the least time on paper"
+    stages = [one.stage for one in rows if one.ranks == row.ranks and one.stage is not None]
+    if row.stage is None or not stages:
+        return f"of what fits it {cheapest}"
+    lowest = min(stages)
+    return MUST[lowest] if lowest == row.stage else f"{MUST[lowest]}; of what fits it {cheapest}"
+
+
+def _lower(first: FitRow, rows: Sequence[FitRow], unfit: Sequence[Unfit]) -> Iterator[str]:
     """Say of each lower stage what keeps it out, or what it costs."""
     if first.stage is None:
         return
@@ -127,8 +151,10 @@ def _lower(
         fitting = [row for row in rows if row.implementation == name]
         if fitting:
             best = fitting[0]
-            where = f"fits from {on_ranks(best.smallest)}"
-            yield f"{words_of(best)} {where}, and sends {decimal(best.sent)} in a step"
+            cost = f"sends {decimal(best.sent)} in a step"
+            if best.paper is not None:
+                cost += f", which takes {seconds(best.paper.step)} on paper"
+            yield f"{words_of(best)} fits from {on_ranks(best.smallest)}, and {cost}"
             continue
         least = min((one for one in unfit if one.implementation == name), key=lambda one: one.total)
         yield f"{name} does not fit: {_shortage(least)}"

@@ -8,6 +8,22 @@ from ...errors import ExitCode
 from ..timeline import HeldBytes
 
 
+class Speeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Speeds that the user gave. link: bytes per second of a rank; operations: per second."""
+
+    link: float
+    operations: float
+
+
+class PaperTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step on paper. exposed: of it, those in which nothing computes."""
+
+    step: float
+    compute: float
+    link: float
+    exposed: float
+
+
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     """Choice that fits.
 
@@ -15,7 +31,8 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     the user has, else the smallest; sent: bytes that a rank sends in a step, as simulated, with
     padding; communicated: elements that the ZeRO paper has this stage move per microbatch that is
     reduced, or None for code of which no stage is known; calls: collectives in a step; recomputed:
-    share of the forward's operations that run again.
+    share of the forward's operations that run again; paper: times of a step, where the speeds are
+    given.
     """
 
     implementation: str
@@ -33,6 +50,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     communicated: int | None
     calls: int
     recomputed: float
+    paper: PaperTime | None = None
     command: str
 
 
@@ -64,7 +82,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     set it; rows: by cost; taken: place of the row to take. Of points (a choice on a number of
     ranks): simulations were simulated, by_formula excluded by the formula, by_update by the peak of
     the optimizer step of another choice; advice: sentences, the row to take first; not_tried: what
-    the search leaves out, with the reason; assumes: what depends on data.
+    the search leaves out, with the reason; assumes: what depends on data; speeds: as given.
     """
 
     model: str
@@ -86,6 +104,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...]
     not_tried: tuple[str, ...]
     assumes: tuple[str, ...]
+    speeds: Speeds | None = None
 
     @property
     def exit_code(self) -> int:

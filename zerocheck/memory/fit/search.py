@@ -124,11 +124,7 @@ class FitSearch:
             traffic = two.traffic
             if many > 2:
                 one = self._simulated(replace(setup, microbatches=1)).traffic
-                more = many - 2
-                traffic = StepTraffic(
-                    traffic.sent + more * (traffic.sent - one.sent),
-                    traffic.calls + more * (traffic.calls - one.calls),
-                )
+                traffic = traffic.plus(many - 2, traffic.plus(-1, one))
             self.points[key] = SimulatedPoint(two.timeline.peak(), _update(two), traffic)
         return self.points[key]
 

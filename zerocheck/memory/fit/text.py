@@ -8,8 +8,8 @@ from tabulate import tabulate
 
 from ...sizes import binary, decimal
 from ..text import NOT_IN_IT
-from .recommend import on_ranks, words_of
-from .result import FitReport
+from .recommend import on_ranks, seconds, words_of
+from .result import FitReport, FitRow
 
 
 def render_fit(report: FitReport) -> str:
@@ -32,8 +32,12 @@ def _head(report: FitReport) -> Iterator[str]:
 
 def _table(report: FitReport) -> Iterator[str]:
     where = f"on {on_ranks(report.most_ranks)}" if report.given_ranks else "on the fewest ranks"
-    order = "" if report.given_ranks else "fewest ranks, then "
-    yield f"what fits, and its cost {where}, by {order}recomputation, then bytes on the link:"
+    order = "recomputation, then bytes on the link"
+    if report.speeds is not None:
+        order = "step time on paper"
+    if not report.given_ranks:
+        order = f"fewest ranks, then {order}"
+    yield f"what fits, and its cost {where}, by {order}:"
     yield ""
     rows = [
         [
@@ -43,15 +47,25 @@ def _table(report: FitReport) -> Iterator[str]:
             decimal(row.sent),
             f"{row.calls:,}",
             f"{row.recomputed:.0%}" if row.recomputed else "-",
+            *(_paper(row) if report.speeds is not None else ()),
         ]
         for row in report.rows
     ]
+    headers = ["choice", "fits from", "peak", "sent per step", "collectives", "forward again"]
+    if report.speeds is not None:
+        headers += ["step on paper", "exposed on paper"]
     yield tabulate(
         rows,
-        headers=["choice", "fits from", "peak", "sent per step", "collectives", "forward again"],
-        colalign=["left", *["right"] * 5],
+        headers=headers,
+        colalign=["left", *["right"] * (len(headers) - 1)],
         disable_numparse=True,
     )
+
+
+def _paper(row: FitRow) -> tuple[str, str]:
+    if row.paper is None:
+        return "-", "-"
+    return seconds(row.paper.step), seconds(row.paper.exposed)
 
 
 def _advice(report: FitReport) -> Iterator[str]:
@@ -74,4 +88,10 @@ def _notes(report: FitReport) -> Iterator[str]:
     yield from report.assumes
     yield f"not tried: {'; '.join(report.not_tried)}"
     yield "sent per step: by each rank, padding included; link bytes of a ring, the least possible"
+    if report.speeds is not None:
+        yield (
+            f"on paper: at {decimal(report.speeds.link)}/s and "
+            f"{report.speeds.operations / 1e12:.4g}T operations per second, without latency and "
+            "the optimizer; no measurement, and the least possible"
+        )
     yield NOT_IN_IT
