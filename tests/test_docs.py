@@ -180,6 +180,11 @@ ELSEWHERE = {
     ),
     "zerocheck faults --implementation my_sharding.py:my_fsdp": "takes minutes: "
     "tests/faults/test_injections.py runs each of them",
+    "zerocheck memory llama3-8b --fit --device-memory 80GiB --world-size 8": "takes a minute: "
+    "tests/memory/test_fit_search.py searches small models",
+    "zerocheck memory gpt2 --fit --device-memory 80GiB --world-size 8 --link 50GB/s --flops 400T": (
+        "takes half a minute: tests/cli/test_cli_memory.py searches a small model"
+    ),
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/newcomer.py replays one",

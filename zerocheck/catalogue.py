@@ -65,6 +65,9 @@ NAMED: dict[str, str] = {**BUILT_IN, **OF_EXTRAS, **WITH_OPTIMIZERS}
 RECOMMENDED = {1: "zero1", 2: "zero2", 3: "fsdp2"}
 """Implementation that advice on memory names for a stage of the ZeRO paper."""
 
+BY_STAGE = {0: "ddp", **RECOMMENDED}
+"""Implementations among which `memory --fit` chooses, by their stage."""
+
 COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 """Implementations that published tables of memory compare: nothing sharded, then by stage."""
 

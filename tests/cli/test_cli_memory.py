@@ -9,6 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from zerocheck.cli import main
+from zerocheck.cli.memory import memory, named
+from zerocheck.cli.output import ProgressLines
+from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.result import MemoryReport
 
 MODEL = """
@@ -30,6 +33,9 @@ class Odd(nn.Module):
 def odd():
     return Odd()
 """
+
+
+FITS = ("gpt2", "--fit", "--device-memory", "80GiB")
 
 
 def invoke(*args: object) -> Result:
@@ -96,6 +102,17 @@ def test_an_implementation_of_the_users(model: str, tmp_path: Path) -> None:
         (("gpt2", "--optimizer", "user"), "unknown optimizer 'user'"),
         (("gpt2", "--momentum", "0.5"), "--momentum 0.5 is of --optimizer sgd"),
         (("gpt2", "--optimizer", "sgd", "--momentum", "1"), "it must be 0 or more, and below 1"),
+        (("gpt2", "--fit"), "--fit needs --device-memory SIZE"),
+        (("gpt2", "--fit", "--device-memory", "80"), "did you mean '80 GiB'"),
+        (("gpt2", "--fit", "--device-memory", "80GiB", "--rank", "1"), "--fit counts rank 0"),
+        (("gpt2", "--microbatches", "0"), "it must be 1 or more"),
+        (("gpt2", "--microbatches", "65"), "at most 64"),
+        (("gpt2", "--link", "400GB/s"), "--link 400GB/s is of --fit"),
+        ((*FITS, "--link", "400GB/s"), "needs --flops, such as 400T, too"),
+        ((*FITS, "--flops", "400T"), "needs --link, such as 400GB/s, too"),
+        ((*FITS, "--link", "400", "--flops", "400T"), "'400' has no unit; did you mean '400 GB/s'"),
+        ((*FITS, "--link", "400GB/s", "--flops", "400"), "did you mean '400T'"),
+        (("nowhere.json",), "nowhere.json cannot be read"),
         (("gpt2", "--tables"), "--tables takes no MODEL"),
         (("gpt2", "--world-size", "many"), "not a valid integer"),
         (("nowhere.py:net",), "there is no file"),
@@ -121,3 +138,43 @@ def test_a_model_that_takes_no_tokens(model: str) -> None:
 def test_a_file_that_cannot_be_written(model: str, tmp_path: Path) -> None:
     result = invoke(model, "--sequence", 5, "--json", tmp_path / "no" / "out.json")
     assert result.exit_code == 2 and "cannot be written" in result.output
+
+
+def test_a_search_for_what_fits(model: str, tmp_path: Path) -> None:
+    small = ("--fit", "--sequence", 5, "--world-size", 2, "--json", tmp_path / "out.json")
+    result = invoke(model, *small, "--device-memory", "1GiB", "--implementation", "fsdp2")
+    assert result.exit_code == 0, result.output
+    assert "take fsdp2" in result.output and "not tried: " in result.output
+    report = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=FitReport)
+    assert {row.implementation for row in report.rows} == {"fsdp2"}
+    assert {row.smallest for row in report.rows} == {1} and report.most_ranks == 2
+    assert all(not row.checkpoint_activations for row in report.rows)  # it has no blocks
+
+
+def test_a_step_time_is_on_paper(model: str) -> None:
+    words = ("--fit", "--sequence", 5, "--world-size", 2, "--device-memory", "1GiB")
+    speeds = ("--link", "1kB/s", "--flops", "400T")
+    result = invoke(model, *words, "--implementation", "ddp", *speeds)
+    assert result.exit_code == 0, result.output
+    # 90 gradients in fp32, reduced by a ring of two: half of them twice.
+    assert "on paper a step takes 360 ms at least" in result.output
+    assert "step on paper" in result.output and "no measurement" in result.output
+
+
+def test_a_search_in_which_nothing_fits(model: str) -> None:
+    words = ("--fit", "--sequence", 5, "--world-size", 2, "--device-memory", "200B")
+    result = invoke(model, *words, "--precision", "fp32")
+    assert result.exit_code == 1, result.output
+    assert "nothing fits on 2 ranks" in result.output
+
+
+def test_only_options_of_the_command_line_restrict_a_search() -> None:
+    context = memory.make_context("memory", ["gpt2", "--wrap", "block", "--world-size", "8"])
+    assert named(context) == {"model", "wrap", "world_size"}
+
+
+def test_progress_is_printed_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines(interval_s=3600)
+    lines.notify("early")
+    ProgressLines(interval_s=0).notify("late")
+    assert capsys.readouterr().err == "late\n"

@@ -79,6 +79,19 @@ def wider_inside() -> nn.Module:
     return model
 
 
+def stepped() -> nn.Module:
+    """Blocks of three sizes."""
+    model = Net(3)
+    for index, layer in enumerate(model.layers):
+        layer.up = nn.Linear(37, 20 + index)
+        layer.down = nn.Linear(20 + index, 37)
+    return model
+
+
+def images() -> nn.Module:
+    return nn.Conv2d(3, 2, 3)
+
+
 def fails() -> nn.Module:
     raise ValueError("no such weights")
 

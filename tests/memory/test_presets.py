@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+from torch import nn
+
+from zerocheck.memory.experts import EVEN_ROUTING, MixtureOfExperts
+from zerocheck.memory.operations import forward_operations
 from zerocheck.memory.presets import PRESETS
+from zerocheck.memory.setup import Setup
+from zerocheck.memory.source import ModelSource, source
 from zerocheck.memory.transformer import build
 
 
@@ -33,6 +41,33 @@ def test_grouped_queries(name: str, narrow: int) -> None:
     assert parameters["blocks.0.attention.key.weight"].shape == (narrow, shape.width)
     assert parameters["blocks.0.attention.query.weight"].shape == (shape.width, shape.width)
     assert parameters["blocks.0.mlp.up.weight"].shape == (shape.hidden, shape.width)
+
+
+def test_all_experts_are_held_and_a_token_takes_a_few() -> None:
+    whole = PRESETS["mixtral-8x7b"].with_blocks(1)
+    shape = replace(whole, width=32, heads=4, key_value_heads=2, hidden=48, vocabulary=64)
+    model = build(shape)
+    experts = [name for name, _ in model.named_parameters() if "mlp.experts." in name]
+    assert len(experts) == 3 * 8
+    setup = Setup(model="mixtral-8x7b", batch=2, sequence=6)
+    counted = forward_operations(ModelSource("small", shape, lambda: model), setup)
+    taken = {path: n for path, n in counted.modules.items() if path.endswith("blocks.0.mlp")}
+    tokens, router = 2 * 6, 8 * 32
+    assert list(taken.values()) == [2 * tokens * (router + 2 * 3 * 32 * 48)]
+
+
+def test_even_routing_is_of_models_with_experts_alone() -> None:
+    assert source("mixtral-8x7b").assumes == (EVEN_ROUTING,)
+    assert source("llama3-8b").assumes == ()
+
+
+def test_experts_compute_with_data() -> None:
+    """With one expert, taken by all tokens, it is that expert."""
+    torch.manual_seed(1)
+    expert = nn.Linear(6, 6)
+    mixture = MixtureOfExperts(6, [expert], 1)
+    x = torch.randn(2, 5, 6)
+    assert torch.allclose(mixture(x), expert(x))
 
 
 def test_the_head_of_gpt2_is_tied() -> None:

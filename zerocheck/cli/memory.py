@@ -9,7 +9,7 @@ import click
 
 from ..catalogue import RECOMMENDED
 from ..errors import UsageError
-from .output import say, shown
+from .output import ProgressLines, say, shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -74,6 +74,33 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="M",
     help="Of sgd; with 0 it keeps no state.  [default: 0.9]",
 )
+@click.option(
+    "--reshard/--no-reshard",
+    default=True,
+    show_default=True,
+    help="Units of FSDP2 and ZeRO-3 are released after the forward, or stay gathered.",
+)
+@click.option(
+    "--microbatches",
+    type=int,
+    metavar="M",
+    default=1,
+    show_default=True,
+    help="Microbatches of --batch samples that are accumulated in a step.",
+)
+@click.option(
+    "--fit",
+    is_flag=True,
+    help="Search for what fits into --device-memory: the fewest ranks of each choice, by cost. "
+    "--world-size is then the most ranks; of the other options, those that are given are kept.",
+)
+@click.option(
+    "--link",
+    metavar="SPEED",
+    help="Of --fit, with --flops: what a rank sends in a second (400GB/s, 400Gbit/s), for step "
+    "times on paper.",
+)
+@click.option("--flops", metavar="SPEED", help="Operations of a rank in a second: 400T.")
 @click.option("--exact", is_flag=True, help="Simulate all blocks; nothing is extrapolated.")
 @click.option(
     "--device-memory", metavar="SIZE", help="Say whether it fits, and what would: 80GiB, 40GB."
@@ -87,11 +114,17 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Measure the peak over wrapping, prefetching and buckets, on ranks of this machine, and "
     "write peak.md and peak.svg; without MODEL.",
 )
+@click.pass_context
 def memory(
+    context: click.Context,
+    /,
     model: str | None,
     checkpoint_activations: bool,
+    fit: bool,
     exact: bool,
     device_memory: str | None,
+    link: str | None,
+    flops: str | None,
     json_file: Path | None,
     tables: bool,
     peaks: Path | None,
@@ -102,11 +135,15 @@ def memory(
     It needs no GPU and no other ranks: the implementation's own code takes two steps on tensors
     without data, in a process group that moves nothing.
 
-    MODEL is a preset (gpt2, gpt3-175b, llama-70b, ...), package.module:factory or
-    path/to/file.py:factory; the factory takes nothing and returns the model, which gets token ids
-    of shape (B, S).
+    MODEL is a preset (gpt2, llama-70b, mixtral-8x7b, ...), the path of a Hugging Face config.json,
+    package.module:factory or path/to/file.py:factory; the factory takes nothing and returns the
+    model, which gets token ids of shape (B, S).
 
-    Exits with 0, 1 if it does not fit into --device-memory, 2 for wrong usage.
+    With --fit the choices are searched: implementation, units, resharding, activation
+    checkpointing, and microbatches into which --batch x --microbatches samples are divided.
+
+    Exits with 0, 1 if it does not fit (with --fit: if nothing does) into --device-memory, 2 for
+    wrong usage.
     """
     from ..memory.setup import Setup
     from ..sizes import parse_size
@@ -126,11 +163,19 @@ def memory(
         from ..memory.presets import PRESETS
 
         raise UsageError(
-            f"MODEL is missing: {', '.join(PRESETS)}, package.module:factory or "
+            f"MODEL is missing: {', '.join(PRESETS)}, config.json, package.module:factory or "
             "path/to/file.py:factory"
         )
     limit = None if device_memory is None else parse_size(device_memory)
     setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
+    if fit:
+        if limit is None:
+            raise UsageError("--fit needs --device-memory SIZE, such as 80GiB, to fit into")
+        speeds = _speeds(link, flops)
+        return _fit(setup, named(context), limit, speeds, exact=exact, json_file=json_file)
+    for option, value in (("--link", link), ("--flops", flops)):
+        if value is not None:
+            raise UsageError(f"{option} {value} is of --fit")
     setup.check()
     return _simulate(setup, exact=exact, limit=limit, json_file=json_file)
 
@@ -149,14 +194,74 @@ def _peaks(directory: Path) -> int:
     return 0
 
 
+def named(context: click.Context) -> frozenset[str]:
+    """Return the names of the parameters that stand in the command line."""
+    source = click.core.ParameterSource.COMMANDLINE
+    return frozenset(
+        name for name in context.params if context.get_parameter_source(name) is source
+    )
+
+
+def _speeds(link: str | None, flops: str | None) -> tuple[float, float] | None:
+    from ..sizes import parse_operations, parse_rate
+
+    if link is None and flops is None:
+        return None
+    if link is None or flops is None:
+        missing = "--link, such as 400GB/s" if link is None else "--flops, such as 400T"
+        raise UsageError(f"a step time on paper needs {missing}, too")
+    return parse_rate(link), parse_operations(flops)
+
+
+def _fit(
+    setup: Any,
+    given: frozenset[str],
+    limit: int,
+    speeds: tuple[float, float] | None,
+    *,
+    exact: bool,
+    json_file: Path | None,
+) -> int:
+    _check(setup)
+    from ..memory.fit.assemble import fit
+    from ..memory.fit.choices import Restriction
+    from ..memory.fit.result import Speeds
+    from ..memory.fit.text import render_fit
+
+    restriction = Restriction(
+        implementation=setup.implementation if "implementation" in given else None,
+        wrap=setup.wrap if "wrap" in given else None,
+        checkpoint=setup.checkpoint if "checkpoint_activations" in given else None,
+        reshard=setup.reshard if "reshard" in given else None,
+        microbatches=setup.microbatches if "microbatches" in given else None,
+    )
+    report = fit(
+        setup,
+        limit,
+        most_ranks=setup.world_size if "world_size" in given else None,
+        restriction=restriction,
+        exact=exact,
+        speeds=None if speeds is None else Speeds(link=speeds[0], operations=speeds[1]),
+        notify=ProgressLines().notify,
+    )
+    return shown(report, render_fit(report), json_file)
+
+
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
+    _check(setup)
+    from ..memory.analyse import analyse
+    from ..memory.text import render
+
+    report = analyse(setup, exact=exact, limit=limit)
+    return shown(report, render(report), json_file)
+
+
+def _check(setup: Any) -> None:
+    """Raise UsageError for an implementation that cannot be simulated, or a lack of memory."""
     from ..catalogue import check_spelling, extra_of
     from ..run.execute.machine import check_process_memory
 
     check_process_memory()  # before torch is imported
-    from ..memory.analyse import analyse
-    from ..memory.text import render
-
     check_spelling(setup.implementation)
     if extra := extra_of(setup.implementation):
         raise UsageError(
@@ -164,5 +269,3 @@ def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | N
             f"what its ranks hold is measured with: zerocheck run {setup.implementation} "
             "--obligations memory"
         )
-    report = analyse(setup, exact=exact, limit=limit)
-    return shown(report, render(report), json_file)

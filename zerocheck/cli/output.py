@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,21 @@ def say(text: object, *, nl: bool = True) -> None:
 def remark(text: str) -> None:
     """Print an error or a note to stderr; further lines of it are indented."""
     click.echo(indented(text), err=True)
+
+
+class ProgressLines:
+    """Progress of a command on stderr: nothing in the first seconds, then a line at intervals."""
+
+    def __init__(self, interval_s: float = 2.0) -> None:
+        self._interval_s = interval_s
+        self._last = time.monotonic()
+
+    def notify(self, text: str) -> None:
+        """Print the text if the last line, or the start, is long ago."""
+        now = time.monotonic()
+        if now - self._last >= self._interval_s:
+            self._last = now
+            remark(text)
 
 
 def shown(report: Any, text: str, json_file: Path | None) -> int:

@@ -3,9 +3,14 @@
 - `advice.py`: advice on what would fit: each alternative is simulated before it is reported
 - `allocation_tracker.py`: allocation tracker of one rank: origin, module, phase and release
 - `analyse.py`: analysis of a setup: simulation, extrapolation where it is proven, and report
+- `collectives.py`: bytes that one rank sends in a collective, by the algorithms of a ring
+- `experts.py`: mixture of experts of the presets: a router, and MLPs that tokens are sent to
 - `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
+- `fit/`: search for what fits into a device's memory: `zerocheck memory MODEL --fit`
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
-- `log.py`: log of the allocation tracker: storages, and when their sizes changed
+- `huggingface.py`: shape of a model from the config.json of Hugging Face transformers
+- `log.py`: log of the allocation tracker: storages, when their sizes changed, and collectives
+- `operations.py`: floating-point operations of a forward, counted from the shapes of its operators
 - `optimizer_parts.py`: parts of a model by optimizer, and the formulas for the bytes of them all
 - `presets.py`: shapes and parameter counts of known models, as data
 - `result.py`: result of a simulation, as data: `zerocheck memory --json` writes it

@@ -32,7 +32,8 @@ from ..compat import Operators, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
 from ..contract.layout import OF_ROLE, Category, Phase
-from .log import Log, Moment, Storage
+from .collectives import collective_kind, sent_bytes
+from .log import Log, Moment, SentBytes, Storage
 
 MARK = "zerocheck"
 """Begins the names of the profiler's records that phases leave."""
@@ -41,14 +42,13 @@ MARK = "zerocheck"
 class AllocationTracker(Operators):
     """Allocation tracker, active within `with`.
 
-    fake: the mode whose tensors count, None for real ones; number: what reading a float of a tensor
-    without data gives.
+    fake: the mode whose tensors count, None for real ones; ranks: of each collective; number: what
+    reading a float of a tensor without data gives.
     """
 
-    def __init__(self, fake: Any = None, number: float = 1.0) -> None:
+    def __init__(self, fake: Any = None, ranks: int = 1, number: float = 1.0) -> None:
         super().__init__()
-        self.fake = fake
-        self._number_read = number
+        self.fake, self.ranks, self._number_read = fake, ranks, number
         self.log = Log()
         self.step = -1
         self.phase: Phase = "built"
@@ -134,7 +134,18 @@ class AllocationTracker(Operators):
         self._look(name, _tensors(result))
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
             self._evidence(name, args, kwargs, result)
+            self._collective(name, args, result)
         return result
+
+    def _collective(self, name: str, args: Any, result: Any) -> None:
+        """Record the bytes of a collective: of the whole tensor, whichever argument it is."""
+        kind = collective_kind(name)
+        if kind is None or (kind == "broadcast" and _all_indices(args[0])):
+            return
+        size = max(_bytes(tree) for tree in (*args[:2], result))
+        module = self._stack[-1] if self._stack else self._backward
+        sent = sent_bytes(kind, size, self.ranks)
+        self.log.collectives.append(SentBytes(self.step, self.phase, module, kind, size, sent))
 
     def _for_indices(self, func: Any, kwargs: Any) -> bool:
         """Return True if DDP's reducer allocates the int32 tensor for the order of its buckets.
@@ -268,6 +279,15 @@ def _over(tensors: list[torch.Tensor]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(list(tensors))
     return work_from_future(future)
+
+
+def _all_indices(tree: Any) -> bool:
+    """Return True for the order of DDP's buckets, sent once, before the second forward."""
+    return all(one.dtype == torch.int32 for one in _tensors(tree))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(one.numel() * one.element_size() for one in _tensors(tree))
 
 
 def _counts(tensor: torch.Tensor) -> bool:

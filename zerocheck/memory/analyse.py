@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..models.parts import block_list
 from .advice import advise
+from .collectives import StepTraffic, step_traffic, with_more_blocks
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
 from .formulas import STAGES, communicated
 from .optimizer_parts import OptimizerPart, paper_words, parts_of, total_of, words_of
@@ -24,11 +25,12 @@ MANY = 2 * max(TRIED)
 class SimulatedRank:
     """Timeline of the whole model, and its origin.
 
-    counts: bytes of step counts; simulated, reason: see Report.
+    counts: bytes of step counts; traffic: of the last step; simulated, reason: see MemoryReport.
     """
 
     timeline: Timeline
     counts: int
+    traffic: StepTraffic
     path: str
     simulated: tuple[int, ...] = ()
     reason: str = ""
@@ -71,6 +73,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         between=_between(setup, parts, done),
         peak=peak,
         rows=tuple(_rows(done)),
+        assumes=given.assumes,
         device=device,
     )
 
@@ -94,16 +97,26 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
         few, more, most = map(_counts, runs)
         if most - more != more - few:
             raise NotUniform("step counts do not grow by a constant")
+        traffic = with_more_blocks([*map(_traffic, runs)], len(blocks) - TRIED[0])
+        if traffic is None:
+            raise NotUniform("collectives do not grow by a constant")
         made = extrapolate(lines, path, len(blocks))
         counts = few + (len(blocks) - TRIED[0]) * (more - few)
-        return SimulatedRank(made, counts, path, simulated=TRIED)
+        return SimulatedRank(made, counts, traffic, path, simulated=TRIED)
     except NotUniform as reason:
         return _whole(setup, given, reason=str(reason))
 
 
 def _whole(setup: Setup, given: ModelSource, reason: str = "") -> SimulatedRank:
     one = simulate(setup, given)
-    return SimulatedRank(timeline(one.log, one.blocks), _counts(one), one.blocks, reason=reason)
+    return SimulatedRank(
+        timeline(one.log, one.blocks), _counts(one), _traffic(one), one.blocks, reason=reason
+    )
+
+
+def _traffic(one: Simulation) -> StepTraffic:
+    last = [call for call in one.log.collectives if call.step == STEPS - 1]
+    return step_traffic(((call.phase, call.kind), call.sent) for call in last)
 
 
 def _counts(one: Simulation) -> int:

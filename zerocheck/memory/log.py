@@ -1,11 +1,13 @@
-"""Log of the allocation tracker: storages, and when their sizes changed."""
+"""Log of the allocation tracker: storages, when their sizes changed, and collectives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NamedTuple
 
 from ..contract.layout import Category, Phase
+from .collectives import CollectiveKind
 
 
 class Moment(NamedTuple):
@@ -39,6 +41,20 @@ class Storage:
     evidence: int = 0
 
 
+class SentBytes(NamedTuple):
+    """Bytes that one rank sends in one collective.
+
+    size: of the whole tensor, padding included; sent: over the link of the rank.
+    """
+
+    step: int
+    phase: Phase
+    module: str
+    kind: CollectiveKind
+    size: int
+    sent: Fraction
+
+
 @dataclass(slots=True)
 class Log:
     """Log of events: changes are (index of the moment, number of the storage, bytes added)."""
@@ -46,3 +62,4 @@ class Log:
     moments: list[Moment] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     changes: list[tuple[int, int, int]] = field(default_factory=list)
+    collectives: list[SentBytes] = field(default_factory=list)

@@ -3,8 +3,9 @@
 Shapes: GPT-2 from Radford et al. 2019 (Table 2; the sizes are those of the published weights, with
 tied embeddings), GPT-3 from Brown et al. 2020 (Table 2.1), Llama 7B and 13B from Touvron et al.
 2023 (Table 2), Llama 8B, 70B and 405B from Grattafiori et al. 2024 (Table 3) with the intermediate
-sizes of the published weights. Rajbhandari et al. 2020 give their 7.5B by its number of parameters
-only: the shape of `zero-7.5b` is ours, the nearest of width 4096.
+sizes of the published weights, Mixtral 8x7B from Jiang et al. 2024 (Table 1). Rajbhandari et al.
+2020 give their 7.5B by its number of parameters only: the shape of `zero-7.5b` is ours, the nearest
+of width 4096.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Architecture:
     positions, SiLU gate); width: of the residual stream; hidden: of the MLP; heads of the queries,
     key_value_heads of keys and values (fewer: grouped-query attention); positions: longest sequence
     of learned positions, the default of `--sequence` for all; tied: the head's weight is the
-    embedding's; published: parameters as published, or None.
+    embedding's; head_size: elements of a head, where it is not width / heads; query_bias: queries,
+    keys and values have biases; experts: MLPs of each block, all of them held, of which each token
+    takes active_experts; 0 is one MLP without a router; published: parameters as published, or
+    None.
     """
 
     family: Literal["gpt", "llama"]
@@ -33,13 +37,17 @@ class Architecture:
     vocabulary: int
     positions: int
     tied: bool = False
+    head_size: int | None = None
+    query_bias: bool = False
+    experts: int = 0
+    active_experts: int = 0
     published: int | None = None
     source: str = ""
 
     @property
     def head_width(self) -> int:
         """Elements of one head."""
-        return self.width // self.heads
+        return self.head_size or self.width // self.heads
 
     def elements(self) -> int:
         """Return the number of parameters (Psi), counted from the shape."""
@@ -62,8 +70,12 @@ def _gpt_block(shape: Architecture) -> int:
 
 def _llama_block(shape: Architecture) -> int:
     width = shape.width
-    narrow = shape.key_value_heads * shape.head_width
-    return 2 * width * width + 2 * width * narrow + 3 * width * shape.hidden + 2 * width
+    wide, narrow = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
+    attention = 2 * width * wide + 2 * width * narrow
+    if shape.query_bias:
+        attention += wide + 2 * narrow
+    mlps = 3 * width * shape.hidden * max(shape.experts, 1)
+    return attention + mlps + width * shape.experts + 2 * width
 
 
 def _gpt_shape(
@@ -102,6 +114,11 @@ def _llama_shape(
 
 _GPT2, _GPT3, _ZERO = "Radford et al. 2019", "Brown et al. 2020", "Rajbhandari et al. 2020"
 _LLAMA, _LLAMA3 = "Touvron et al. 2023", "Grattafiori et al. 2024"
+_MIXTRAL = "Jiang et al. 2024"
+
+_LLAMA3_8B = _llama_shape(
+    32, 4096, 32, 8, 14336, 128256, 8192, 8_030_261_248, _LLAMA3
+)  # fmt: skip
 
 PRESETS: dict[str, Architecture] = {
     "gpt2": _gpt_shape(12, 768, 12, published=124_439_808, source=_GPT2),
@@ -116,14 +133,17 @@ PRESETS: dict[str, Architecture] = {
     "llama-13b": _llama_shape(
         40, 5120, 40, 40, 13824, 32000, 2048, 13_015_864_320, _LLAMA
     ),
-    "llama-8b": _llama_shape(
-        32, 4096, 32, 8, 14336, 128256, 8192, 8_030_261_248, _LLAMA3
-    ),
+    "llama-8b": _LLAMA3_8B,
+    "llama3-8b": _LLAMA3_8B,
     "llama-70b": _llama_shape(
         80, 8192, 64, 8, 28672, 128256, 8192, 70_553_706_496, _LLAMA3
     ),
     "llama-405b": _llama_shape(
         126, 16384, 128, 8, 53248, 128256, 8192, 405_853_388_800, _LLAMA3
+    ),
+    "mixtral-8x7b": replace(
+        _llama_shape(32, 4096, 32, 8, 14336, 32000, 32768, 46_702_792_704, _MIXTRAL),
+        experts=8, active_experts=2,
     ),
 }  # fmt: skip
 """Names that `zerocheck memory` takes."""

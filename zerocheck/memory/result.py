@@ -72,7 +72,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     elements: parameters of the model; simulated: numbers of blocks that were simulated, empty if it
     was the whole model; reason: why nothing was extrapolated though there are many blocks; lines:
-    bytes at the end of each phase of each step, by category.
+    bytes at the end of each phase of each step, by category; assumes: what depends on data.
     """
 
     model: str
@@ -95,6 +95,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     between: Between
     peak: HeldBytes
     rows: tuple[ModulePeak, ...]
+    assumes: tuple[str, ...] = ()
     device: Device | None = None
 
     @property

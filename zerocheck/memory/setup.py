@@ -15,6 +15,7 @@ from ..case.schema import (
     OptimizerKind,
     Precision,
     Sharding,
+    Training,
     WrapKind,
 )
 from ..catalogue import RECOMMENDED
@@ -42,6 +43,7 @@ its product of momenta. ASGD, with 1, is not averaging yet, as in its first mill
 """
 
 MAX_RANKS = 1 << 16
+MAX_MICROBATCHES = 64
 Wrap = Literal["block", "layer", "whole"]
 WRAPS: tuple[Wrap, ...] = ("block", "layer", "whole")
 
@@ -53,7 +55,8 @@ class Setup:
     model: as the user names it; batch: samples of one microbatch of one rank; sequence: positions
     per sample; precision: mixed (compute in bf16, weights, gradients and states in fp32) or fp32;
     checkpoint: activation checkpointing of every block; wrap: granularity of units; rank: the one
-    whose memory is counted; momentum: of SGD, 0 is without a buffer.
+    whose memory is counted; momentum: of SGD, 0 is without a buffer; reshard: units are released
+    after the forward; microbatches: accumulated before each optimizer step.
     """
 
     model: str
@@ -67,6 +70,8 @@ class Setup:
     wrap: Wrap = "block"
     optimizer: str = "adamw"
     momentum: float | None = None
+    reshard: bool = True
+    microbatches: int = 1
 
     def check(self) -> None:
         """Raise UsageError for invalid numbers and names."""
@@ -74,9 +79,12 @@ class Setup:
             ("--world-size", self.world_size),
             ("--batch", self.batch),
             ("--sequence", self.sequence),
+            ("--microbatches", self.microbatches),
         ):
             if value < 1:
                 raise UsageError(f"{option} {value}: it must be 1 or more")
+        if self.microbatches > MAX_MICROBATCHES:
+            raise UsageError(f"--microbatches {self.microbatches}: at most {MAX_MICROBATCHES}")
         if self.world_size > MAX_RANKS:
             raise UsageError(f"--world-size {self.world_size}: at most {MAX_RANKS}")
         if not 0 <= self.rank < self.world_size:
@@ -143,14 +151,18 @@ class Setup:
         """
         mixed = self.precision == "mixed" and self.traits.own_precision
         wrap: WrapKind = self.wrap
+        # From stage 2 on each microbatch is reduced: else whole gradients would be accumulated.
         return Case(
             mesh=(self.world_size,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
             optimizer=self.options if optimizer is None else optimizer,
+            training=Training(microbatches=self.microbatches),
             precision=Precision(compute="bf16", reduce="fp32") if mixed else Precision(),
             sharding=Sharding(
                 wrap=wrap,
+                reshard=self.reshard,
+                sync="each" if (self.stage or 0) >= 2 else "last",
                 bucket=DDP_BUCKET,
                 prefetch=self.traits.prefetch,
             ),
@@ -168,6 +180,10 @@ class Setup:
             words.append("--checkpoint-activations")
         if self.wrap != "block":
             words.append(f"--wrap {self.wrap}")
+        if not self.reshard:
+            words.append("--no-reshard")
+        if self.microbatches > 1:
+            words.append(f"--microbatches {self.microbatches}")
         if self.optimizer != "adamw":
             words.append(f"--optimizer {self.optimizer}")
         if self.momentum is not None:

@@ -46,10 +46,14 @@ class _Watched(Microbatch):
     """Microbatch whose forward runs in a context and reports its end."""
 
     tracker: AllocationTracker
-    casts: AbstractContextManager[Any]
+    autocast: bool
+    first: bool
 
     def loss(self, call: Call) -> torch.Tensor:
-        with self.casts:
+        if not self.first:
+            self.tracker.enter("forward", self.tracker.step)
+        casts = torch.autocast("cpu", torch.bfloat16) if self.autocast else nullcontext()
+        with casts:
             loss = super().loss(call)
         self.tracker.forward_over()
         return loss
@@ -75,7 +79,8 @@ def simulate(
         _checkpoint(inside)
     show_blocks(model)
     fake = None if data else fake_mode()
-    tracker = AllocationTracker(fake, NUMBERS_READ.get(setup.optimizer, 1.0))
+    number = NUMBERS_READ.get(setup.optimizer, 1.0)
+    tracker = AllocationTracker(fake, setup.world_size, number)
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh("cpu", (setup.world_size,), mesh_dim_names=("shard",))
@@ -137,18 +142,21 @@ def _steps(setup: Setup, implementation: Implementation, tracker: AllocationTrac
             tracker.claim(implementation.shards())
             tracker.enter("step", tracker.step)
 
-        casts = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
-        microbatch = _Watched(
-            inputs=(tokens,),
-            target=tokens,
-            seed=None,
-            loss_of=loss_of,
-            tracker=tracker,
-            casts=casts,
-        )
+        microbatches = [
+            _Watched(
+                inputs=(tokens,),
+                target=tokens,
+                seed=None,
+                loss_of=loss_of,
+                tracker=tracker,
+                autocast=autocast,
+                first=not number,
+            )
+            for number in range(setup.microbatches)
+        ]
         rates = [1e-3]
         implementation.train_step(
-            Step(index=index, microbatches=[microbatch], lr=rates, reached=reached)
+            Step(index=index, microbatches=microbatches, lr=rates, reached=reached)
         )
         tracker.claim(implementation.shards())
 

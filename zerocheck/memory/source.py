@@ -13,6 +13,8 @@ from ..catalogue import check_factory
 from ..errors import UsageError, unknown
 from ..models.parts import block_list, model_of
 from ..user_code import import_user_code
+from .experts import EVEN_ROUTING
+from .huggingface import is_model_config, read_architecture
 from .presets import PRESETS, Architecture
 from .transformer import build
 
@@ -21,7 +23,8 @@ from .transformer import build
 class ModelSource:
     """A model that can be built on the meta device, with all of its blocks or with fewer.
 
-    name: as the user gave it; shape: that of a preset, else None; make: gives the whole model.
+    name: as the user gave it; shape: that of a preset or config, else None; make: gives the whole
+    model.
     """
 
     name: str
@@ -39,6 +42,11 @@ class ModelSource:
             assert found is not None
             del found[1][blocks:]
         return model
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """Assumptions about what depends on data."""
+        return (EVEN_ROUTING,) if self.shape is not None and self.shape.experts else ()
 
     def _made(self) -> nn.Module:
         with torch.device("meta"):
@@ -60,17 +68,24 @@ class ModelSource:
 
 
 def source(name: str) -> ModelSource:
-    """Return a preset by name, or the model of `package.module:factory`, `path/to/file.py:factory`.
+    """Return a preset by name, the model of a Hugging Face config.json, or that of a factory.
 
-    The factory takes no arguments and returns the model, or the model first of a tuple, as
+    A factory is named `package.module:factory` or `path/to/file.py:factory`.
+    It takes no arguments and returns the model, or the model first of a tuple, as
     `zerocheck run --model` takes it.
     Raises UsageError, with the nearest name, for anything else.
     """
     if name in PRESETS:
         return ModelSource(name, PRESETS[name], lambda: build(PRESETS[name]))
+    if is_model_config(name):
+        shape = read_architecture(name)
+        return ModelSource(name, shape, lambda: build(shape))
     if ":" not in name and not name.endswith(".py"):
         error = unknown("model", name, PRESETS)
-        raise UsageError(f"{error}; or give package.module:factory or path/to/file.py:factory")
+        raise UsageError(
+            f"{error}; or give the path of a config.json, package.module:factory or "
+            "path/to/file.py:factory"
+        )
     check_factory(name)
     made: Any = import_user_code(name)
     if not callable(made):

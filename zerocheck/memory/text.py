@@ -27,7 +27,7 @@ def render(report: MemoryReport) -> str:
     parts = [_head(report), _attribution(report), _between(report), _peak(report)]
     if report.device is not None:
         parts.append(_device(report.device))
-    notes = [NOT_IN_IT]
+    notes = [*report.assumes, NOT_IN_IT]
     if report.autocast:
         notes.append(AUTOCAST)
     return "\n\n".join("\n".join(lines) for lines in (*parts, notes)) + "\n"

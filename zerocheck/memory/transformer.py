@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .experts import MixtureOfExperts
 from .presets import Architecture
 
 
@@ -20,15 +21,15 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.narrow_heads = shape.heads, shape.key_value_heads
         self.head_width, self.rotary = shape.head_width, rotary
-        narrow = self.narrow_heads * self.head_width
-        self.query = nn.Linear(shape.width, shape.width, bias=bias)
-        self.key = nn.Linear(shape.width, narrow, bias=bias)
-        self.value = nn.Linear(shape.width, narrow, bias=bias)
-        self.out = nn.Linear(shape.width, shape.width, bias=bias)
+        wide, narrow = self.heads * self.head_width, self.narrow_heads * self.head_width
+        self.query = nn.Linear(shape.width, wide, bias=bias or shape.query_bias)
+        self.key = nn.Linear(shape.width, narrow, bias=bias or shape.query_bias)
+        self.value = nn.Linear(shape.width, narrow, bias=bias or shape.query_bias)
+        self.out = nn.Linear(wide, shape.width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, sequence, width) to the same shape."""
-        batch, sequence, width = x.shape
+        sequence = x.shape[1]
         query = self._heads(self.query(x), self.heads)
         key = self._heads(self.key(x), self.narrow_heads)
         value = self._heads(self.value(x), self.narrow_heads)
@@ -38,7 +39,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=self.heads != self.narrow_heads
         )
-        out: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, sequence, width))
+        out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
     def _heads(self, x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -90,6 +91,15 @@ class GatedMlp(nn.Module):
         return out
 
 
+def _mlp(shape: Architecture) -> nn.Module:
+    if shape.family == "gpt":
+        return TransformerMlp(shape)
+    if not shape.experts:
+        return GatedMlp(shape)
+    experts: list[nn.Module] = [GatedMlp(shape) for _ in range(shape.experts)]
+    return MixtureOfExperts(shape.width, experts, shape.active_experts)
+
+
 class TransformerBlock(nn.Module):
     """Attention and MLP, each after a norm and added to what came in."""
 
@@ -100,7 +110,7 @@ class TransformerBlock(nn.Module):
         self.before_attention: nn.Module = norm(shape.width)
         self.attention = Attention(shape, bias=gpt, rotary=not gpt)
         self.before_mlp: nn.Module = norm(shape.width)
-        self.mlp: nn.Module = TransformerMlp(shape) if gpt else GatedMlp(shape)
+        self.mlp = _mlp(shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, sequence, width) to the same shape."""

@@ -1,0 +1,161 @@
+"""What the search says fits, against the simulation of every choice on every number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from slices import WHOLE
+
+from zerocheck.errors import UsageError
+from zerocheck.memory.analyse import analyse, run
+from zerocheck.memory.fit.assemble import fit
+from zerocheck.memory.fit.bounds import lower_bound, model_bytes
+from zerocheck.memory.fit.choices import Choice, Restriction
+from zerocheck.memory.fit.result import FitReport
+from zerocheck.memory.fit.search import FitSearch, numbers_of_ranks
+from zerocheck.memory.setup import Setup
+from zerocheck.memory.source import source
+
+MOST = 4
+RANKS = numbers_of_ranks(MOST)
+LIMITS = (250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000)
+"""From what nothing fits into to what everything does."""
+
+
+def small(**more: object) -> Setup:
+    options = {"batch": 2 if WHOLE else 1, "sequence": 29, "precision": "fp32", **more}
+    return Setup(model="small_models:small", **options)  # type: ignore[arg-type]
+
+
+def search(limit: int, base: Setup | None = None) -> FitSearch:
+    base = base or small()
+    return FitSearch(base, source(base.model), limit, RANKS)
+
+
+@cache
+def everything() -> FitSearch:
+    """All choices on all numbers of ranks, simulated; the limit is of no matter."""
+    found = search(1)
+    for choice in found.all_choices(Restriction()):
+        for ranks in RANKS:
+            found.point(choice, ranks)
+    return found
+
+
+@cache
+def searched(limit: int) -> FitReport:
+    return fit(small(), limit, most_ranks=MOST)
+
+
+def by_all(limit: int) -> FitReport:
+    """The report of an exhaustive search, without simulating everything again."""
+    points = everything().points
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FitSearch, "point", lambda _, choice, ranks: points[choice, ranks])
+        return fit(small(), limit, most_ranks=MOST, exhaustive=True)
+
+
+def answers(report: FitReport) -> list[tuple[object, ...]]:
+    """All that must not depend on how it was searched."""
+    rows = [(row.command, row.smallest, row.peak, row.sent, row.calls) for row in report.rows]
+    return [*rows, report.taken, report.advice[:1], report.exit_code]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_search_says_what_all_simulations_say(limit: int) -> None:
+    found, every = searched(limit), by_all(limit)
+    assert answers(found) == answers(every)
+    assert every.by_formula == every.by_update == 0
+
+
+def test_it_spares_simulations_and_the_limits_tell_choices_apart() -> None:
+    spared = [len(everything().points) - searched(limit).simulations for limit in LIMITS]
+    assert all(count > 0 for count in spared)
+    assert any(searched(limit).by_formula for limit in LIMITS)
+    assert any(searched(limit).by_update for limit in LIMITS)
+    assert len({str(answers(searched(limit))) for limit in LIMITS}) == len(LIMITS)
+    assert searched(LIMITS[0]).exit_code == 1 and searched(LIMITS[-1]).exit_code == 0
+
+
+def test_no_peak_is_under_its_bound() -> None:
+    found = everything()
+    for (choice, ranks), point in found.points.items():
+        bound = sum(found.bound(choice, ranks).values())
+        assert 0 < bound <= point.peak.total, (choice, ranks)
+
+
+def test_the_optimizer_step_does_not_depend_on_what_is_not_sharded() -> None:
+    """It bounds the peak of choices that were not simulated."""
+    updates: dict[tuple[str, int, int], set[int]] = {}
+    for (choice, ranks), point in everything().points.items():
+        updates.setdefault((choice.implementation, choice.microbatches, ranks), set()).add(
+            point.update.total
+        )
+    assert {key: sizes for key, sizes in updates.items() if len(sizes) > 1} == {}
+
+
+def test_each_choice_fits_on_more_ranks_too() -> None:
+    """Peaks shrink with ranks; with one rank alone nothing is gathered."""
+    for choice in everything().all_choices(Restriction()):
+        peaks = [everything().points[choice, ranks].peak.total for ranks in RANKS[1:]]
+        assert peaks == sorted(peaks, reverse=True), choice
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "fsdp2"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_from_the_second_on_each_microbatch_is_as_the_one_before(
+    name: str, checkpoint: bool
+) -> None:
+    choice = Choice(name, "block", True, checkpoint, 4)
+    base = small(batch=4)
+    found = search(1, base).point(choice, 3)
+    all_four = run(choice.setup(base, 3), source(base.model))
+    assert found.peak == all_four.timeline.peak()
+    assert found.traffic == all_four.traffic
+
+
+def test_frozen_parameters_have_no_gradient_in_the_bound() -> None:
+    model = source("small_models:small").build()
+    whole = model_bytes(model)
+    for parameter in list(model.parameters())[:4]:
+        parameter.requires_grad_(False)
+    frozen = model_bytes(model)
+    setup = replace(small(), implementation="fsdp2", world_size=4)
+    all_of_it, some = lower_bound(setup, whole), lower_bound(setup, frozen)
+    assert all_of_it["parameters"] == some["parameters"]
+    assert all_of_it["gradients"] > some["gradients"]
+    assert sum(all_of_it.values()) == 16 * whole.elements // 4
+
+
+def test_what_is_given_is_kept() -> None:
+    given = Restriction(implementation="fsdp2", checkpoint=True, reshard=False)
+    report = fit(small(), 10**9, most_ranks=4, restriction=given)
+    (row,) = report.rows
+    assert (row.implementation, row.checkpoint_activations, row.reshard) == ("fsdp2", True, False)
+    assert row.smallest == 1 and row.ranks == 4
+
+
+def test_the_command_of_a_row_simulates_its_peak() -> None:
+    base = small(batch=2)
+    report = fit(base, 500_000, most_ranks=2, restriction=Restriction(implementation="fsdp2"))
+    words = {row.command for row in report.rows}
+    assert any("--microbatches" in command for command in words)
+    row = next(row for row in report.rows if row.microbatches > 1)
+    setup = Choice(
+        row.implementation, row.wrap, row.reshard, row.checkpoint_activations, row.microbatches  # type: ignore[arg-type]
+    ).setup(base, row.ranks)  # fmt: skip
+    assert setup.command() == row.command
+    assert analyse(setup).peak == row.peak
+
+
+def test_a_rank_other_than_the_first_is_refused() -> None:
+    with pytest.raises(UsageError, match="--fit counts rank 0"):
+        fit(small(rank=1, world_size=4), 10**9, most_ranks=4)
+
+
+def test_numbers_of_ranks() -> None:
+    assert numbers_of_ranks(1) == (1,)
+    assert numbers_of_ranks(6) == (1, 2, 4, 6)
+    assert numbers_of_ranks(8) == (1, 2, 4, 8)

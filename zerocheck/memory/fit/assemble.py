@@ -1,0 +1,151 @@
+"""Assembly of the report of a search: rows with their costs, what does not fit, and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..formulas import communicated
+from ..operations import ForwardOperations, forward_operations
+from ..setup import Setup
+from ..source import source
+from .choices import Choice, Restriction, options_of
+from .recommend import advise_on, by_cost, taken
+from .result import FitReport, FitRow, PaperTime, Speeds, Unfit
+from .search import MOST_RANKS, Fewest, FitSearch, SimulatedPoint, check_fit, numbers_of_ranks
+from .step_time import paper_schedule
+
+NOT_TRIED = (
+    "numbers of ranks between powers of two",
+    "smaller units that stay gathered: all of them are whole at the end of the forward",
+    "HSDP: a simulated rank has a mesh of one axis",
+    "tensor, pipeline, context and expert parallelism: layers are simulated whole",
+    "CPU offload: a simulated rank has one memory, so none of these choices uses host memory",
+)
+
+
+def fit(
+    base: Setup,
+    limit: int,
+    *,
+    most_ranks: int | None = None,
+    restriction: Restriction | None = None,
+    exact: bool = False,
+    exhaustive: bool = False,
+    speeds: Speeds | None = None,
+    notify: Callable[[str], None] = lambda words: None,
+) -> FitReport:
+    """Search for the choices that fit.
+
+    Args:
+        base: model, samples per step and rank, precision and optimizer; the rest is searched.
+        limit: bytes of the device's memory.
+        most_ranks: as many ranks as the user has; None searches for the fewest.
+        restriction: options that are kept.
+        exact: simulate all blocks.
+        exhaustive: simulate every choice on every number of ranks, whatever formulas say.
+        speeds: of the link and of compute, for the step time on paper.
+        notify: called with words before each simulation.
+
+    Raises UsageError for what cannot be searched or simulated.
+    """
+    most = MOST_RANKS if most_ranks is None else most_ranks
+    check_fit(replace(base, world_size=most))
+    given = source(base.model)
+    search = FitSearch(base, given, limit, numbers_of_ranks(most), exact=exact, notify=notify)
+    found = search.fewest(restriction or Restriction(), exhaustive=exhaustive)
+    operations = forward_operations(given, base)
+    rows = [
+        _row(search, one, most_ranks, operations, speeds) for one in found if one.ranks is not None
+    ]
+    rows.sort(key=lambda row: by_cost(row, given_ranks=most_ranks is not None))
+    unfit = [_unfit(search, one) for one in found if one.ranks is None]
+    not_tried = list(NOT_TRIED)
+    if not search.blocks:
+        not_tried.append("activation checkpointing: the model has no list of blocks")
+    advice = advise_on(rows, unfit, limit)
+    return FitReport(
+        model=base.model,
+        elements=search.model.elements,
+        blocks=search.blocks,
+        batch=base.batch * base.microbatches,
+        sequence=base.sequence,
+        precision=base.precision,
+        optimizer=base.optimizer,
+        limit=limit,
+        most_ranks=most,
+        given_ranks=most_ranks is not None,
+        rows=tuple(rows),
+        taken=taken(rows),
+        unfit=tuple(unfit),
+        simulations=len(search.points),
+        by_formula=len(search.by_formula),
+        by_update=len(search.by_update),
+        advice=tuple(advice),
+        not_tried=tuple(not_tried),
+        assumes=given.assumes,
+        speeds=speeds,
+    )
+
+
+def _row(
+    search: FitSearch,
+    one: Fewest,
+    most_ranks: int | None,
+    operations: ForwardOperations,
+    speeds: Speeds | None,
+) -> FitRow:
+    assert one.ranks is not None
+    ranks = one.ranks if most_ranks is None else most_ranks
+    point = search.point(one.choice, ranks)
+    if point.peak.total > search.limit:  # more ranks, and yet a higher peak
+        ranks = one.ranks
+        point = search.point(one.choice, ranks)
+    setup = one.choice.setup(search.base, ranks)
+    stage = setup.stage
+    return FitRow(
+        **_described(search, one.choice),
+        smallest=one.ranks,
+        ranks=ranks,
+        peak=point.peak,
+        sent=float(point.traffic.sent),
+        communicated=None if stage is None else communicated(search.model.elements, stage),
+        calls=point.traffic.calls,
+        recomputed=operations.share_of_blocks if one.choice.checkpoint else 0.0,
+        paper=None if speeds is None else _paper(search, setup, point, speeds),
+        command=setup.command(),
+    )
+
+
+def _paper(
+    search: FitSearch, setup: Setup, point: SimulatedPoint, speeds: Speeds
+) -> PaperTime | None:
+    operations = forward_operations(search.given, setup)
+    model = search.given.build()
+    schedule = paper_schedule(setup, model, operations, point.traffic, speeds)
+    return None if schedule is None else schedule.time()
+
+
+def _unfit(search: FitSearch, one: Fewest) -> Unfit:
+    return Unfit(
+        **_described(search, one.choice),
+        ranks=search.ranks[-1],
+        by_formula=not one.simulated,
+        needs=one.needs,
+        total=sum(one.needs.values()),
+    )
+
+
+def _described(search: FitSearch, choice: Choice) -> dict[str, Any]:
+    setup = choice.setup(search.base, 1)
+    return {
+        "implementation": choice.implementation,
+        "stage": setup.stage,
+        "wrap": choice.wrap,
+        "units": "wrap" in options_of(choice.implementation),
+        "reshard": choice.reshard,
+        "checkpoint_activations": choice.checkpoint,
+        "microbatches": choice.microbatches,
+        "batch": setup.batch,
+    }
