@@ -150,6 +150,16 @@ def test_the_command_of_a_row_simulates_its_peak() -> None:
     assert analyse(setup).peak == row.peak
 
 
+def test_stages_that_give_matrices_to_ranks_are_not_searched() -> None:
+    base = small(optimizer="muon")
+    found = search(1, base)
+    assert {one.implementation for one in found.all_choices(Restriction())} == {"ddp", "fsdp2"}
+    given = found.all_choices(Restriction(implementation="zero1"))
+    assert {one.implementation for one in given} == {"zero1"}
+    report = fit(base, 1_200_000, most_ranks=1)
+    assert any("zero1 and zero2 with muon" in words for words in report.not_tried)
+
+
 def test_a_rank_other_than_the_first_is_refused() -> None:
     with pytest.raises(UsageError, match="--fit counts rank 0"):
         fit(small(rank=1, world_size=4), 10**9, most_ranks=4)

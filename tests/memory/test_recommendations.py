@@ -108,3 +108,9 @@ def test_nothing_fits() -> None:
         assert words in found[-1], category
     formula = {"parameters": 20 * GIB, "gradients": GIB}
     assert "more ranks" in advice(no=(unfit("fsdp2", 3, formula, by_formula=True),))[-1]
+
+
+def test_one_rank_shards_nothing() -> None:
+    alone = row("fsdp2", 3, smallest=1, ranks=1)
+    said = advice(alone, no=(unfit("ddp", 0, {"optimizer": 11 * GIB}),), given=False)
+    assert said[0] == "take fsdp2 on 1 rank: of what fits it recomputes and sends the least"

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ...catalogue import BY_STAGE
 from ..formulas import communicated
 from ..operations import ForwardOperations, forward_operations
 from ..setup import Setup
 from ..source import source
-from .choices import Choice, Restriction, options_of
+from .choices import Choice, Restriction, options_of, searched
 from .recommend import advise_on, by_cost, taken
 from .result import FitReport, FitRow, PaperTime, Speeds, Unfit
 from .search import MOST_RANKS, Fewest, FitSearch, SimulatedPoint, check_fit, numbers_of_ranks
@@ -62,6 +63,12 @@ def fit(
     rows.sort(key=lambda row: by_cost(row, given_ranks=most_ranks is not None))
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
     not_tried = list(NOT_TRIED)
+    left_out = [name for name in BY_STAGE.values() if name not in searched(base)]
+    if left_out:
+        not_tried.append(
+            f"{' and '.join(left_out)} with {base.optimizer}: their shards are as long as the "
+            "largest matrix"
+        )
     if not search.blocks:
         not_tried.append("activation checkpointing: the model has no list of blocks")
     advice = advise_on(rows, unfit, limit)

@@ -13,6 +13,12 @@ SEARCHED_WRAPS: tuple[Wrap, ...] = ("block", "layer")
 """Units of the search, larger ones first."""
 
 
+OF_MATRICES = ("muon",)
+"""Optimizers that need whole matrices. Stages 1 and 2 give each to one rank, in flat buffers of
+equal shards: these are as long as the largest matrix, on any number of ranks. No choice for a
+large model, so they are not searched."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restriction:
     """Options that the user gave: they are kept, and not searched. None: searched."""
@@ -68,10 +74,16 @@ def options_of(implementation: str) -> tuple[str, ...]:
     return tuple(load(implementation).options or ())
 
 
+def searched(base: Setup) -> list[str]:
+    """Return the implementations of a search, by stage."""
+    matrices = base.optimizer in OF_MATRICES
+    return [name for stage, name in BY_STAGE.items() if not (matrices and stage in (1, 2))]
+
+
 def choices(base: Setup, given: Restriction, *, blocks: bool) -> Iterator[Choice]:
     """Yield all choices, simple ones first. blocks: the model has blocks to checkpoint."""
     samples = base.batch * base.microbatches
-    names = [given.implementation] if given.implementation else list(BY_STAGE.values())
+    names = [given.implementation] if given.implementation else searched(base)
     for name in names:
         obeyed = options_of(name)
         wraps: tuple[Wrap, ...] = (given.wrap or "block",)

@@ -134,7 +134,7 @@ def _reason(row: FitRow, rows: Sequence[FitRow]) -> str:
     if row.paper is not None:
         cheapest = "takes the least time on paper"
     stages = [one.stage for one in rows if one.ranks == row.ranks and one.stage is not None]
-    if row.stage is None or not stages:
+    if row.stage is None or not stages or row.ranks == 1:  # one rank shards nothing
         return f"of what fits it {cheapest}"
     lowest = min(stages)
     return MUST[lowest] if lowest == row.stage else f"{MUST[lowest]}; of what fits it {cheapest}"
