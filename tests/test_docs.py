@@ -125,6 +125,8 @@ RUN = {
     "zerocheck faults --list": Row(message="gather-stale", whole=False),
     "zerocheck faults average-becomes-sum": Row(message="caught"),
     "zerocheck memory --tables": Row(message="Psi"),
+    "zerocheck memory llama3-8b --implementation fsdp2 --world-size 8 --batch 2 --sequence 8192 "
+    "--checkpoint-activations": Row(message="41.285 GiB"),
     "zerocheck memory gpt2 --optimizer muon --world-size 8 --precision fp32": Row(
         message="(12 Psi/N of 84,934,656 by muon) + (16 Psi/N of 39,505,152 by adamw)"
     ),

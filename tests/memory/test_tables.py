@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,21 @@ def test_simulated_is_never_less_than_the_formula() -> None:
     assert len(compared) == 13
     for row in compared:
         assert 0 <= int(row[4].replace(",", "")) < int(row[2].replace(",", "")) / 1000
+
+
+def test_a_measurement_prints_nothing_on_its_own(tmp_path: Path) -> None:
+    """In a process of its own: torch's profiler reads its level of logs once."""
+    code = (
+        "from zerocheck.memory.setup import Setup\n"
+        "from zerocheck.memory.source import source\n"
+        "from zerocheck.memory.tables import measure\n"
+        "given = Setup(model='small_models:small', implementation='ddp', sequence=5)\n"
+        "measure(given, source(given.model))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True, text=True, env=environment, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert "profiler" not in done.stderr

@@ -12,6 +12,7 @@ from tabulate import tabulate
 from torch.profiler import ProfilerActivity, profile
 
 from ..catalogue import BUILT_IN, COMPARED
+from ..compat_memory import quiet_profiler
 from ..contract.loading import load
 from .allocation_tracker import MARK
 from .analyse import run
@@ -213,6 +214,7 @@ class AllocatorBytes:
 def measure(setup: Setup, source: ModelSource, blocks: int | None = None) -> AllocatorBytes:
     """Run the setup with the profiler on. Allocations inside of kernels are included."""
     gc.collect()  # else what an earlier run left may be given back in this one
+    quiet_profiler()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run = simulate(setup, source, blocks, data=True)
     tree: Any = profiler.profiler.kineto_results.experimental_event_tree()
