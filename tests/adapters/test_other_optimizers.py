@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 from borrowing import borrowed
 
@@ -102,3 +103,18 @@ def test_a_users_rmsprop(pool: Pool) -> None:
     assert outcome.judgement is not None
     first = outcome.judgement.violations[0]
     assert (first.obligation, first.causes) == ("update", (bugs.MOMENTS_RESET,))
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "adam"])
+def test_fused_kernels_of_shards(pool: Pool, kind: OptimizerKind) -> None:
+    """torch has a rule of DTensors for fused Adam, and none for fused Adagrad."""
+    case = _case(kind)
+    fused = msgspec.structs.replace(
+        case, optimizer=msgspec.structs.replace(case.optimizer, kernel="fused")
+    )
+    outcome = Trial(pool, "fsdp2", fused, obligations=EQUIVALENCE).outcome()
+    if kind == "adam":
+        assert outcome.status == "holds", outcome.reason
+        return
+    assert outcome.status == "unsupported", outcome.title
+    assert "torch refuses Adagrad of DTensors: Operator aten._fused_adagrad_" in outcome.reason

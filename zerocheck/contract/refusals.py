@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..case.schema import Case
+from ..case.schema import Case, OptimizerKind
 from ..case.shapes import call_order, empties, leaves_a_rank_empty, sometimes_used, unfrozen
 from ..compat import reduces_unused
 from ..errors import Unsupported
@@ -78,6 +78,10 @@ STEP_OF_DTENSORS = (
 )
 
 
+WITH_RULES: tuple[OptimizerKind, ...] = ("adamw", "adam", "sgd", "muon")
+"""Optimizers whose operators have rules for shards; what is refused of the last two is listed."""
+
+
 MIXED_DTYPES = (
     # torch/distributed/fsdp/_fully_shard: FSDP2 looks at the dtypes of a unit in its first forward
     Refusal(AssertionError, r"FSDP expects uniform original parameter dtype"),
@@ -109,7 +113,7 @@ def refused_while_run(device: torch.device, error: BaseException, case: Case) ->
         "torch refuses several dtypes in a unit": MIXED_DTYPES,
         "torch refuses Muon of DTensors": MUON if case.optimizer.kind == "muon" else (),
         f"torch refuses {optimizer.name} of DTensors": (
-            STEP_OF_DTENSORS if any(rule.itself for rule in optimizer.rules) else ()
+            () if case.optimizer.kind in WITH_RULES else STEP_OF_DTENSORS
         ),
         f"torch's checkpoints call step(closure=None), as its Optimizer has it; {optimizer.name}": (
             WITHOUT_CLOSURE if case.optimizer.user is not None else ()
