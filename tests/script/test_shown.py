@@ -98,6 +98,9 @@ def injected() -> dict[str, str]:
         "fsdp1+neighbours-shard": script("fsdp1+neighbours-shard"),
         "fsdp2+last-element-local": script("fsdp2+last-element-local"),
         "fsdp2+gather-stale": script("fsdp2+gather-stale", "publish"),
+        "ddp+average-becomes-sum with adagrad": script(
+            "ddp+average-becomes-sum", optimizer={"kind": "adagrad"}
+        ),
         "fsdp2+norm-local": script("fsdp2+norm-local", "clip", training={"clip": 0.1}),
         "zero-redundancy+broadcast-lost": script("zero-redundancy+broadcast-lost", "publish"),
     }
@@ -131,6 +134,10 @@ def texts(folder: Path) -> dict[str, str]:
         for name in ("ddp", "zero-redundancy", "fsdp2"):
             found[f"right {name}"] = script(name, None, model=MLP)
         found["right options"] = script("fsdp1-no-shard", None, **EVERY_OPTION)
+        for kind in ("adam", "adagrad", "rmsprop"):
+            given = {**EVERY_OPTION["optimizer"], "kind": kind}  # type: ignore[dict-item]
+            options = {**EVERY_OPTION, "optimizer": given}
+            found[f"right {kind}"] = script("fsdp1-no-shard", None, **options)
         units = {"sharding": {"wrap": "layer"}}
         found["right units"] = script("fsdp1", None, **EVERY_OPTION, **units)
     return found
