@@ -16,6 +16,9 @@ from ..errors import UsageError, unknown
 from .presets import Architecture
 
 CONFIG_ENDING = ".json"
+LARGEST = 10_000_000
+"""Bound of each number of a config: no model has more of anything."""
+MOST_LAYERS = 10_000
 MODEL_TYPES = ("gpt2", "llama", "mistral", "mixtral", "qwen2")
 
 
@@ -54,7 +57,7 @@ def _read(name: str) -> Mapping[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise UsageError(f"{name} is a {type(found).__name__}; needed is an object with model_type")
@@ -67,15 +70,17 @@ class _Keys:
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name, self.config = name, config
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a number of 1 or more."""
+    def count(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
+        """Return a number from 1 to `most`."""
         value = self.config.get(key)
         if value is None and default is not None:
             return default
         if value is None:
             raise UsageError(f"{self.name} has no {key}")
-        if type(value) is not int or value < 1:
-            raise UsageError(f"{self.name}: {key} is {value!r}; needed is a number of 1 or more")
+        if type(value) is not int or not 1 <= value <= most:
+            raise UsageError(
+                f"{self.name}: {key} is {value!r}; needed is a number from 1 to {most:,}"
+            )
         return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
@@ -90,7 +95,7 @@ def _of_gpt2(keys: _Keys) -> Architecture:
     width, heads = keys.count("n_embd"), keys.count("n_head")
     return Architecture(
         family="gpt",
-        blocks=keys.count("n_layer"),
+        blocks=keys.count("n_layer", most=MOST_LAYERS),
         width=width,
         heads=heads,
         key_value_heads=heads,
@@ -113,7 +118,7 @@ def _of_llama(keys: _Keys, kind: str) -> Architecture:
     experts = kind == "mixtral"
     return Architecture(
         family="llama",
-        blocks=keys.count("num_hidden_layers"),
+        blocks=keys.count("num_hidden_layers", most=MOST_LAYERS),
         width=keys.count("hidden_size"),
         heads=heads,
         key_value_heads=keys.count("num_key_value_heads", heads if kind == "llama" else None),
