@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from optimizer_steps import OneStep, fourth_step, vector
 
 from zerocheck import causes as bugs
 from zerocheck.case.schema import Group, KernelKind, Optimizer, OptimizerKind
-from zerocheck.floating_point import Format
 from zerocheck.judge.compare import compare
 from zerocheck.optimizers import OPTIMIZERS
-from zerocheck.optimizers.specification import Segment, UpdateElements, UpdateRule
+from zerocheck.optimizers.specification import Segment, UpdateRule
 
-SIZE = 512 + 13
-"""With elements that are left over from vectors, which kernels round otherwise."""
 GROUP = Group(lr=0.1, beta2=0.875, weight_decay=0.25, eps=1e-3)
 OTHER = Group(pattern="bias", lr=0.2, beta2=0.75, weight_decay=0.0625, eps=1e-3)
 FORMS: tuple[tuple[OptimizerKind, float], ...] = (
@@ -26,17 +24,11 @@ FORMS: tuple[tuple[OptimizerKind, float], ...] = (
     ("rmsprop", 0.9),
 )
 """Optimizer, and its momentum."""
-Made = tuple[UpdateElements, dict[str, torch.Tensor]]
 
 
 def rule_of(kind: OptimizerKind) -> UpdateRule:
     found: Any = OPTIMIZERS[kind]
     return found  # type: ignore[no-any-return]
-
-
-def vector(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.empty(SIZE).normal_(generator=generator) * scale).to(dtype)
 
 
 def held(options: Optimizer, scale: float, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -49,34 +41,8 @@ def held(options: Optimizer, scale: float, dtype: torch.dtype) -> dict[str, torc
     }
 
 
-def step(
-    options: Optimizer,
-    old: Mapping[str, torch.Tensor],
-    *,
-    group: Group = GROUP,
-    p: torch.Tensor | None = None,
-    g: torch.Tensor | None = None,
-) -> Made:
-    """Take a step with torch's optimizer; return its elements, and the results by role."""
-    rule = rule_of(options.kind)
-    p = vector(1) if p is None else p
-    g = vector(2) if g is None else g
-    parameter = p.clone().requires_grad_()
-    parameter.grad = g.clone()
-    made: Any = rule.torch_class
-    optimizer = made([{"params": [parameter], **rule.torch_group(group, options)}])
-    states = {name: state.clone() for name, state in old.items()}
-    optimizer.state[parameter] = {"step": torch.tensor(3.0), **states}
-    optimizer.step()
-    new = {name: optimizer.state[parameter][name].double() for name in old}
-    elements = UpdateElements(
-        p.double(),
-        (-g if options.maximize else g).double(),
-        {name: state.double() for name, state in old.items()},
-        new,
-        format=Format.of(p.dtype),
-    )
-    return elements, {**new, "parameter": parameter.detach().double()}
+def step(options: Optimizer, old: Mapping[str, torch.Tensor], **given: Any) -> OneStep:
+    return fourth_step(options, given.pop("group", GROUP), old, **given)
 
 
 def scalars(options: Optimizer, group: Group = GROUP) -> Any:
@@ -119,7 +85,7 @@ def test_what_is_16_roundings_away_is_outside(kind: OptimizerKind, momentum: flo
         assert compare(observed[role] * (1 + 2.0**-19), enclosure)[1] is not None, role
 
 
-def segment(options: Optimizer, role: str, made: Made) -> Segment:
+def segment(options: Optimizer, role: str, made: OneStep) -> Segment:
     elements, observed = made
     return Segment(
         role=role,
@@ -142,13 +108,13 @@ def replaced(group: Group = GROUP, **given: Any) -> Group:
     return Group(**{**fields, **given})
 
 
-def wrong_steps(options: Optimizer) -> Iterator[tuple[str, str, Made]]:
+def wrong_steps(options: Optimizer) -> Iterator[tuple[str, str, OneStep]]:
     """Iterate over mistakes: the cause, the role in which it shows first, and the step."""
     old = held(options, 1.0, torch.float32)
     squares = "sum" if options.kind == "adagrad" else "square_avg"
     right, _ = step(options, old)
 
-    def as_right(made: Made, **more: Any) -> Made:
+    def as_right(made: OneStep, **more: Any) -> OneStep:
         return made[0]._replace(gradient=right.gradient, old=right.old, **more), made[1]
 
     yield bugs.WEIGHT_DECAY_MISSING, squares, step(options, old, group=replaced(weight_decay=0.0))

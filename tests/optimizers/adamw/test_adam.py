@@ -8,25 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from optimizer_steps import SIZE, OneStep, fourth_step, vector
 
 from zerocheck import causes as bugs
 from zerocheck.case.schema import Group, KernelKind, Optimizer
-from zerocheck.floating_point import Format
 from zerocheck.judge.compare import compare
 from zerocheck.optimizers import OPTIMIZERS
 from zerocheck.optimizers.specification import Interval, Segment, UpdateElements, UpdateRule
 
 ADAM: UpdateRule = OPTIMIZERS["adam"]  # type: ignore[assignment]
-SIZE = 512 + 13
-"""With elements that are left over from vectors, which kernels round otherwise."""
 GROUP = Group(lr=0.1, beta1=0.9, beta2=0.95, weight_decay=0.25)
 KERNELS: tuple[KernelKind, ...] = ("for-loop", "foreach", "fused")
 PLAIN = Optimizer(kind="adam")
-
-
-def vector(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.empty(SIZE).normal_(generator=generator) * scale).to(dtype)
 
 
 def held(options: Optimizer, scale: float, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -42,27 +35,9 @@ def step(
     old: Mapping[str, torch.Tensor],
     group: Group = GROUP,
     options: Optimizer = PLAIN,
-    kind: type[torch.optim.Optimizer] = torch.optim.Adam,
-) -> tuple[UpdateElements, dict[str, torch.Tensor]]:
-    """Take step 4 with an optimizer of torch; return its elements, and the results by role."""
-    parameter = p.clone().requires_grad_()
-    parameter.grad = g.clone()
-    made: Any = kind
-    optimizer = made([{"params": [parameter], **ADAM.torch_group(group, options)}])
-    optimizer.state[parameter] = {
-        "step": torch.tensor(3.0),
-        **{name: state.clone() for name, state in old.items()},
-    }
-    optimizer.step()
-    new = {name: optimizer.state[parameter][name].double() for name in old}
-    elements = UpdateElements(
-        p.double(),
-        (-g if options.maximize else g).double(),
-        {name: state.double() for name, state in old.items()},
-        new,
-        format=Format.of(p.dtype),
-    )
-    return elements, {**new, "parameter": parameter.detach().double()}
+    kind: type[torch.optim.Optimizer] | None = None,
+) -> OneStep:
+    return fourth_step(options, group, old, p=p, g=g, kind=kind)
 
 
 def scalars(group: Group = GROUP, options: Optimizer = PLAIN) -> Any:
@@ -112,7 +87,7 @@ def test_what_is_16_roundings_away_is_outside() -> None:
         assert compare(off, enclosure)[1] is not None, role
 
 
-def segment(role: str, wrong: tuple[UpdateElements, dict[str, torch.Tensor]]) -> Segment:
+def segment(role: str, wrong: OneStep) -> Segment:
     elements, observed = wrong
     return Segment(
         role=role,
@@ -131,11 +106,11 @@ def causes_of(one: Segment) -> set[str]:
     return {cause for cause, made in ADAM.variants(one) if compare(one.observed, made)[1] is None}
 
 
-def wrong_steps() -> dict[str, tuple[UpdateElements, dict[str, torch.Tensor]]]:
+def wrong_steps() -> dict[str, OneStep]:
     p, g, old = vector(1), vector(2), held(PLAIN, 1.0, torch.float32)
     right, _ = step(p, g, old)
 
-    def on_right(made: tuple[UpdateElements, dict[str, torch.Tensor]]) -> Any:
+    def on_right(made: OneStep) -> Any:
         elements, observed = made
         return elements._replace(gradient=right.gradient), observed
 

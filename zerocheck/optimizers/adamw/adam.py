@@ -8,6 +8,7 @@ of that sum (`coupled_decay`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -121,16 +122,7 @@ class Adam(AdamW):
 
     def reference_options(self, group: Group, options: Optimizer) -> AdamWOptions:
         """Return the options of a group for the trainer of the reference."""
-        return AdamWOptions(
-            lr=group.lr,
-            beta1=group.beta1,
-            beta2=group.beta2,
-            eps=group.eps,
-            weight_decay=group.weight_decay,
-            amsgrad=options.amsgrad,
-            maximize=options.maximize,
-            decoupled=False,
-        )
+        return dataclasses.replace(super().reference_options(group, options), decoupled=False)
 
 
 def plain(scalars: Scalars) -> Scalars:
