@@ -91,7 +91,7 @@ class User(Unsharded):
             found[one.name] = drawn.mul_(_size(one, scale))
         return found
 
-    def scalars(
+    def torch_scalars(
         self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
     ) -> UnshardedScalars:
         """Return the options of a group for one step."""
