@@ -144,6 +144,10 @@ def _case(**given: Any) -> Case:
         (_case(precision=Precision(compute="fp16")), "computes and reduces in fp32"),
         (_case(sharding=Sharding(optimizer_first=True, use_orig_params=False)), "after FSDP"),
         (
+            _case(sharding=Sharding(optimizer_first=True), optimizer=Optimizer(kind="adagrad")),
+            "do not fit the shards",
+        ),
+        (
             _case(
                 optimizer=Optimizer(groups=(Group(pattern="*.bias"), Group())),
                 sharding=Sharding(use_orig_params=False),

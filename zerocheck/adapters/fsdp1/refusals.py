@@ -11,6 +11,7 @@ from ...case.schema import Case, Model, Sharding
 from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
 from ...compat import size_based_units
 from ...contract.groups import group_of
+from ...optimizers import optimizer_of
 from ..shared.compiling import compiles, uncompiled
 from ..shared.limits import bf16_only, elementwise, norms_cast, one_precision, same_units
 from ..shared.units import is_conditional, members, skeleton, unit_modules
@@ -37,6 +38,13 @@ def refusal(case: Case) -> str | None:
         return (
             "torch says that the optimizer must be made after FSDP wrapped the model, since flat "
             "parameters replace those that it has"
+        )
+    if sharding.optimizer_first and any(
+        rule.states_at_once for rule in optimizer_of(case.optimizer).rules
+    ):
+        return (
+            "torch makes states of this optimizer with it, of whole parameters, which do not fit "
+            "the shards of FSDP1"
         )
     model = skeleton(case)
     parameters = dict(model.named_parameters())
