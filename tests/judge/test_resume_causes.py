@@ -52,6 +52,27 @@ def test_moments_that_are_0_are_an_optimizer_state_lost_only_with_the_step_count
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "role", "other"),
+    [
+        ("adam", "exp_avg_sq", "exp_avg"),
+        ("rmsprop", "momentum_buffer", "square_avg"),
+        ("adamax", "exp_inf", "exp_avg"),
+        ("rprop", "prev", "step_size"),
+    ],
+)
+def test_swapped_states_are_named(kind: OptimizerKind, role: str, other: str) -> None:
+    case = Case(optimizer=Optimizer(kind=kind, momentum=0.9 * (kind == "rmsprop")))
+    layout = ParameterLayout.of(build_model(case), case)
+    saved = {role: torch.rand(layout.size) + 1, other: torch.rand(layout.size) + 1}
+    zero = torch.zeros(layout.size)
+    state = State(parameter=zero, per_rank=[zero], moments=saved, present={}, steps=[3.0])
+    everything = torch.ones(layout.size, dtype=torch.bool)
+    known = ResumeEvidence(state, {}, 3, layout, case)
+    wrong = Wrong(role, saved[other], saved[role], everything)
+    assert causes([wrong], [], known) == ("moments swapped",)
+
+
 @pytest.mark.parametrize("kind", ["adam", "sgd", "adamw"])
 @pytest.mark.parametrize("moved", [False, True])
 def test_states_of_a_step_without_a_gradient_are_named(kind: OptimizerKind, moved: bool) -> None:

@@ -259,7 +259,7 @@ SCALAR_STATE_LOST = cause(
 MOMENTS_SWAPPED = cause(
     "moments swapped",
     of=("update", "roundtrip", "export"),
-    shows="exp_avg and exp_avg_sq changed places.",
+    shows="Two states of the optimizer changed places.",
     usual="States are packed and unpacked in different orders.",
     attributed=r"exp_avg[^;]* holds? (max_)?exp_avg|it is exp_avg(_sq)?, and not exp_avg",
 )

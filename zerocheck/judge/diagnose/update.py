@@ -62,7 +62,7 @@ SENTENCES = {
     bugs.NO_BIAS_CORRECTION: "the bias corrections were left out",
     bugs.SCALAR_STATE_LOST: "a state that is one number started anew, while the step count went on",
     bugs.MOMENTS_RESET: "the moments of the step before were lost",
-    bugs.MOMENTS_SWAPPED: "exp_avg and exp_avg_sq changed places",
+    bugs.MOMENTS_SWAPPED: "two states of the optimizer changed places",
     bugs.MOMENTS_OF_THE_PREVIOUS_STEP: "{optimizer} computed with moments from before this step",
     bugs.STEPS_COUNTED_FROM_0: "the bias corrections count the steps of this run alone, not those "
     "before it began",

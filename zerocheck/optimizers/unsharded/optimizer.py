@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
 from ..specification import (
@@ -97,8 +98,8 @@ class Unsharded(OneRule):
         return (*self._states, *self._optional(options))
 
     def swaps(self, role: str) -> Sequence[tuple[str, str]]:
-        """Return nothing: its own runs say what differs."""
-        return ()
+        """Return each other state: any of them can be loaded in its place."""
+        return [(bugs.MOMENTS_SWAPPED, other) for other in self.states if other != role]
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch's optimizer."""
