@@ -33,7 +33,7 @@ SENTENCES = {
     bugs.STATE_OF_AN_EARLIER_STEP: "it is that of an earlier step",
     bugs.STATE_OF_A_LATER_STEP: "it is that of a later step, taken while the checkpoint was "
     "written",
-    bugs.MOMENTS_SWAPPED: "exp_avg and exp_avg_sq changed places",
+    bugs.MOMENTS_SWAPPED: "two states of the optimizer changed places",
     bugs.ROUNDED_TO_BF16: "it is the saved one rounded to bf16",
     bugs.TENSORS_EXCHANGED: "it is that of another parameter of the same size",
     bugs.ELEMENTS_SHIFTED: "every element stands some places away",
