@@ -67,7 +67,7 @@ def price(trainer: str) -> list[str]:
 
 def bug(trainer: str, fault: str) -> list[str]:
     """The row of a bug that begins with step 37, with checks every 10 and the flight recorder."""
-    options = ("--steps", "60", "--every", "10", "--recorder", "64MiB", "--begin", "37")
+    options = ("--steps", "60", "--every", "10", "--recorder", "1GiB", "--begin", "37")
     text = said(trainer, *options, "--fault", fault)
     first = found(r"first step +(\d+) is the first wrong one", text)
     return [fault, trainer, first, found(r"^  cause +(.*?)(?: \(the cases.*)?$", text)]
