@@ -60,6 +60,11 @@ class Enclosure(NamedTuple):
     bound: torch.Tensor
 
 
+def all_inside(observed: torch.Tensor, wanted: Enclosure) -> bool:
+    """Return True if every element is within its bound; NaN is not."""
+    return bool(((observed - wanted.exact).abs() <= wanted.bound).all())
+
+
 def rounded(exact: torch.Tensor, error: torch.Tensor, format: Format = FP32) -> Enclosure:
     """Enclose a result that is stored in `format`, after `error` has accumulated."""
     bound = half_ulp(exact.abs() + error, format.dtype)

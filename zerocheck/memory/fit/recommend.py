@@ -126,7 +126,7 @@ MUST = {
     2: "gradients and optimizer states are too much for each rank",
     3: "parameters, gradients and optimizer states are too much for each rank",
 }
-"""What does not fit whole, by the lowest stage that fits."""
+"""Parts that do not fit whole, by the lowest stage that fits."""
 
 
 def _reason(row: FitRow, rows: Sequence[FitRow]) -> str:

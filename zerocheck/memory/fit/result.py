@@ -24,7 +24,20 @@ class PaperTime(msgspec.Struct, frozen=True, kw_only=True):
     exposed: float
 
 
-class FitRow(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a choice: see `choices.Choice`. batch: samples of a microbatch of one rank."""
+
+    implementation: str
+    stage: int | None
+    wrap: str
+    units: bool
+    reshard: bool
+    checkpoint_activations: bool
+    microbatches: int
+    batch: int
+
+
+class FitRow(ChoiceFields, frozen=True, kw_only=True):
     """Choice that fits.
 
     smallest: fewest ranks on which it fits; ranks: those of `peak`, `sent` and `calls`: as many as
@@ -35,14 +48,6 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     given.
     """
 
-    implementation: str
-    stage: int | None
-    wrap: str
-    units: bool
-    reshard: bool
-    checkpoint_activations: bool
-    microbatches: int
-    batch: int
     smallest: int
     ranks: int
     peak: HeldBytes
@@ -54,21 +59,13 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     command: str
 
 
-class Unfit(msgspec.Struct, frozen=True, kw_only=True):
+class Unfit(ChoiceFields, frozen=True, kw_only=True):
     """Choice that fits on none of the ranks.
 
     ranks: the most that were tried; by_formula: True if the formula alone excludes it; needs: bytes
     there, by what they are; total: all of them.
     """
 
-    implementation: str
-    stage: int | None
-    wrap: str
-    units: bool
-    reshard: bool
-    checkpoint_activations: bool
-    microbatches: int
-    batch: int
     ranks: int
     by_formula: bool
     needs: dict[str, int]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import causes as bugs
-from ...floating_point import BF16, Enclosure, Format, U
+from ...floating_point import BF16, Enclosure, Format, U, all_inside
 from ..coupled_decay import Direction
 from ..specification import Segment
 from . import bounds
@@ -108,7 +108,7 @@ def _without_decay(segment: Segment, made: _Step) -> str:
         return bugs.WEIGHT_DECAY_MISSING
     last = _Step(segment._replace(role="parameter"), made.rule)
     plain = last.with_(weight_decay=0.0)
-    if _inside(after, plain) or not _inside(after, _shrunk(segment, plain)):
+    if all_inside(after, plain) or not all_inside(after, _shrunk(segment, plain)):
         return bugs.WEIGHT_DECAY_MISSING
     return bugs.DECOUPLED_INSTEAD_OF_L2
 
@@ -119,10 +119,6 @@ def _shrunk(segment: Segment, plain: Enclosure) -> Enclosure:
     less = s.lr * s.weight_decay * e.parameter
     error = 3 * e.format.u * (e.parameter.abs() + less.abs() + plain.exact.abs())
     return Enclosure(plain.exact - less, plain.bound + error)
-
-
-def _inside(observed: torch.Tensor, wanted: Enclosure) -> bool:
-    return bool(((observed - wanted.exact).abs() <= wanted.bound).all())
 
 
 def _of_states(segment: Segment, made: _Step) -> Named:

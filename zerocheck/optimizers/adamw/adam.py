@@ -19,7 +19,7 @@ from zerocheck_reference import AdamWOptions
 
 from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
-from ...floating_point import FP32, Enclosure, Format
+from ...floating_point import FP32, Enclosure, Format, all_inside
 from ..coupled_decay import decayed, product, stored
 from ..specification import Equation, Interval, OptimizerTrial, Segment, UpdateElements
 from . import bounds
@@ -189,7 +189,7 @@ def _decay_of_moment(segment: Segment) -> Named:
 def _decay_of_parameter(segment: Segment) -> Named:
     """Enclose a parameter that shrinks on its own as well, or in place of the decay in d."""
     if segment.scalars.weight_decay:
-        right = _inside(segment.elements.new["exp_avg"], _right_exp_avg(segment))
+        right = all_inside(segment.elements.new["exp_avg"], _right_exp_avg(segment))
         name = bugs.WEIGHT_DECAY_TWICE if right else bugs.DECOUPLED_INSTEAD_OF_L2
         yield name, _shrunk(segment)
 
@@ -209,14 +209,10 @@ def _shrunk(segment: Segment) -> Enclosure:
 def _without_decay(segment: Segment) -> str:
     """Return the cause of a missing decay: the parameter may have it decoupled."""
     after = segment.parameter_after
-    if after is None or not _inside(after, _shrunk(segment)):
+    if after is None or not all_inside(after, _shrunk(segment)):
         return bugs.WEIGHT_DECAY_MISSING
     e = segment.elements
     alone = bounds.parameter(
         e.parameter, e.new["exp_avg"], known.largest(e), plain(segment.scalars), e.format
     )
-    return bugs.WEIGHT_DECAY_MISSING if _inside(after, alone) else bugs.DECOUPLED_INSTEAD_OF_L2
-
-
-def _inside(observed: torch.Tensor, wanted: Enclosure) -> bool:
-    return bool(((observed - wanted.exact).abs() <= wanted.bound).all())
+    return bugs.WEIGHT_DECAY_MISSING if all_inside(after, alone) else bugs.DECOUPLED_INSTEAD_OF_L2

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ... import causes as bugs
-from ...floating_point import BF16, Enclosure, Format, U, rounded
+from ...floating_point import BF16, Enclosure, Format, U, all_inside, rounded
 from ..coupled_decay import decayed, product
 from ..specification import Segment
 from . import bounds
@@ -109,7 +109,7 @@ def _without_decay(segment: Segment) -> str:
         e.parameter, e.new["momentum_buffer"], e.gradient, s._replace(weight_decay=0.0),
         format=e.format,
     )  # fmt: skip
-    if _inside(after, decoupled) and not _inside(after, plain):
+    if all_inside(after, decoupled) and not all_inside(after, plain):
         return bugs.DECOUPLED_INSTEAD_OF_L2
     return bugs.WEIGHT_DECAY_MISSING
 
@@ -122,10 +122,6 @@ def _decoupled(segment: Segment, s: SGDScalars) -> Enclosure:
     update = s.lr * n.exact
     error = product(update, e.format) + s.lr * n.error + 3 * e.format.u * kept.abs()
     return rounded(kept - update, bounds.grown(error, e.format), e.format)
-
-
-def _inside(observed: torch.Tensor, wanted: Enclosure) -> bool:
-    return bool(((observed - wanted.exact).abs() <= wanted.bound).all())
 
 
 def _of_buffer(segment: Segment) -> Named:
