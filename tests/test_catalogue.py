@@ -77,11 +77,14 @@ def test_those_of_extras_are_named_and_do_not_run_by_default() -> None:
     for name in OF_EXTRAS:
         check_spelling(f"{name}+gather-stale")
         assert is_built_in(name) and extra_of(name) == "deepspeed"
-    assert modules_of(["ddp", "my.py:My", "deepspeed1+norm-local", "deepspeed3"]) == [
+    assert modules_of(["my.py:My", "deepspeed1+norm-local", "deepspeed3"]) == [
         "zerocheck.adapters.deepspeed.stage12",
         "zerocheck.adapters.deepspeed.stage3",
     ]
-    assert modules_of(BUILT_IN) == []
+    assert modules_of(["ddp+norm-local", "my.py:My", "fsdp1", "fsdp1-grad-op"]) == [
+        "zerocheck.adapters.ddp.adapter",
+        "zerocheck.adapters.fsdp1.adapter",
+    ]
 
 
 def test_a_deepspeed_config(tmp_path: Path) -> None:

@@ -229,6 +229,42 @@ def test_workers_share_a_run(
     )
 
 
+SLOW = """
+import time
+from zerocheck import pytest_progress
+pytest_progress.INTERVAL_S = 0.2
+
+def slowly(records):
+    for record in records:
+        if isinstance(record, hand_made.RunStarted):
+            record = msgspec.structs.replace(record, started=time.time(), planned=5)
+        yield record
+        time.sleep(0.4)
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("-s",), ("-p", "xdist", "-n2"), ("-q",)])
+def test_a_line_at_intervals_says_how_far_a_run_is(
+    here: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    """Of the run alone, and not in the output of the test that waits for it."""
+    if "-n2" in args:
+        pytest.importorskip("xdist")
+    here.makeconftest(
+        CONFTEST.format(records="held(5)").replace("hand_made.held(5)", "slowly(hand_made.held(5))")
+        + SLOW
+    )
+    result = session(here, "-rA", *args)
+    result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
+    lines = [line for line in result.outlines if line.startswith("zerocheck: ")]
+    if "-q" in args:
+        assert not lines
+        return
+    assert any("test_mine.py:MyFSDP: 2 of 5 cases, " in line and " left" in line for line in lines)
+    assert len(lines) == len(set(lines)) <= 5
+    assert "Captured stdout" not in result.stdout.str()
+
+
 def test_tests_are_chosen_by_obligation_and_group(here: pytest.Pytester) -> None:
     here.makeconftest(CONFTEST.format(records="failed()[:3] + [hand_made.finding()]"))
     session(here, "-k", "gradient and (basic or world)").assert_outcomes(

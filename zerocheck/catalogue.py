@@ -262,8 +262,8 @@ def extra_of(name: str) -> str:
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """Return the modules of those implementations that need a library besides torch."""
-    places = (place_of(innermost(name)) for name in names if extra_of(name))
+    """Return the modules of those implementations that come with zerocheck, or need an extra."""
+    places = (place_of(innermost(name)) for name in names if is_built_in(name) or extra_of(name))
     return list(dict.fromkeys(place.partition(":")[0] for place in places))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from . import pytest_progress
 from .errors import UsageError
 from .foreign_text import printable
 from .run.plan.settings import SETTINGS, of_texts, placed, project_settings
@@ -30,7 +32,8 @@ class _Session:
     """Options and runs of this pytest session.
 
     under, over: settings of lower and of higher precedence than those of a test; directory: where
-    runs write; id: the same on all workers; runs: those that tests were collected for.
+    runs write; id: the same on all workers; runs: those that tests were collected for; write:
+    prints a line of progress; watch: of the runs of workers.
     """
 
     def __init__(self) -> None:
@@ -39,13 +42,18 @@ class _Session:
         self.directory: Path | None = None
         self.id = uuid.uuid4().hex
         self.runs: list[SharedRun] = []
+        self.write: pytest_progress.Write | None = None
+        self.watch: pytest_progress.JournalWatch | None = None
 
     def place(self) -> Path:
         """Return the directory, made where pytest has no cache."""
         if self.directory is None:
-            self.directory = Path(tempfile.gettempdir()) / f"zerocheck-{self.id}"
-            self.directory.mkdir(mode=0o700, exist_ok=True)
-        return self.directory
+            self.named().mkdir(mode=0o700, exist_ok=True)
+        return self.named()
+
+    def named(self) -> Path:
+        """Return the directory, which may not be there yet."""
+        return self.directory or Path(tempfile.gettempdir()) / f"zerocheck-{self.id}"
 
 
 _session = _Session()
@@ -65,7 +73,9 @@ def case_folder() -> Path:
 
 def result_of(run: SharedRun) -> Tally:
     """Return the counts of a run, made by this worker or another one."""
-    return run.result(_session.place(), _session.id, _session.runs)
+    write = _session.write
+    handlers = () if write is None else (pytest_progress.RunLines(write),)
+    return run.result(_session.place(), _session.id, _session.runs, handlers)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,8 +118,17 @@ def pytest_configure(config: pytest.Config) -> None:
     _session.directory = directory
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Show the progress of runs: of those here, or of those of workers."""
+    write = _session.write = pytest_progress.writer(session.config)
+    if write is not None and pytest_progress.controls_workers(session.config):
+        _session.watch = pytest_progress.JournalWatch(_session.named(), time.time(), write)
+
+
 def pytest_unconfigure() -> None:
-    """End the rank processes of tests that judged single cases."""
+    """End the rank processes of tests that judged single cases, and the watch."""
+    if _session.watch is not None:
+        _session.watch.stop()
     shared = sys.modules.get("zerocheck.shared_ranks")
     if shared is not None:
         shared.close()

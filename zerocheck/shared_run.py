@@ -23,7 +23,7 @@ import msgspec
 
 from .errors import HarnessError, UsageError
 from .run.plan.options import RunOptions
-from .run.records.journal import Journal, read
+from .run.records.journal import Handler, Journal, read
 from .run.records.records import Record
 from .run.records.tally import Tally, tally
 
@@ -50,16 +50,24 @@ class SharedRun:
         self.label = label
         self.key = f"{re.sub(r'[^A-Za-z0-9_-]', '-', label)}-{digest}"
         self._given = given
+        self._handlers: tuple[Handler, ...] = ()
         self._result: Tally | Exception | None = None
         self._trace: TracebackType | None = None
 
-    def result(self, directory: Path, session: str, others: Sequence[SharedRun] = ()) -> Tally:
+    def result(
+        self,
+        directory: Path,
+        session: str,
+        others: Sequence[SharedRun] = (),
+        handlers: Sequence[Handler] = (),
+    ) -> Tally:
         """Return the counts of the run. A second call does not run it again, even after an error.
 
         directory: where runs write, each in a folder of its own; session: the same for all workers
         of one pytest session, and for no other; others: runs to begin while another worker does
-        this one.
+        this one; handlers: of the records of a run that is begun here.
         """
+        self._handlers = tuple(handlers)
         while self._result is None and not self._done(directory, session):
             if not any(run._begun(directory, session) for run in others):
                 time.sleep(_POLL_S)
@@ -118,7 +126,7 @@ class SharedRun:
         collected = _Collected()
         with Journal(directory / "journal.ndjson") as journal:
             options = RunOptions(report_dir=directory, **self._given)
-            engine.run(options, (journal, collected))
+            engine.run(options, (journal, collected, *self._handlers))
         write_reports(collected.records, directory)
         return tally(collected.records)
 

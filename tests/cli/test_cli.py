@@ -231,6 +231,21 @@ def test_options_arrive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     )
 
 
+def test_without_a_name_a_run_is_a_first_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says so before anything is imported, and whoever chooses a profile gets that."""
+    asked = with_engine(monkeypatch, emitting(held(), 0))
+    alone, chosen, named = invoke("run"), invoke("run", "--profile", "quick"), invoke("run", "ddp")
+    quiet = invoke("run", "--quiet")
+    (tmp_path / "pyproject.toml").write_text('[tool.zerocheck]\nprofile = "ci"\n')
+    of_project = invoke("run")
+    assert [one.profile for one in asked] == ["smoke", "quick", "quick", "smoke", "ci"]
+    assert "a first look at 9 implementations: about 45 s on two idle cores" in alone.stderr
+    for other in (chosen, named, quiet, of_project):
+        assert "a first look" not in other.output
+
+
 def test_the_project_has_defaults_and_the_command_line_goes_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -105,6 +105,14 @@ def test_markdown_has_a_row_for_each_number_of_ranks() -> None:
     assert "(offload)" not in part
 
 
+def test_the_page_has_a_price_for_those_who_choose() -> None:
+    """On the most ranks that were timed; a dash where nothing was."""
+    text = html.render(tally(records()))
+    rows = text[text.index('id="choice"') :]
+    assert "<td>4 collectives, 2 ms on 4 ranks</td></tr>" in rows
+    assert "<td>–</td></tr>" in rows[rows.index('<th scope="row">zero2') :]
+
+
 def test_what_is_copied_between_devices_is_named() -> None:
     some = [started("fsdp2"), timed(0, replace(PACE, copied=0.6)), finished(0)]
     message = "copies between devices (offload) take 60 % of the step"

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ..run.records.records import Record
     from ..run.records.tally import Tally
 
+SECONDS_OF_A_LOOK = 5
+"""Time of an implementation in the profile `smoke`: measured for all nine, and rounded up."""
+
 
 def start_run(
     options: RunOptions, *, detail: Detail = "normal", history: Path | None = None
@@ -59,6 +62,9 @@ def _run_recorded(
 
         note_untested()
         return engine.run(options, handlers, ranks=ranks)
+
+    if detail != "quiet" and launcher.is_rank_0():
+        _announce(options)
 
     code = _recorded(
         options.report_dir / "journal.ndjson",
@@ -156,6 +162,18 @@ def note_untested() -> None:
 
     if untested_versions() and launcher.is_rank_0():
         note(untested_versions())
+
+
+def _announce(options: RunOptions) -> None:
+    """Say how long a first look takes, before anything is imported for it."""
+    from ..run.plan.profiles import FIRST_LOOK
+
+    count = len(options.implementations)
+    if options.profile == FIRST_LOOK:
+        remark(
+            f"a first look at {count} implementation{'s'[: count != 1]}: about "
+            f"{count * SECONDS_OF_A_LOOK} s on two idle cores (--profile quick tries more)"
+        )
 
 
 def note_configs(names: Sequence[str]) -> None:

@@ -52,18 +52,22 @@ def run(
 
     IMPLEMENTATION is a built-in name, package.module:Name, path/to/file.py:Name, or the path of a
     config of DeepSpeed, accelerate, Lightning or transformers (TrainingArguments). Without one, all
-    built-in ones are checked but those that need an extra; `zerocheck list` shows them. Options
-    that are left out are those of [tool.zerocheck] in pyproject.toml.
+    built-in ones are checked but those that need an extra, with few cases (--profile smoke);
+    `zerocheck list` shows them. Options that are left out are those of [tool.zerocheck] in
+    pyproject.toml.
 
     Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
     usage.
     """
     from ..catalogue import BUILT_IN, innermost
     from ..run.plan.options import RunOptions, choose_ranks
+    from ..run.plan.profiles import FIRST_LOOK
     from ..user_code import check_file
 
     detail = option.detail_of(quiet, verbose)
     settings = {**project_settings(Path.cwd()), **option.given_settings(given)}
+    if not implementations:
+        settings.setdefault("profile", FIRST_LOOK)
     options = RunOptions(
         implementations=implementations or tuple(BUILT_IN),
         features=features,

@@ -157,18 +157,22 @@ class ProgressDisplay:
         return Group(matrix(self._tally, self._console.width), Text(self._status(), style="dim"))
 
     def _status(self) -> str:
-        """Format the state: `"120 of 1200 cases, 3.4 per second, about 5 min left, 2 findings"`."""
-        done, planned = self._tally.cases, self._tally.planned
-        parts = [f"{done} of {planned} cases"]
-        rate = done / max(time.monotonic() - self._began, 1e-9)
-        if done:
-            parts += [f"{rate:.1f} per second", f"{duration((planned - done) / rate)} left"]
-        found, known = len(self._tally.findings), len(self._tally.known)
-        if found:
-            parts.append(f"{found} finding{'s' if found != 1 else ''}")
-        if known:
-            parts.append(f"{known} known")
-        return ", ".join(parts)
+        return status_line(self._tally, time.monotonic() - self._began)
+
+
+def status_line(counted: Tally, seconds: float) -> str:
+    """Format the state: `"120 of 1200 cases, 3.4 per second, about 5 min left, 2 findings"`."""
+    done, planned = counted.cases, counted.planned
+    parts = [f"{done} of {planned} cases"]
+    rate = done / max(seconds, 1e-9)
+    if done:
+        parts += [f"{rate:.1f} per second", f"{duration((planned - done) / rate)} left"]
+    found, known = len(counted.findings), len(counted.known)
+    if found:
+        parts.append(f"{found} finding{'s' if found != 1 else ''}")
+    if known:
+        parts.append(f"{known} known")
+    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -28,6 +28,10 @@ class Profile:
     covering: bool = False
 
 
+FIRST_LOOK = "smoke"
+"""Name of the profile for all implementations together, which takes a minute on two idle cores."""
+
+_FEW_SIZES = (1, 2, 3, 4)
 _SIZES = (1, 2, 3, 4, 5, 8)
 _MORE_SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
 _MESHES: tuple[MeshSizes, ...] = ((2, 2), (2, 3), (3, 2), (2, 4), (1, 3), (3, 1))
@@ -37,6 +41,15 @@ _ALL_SIZES = tuple(range(1, 17))
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
+        Profile(
+            name=FIRST_LOOK,
+            cases=14,
+            world_sizes=_FEW_SIZES,
+            meshes=((2, 2), (1, 3), (3, 1)),
+            summary="a first look: what runs where no implementation is named",
+            resumed=8,
+            resumed_sizes=_FEW_SIZES,
+        ),
         Profile(
             name="quick",
             cases=48,

@@ -121,7 +121,8 @@ SETTINGS: dict[str, Setting] = {
             name="profile",
             kind="text",
             default="quick",
-            help="Which cases: quick, ci (all pairs of features) or thorough.",
+            help="Which cases: smoke (a first look, which is taken where nothing is named), quick, "
+            "ci (all pairs of features) or thorough.",
         ),
         Setting(
             name="world_sizes",
