@@ -77,9 +77,13 @@ def _differs(value: OptionValue, default: OptionValue) -> bool:
 def types() -> Iterator[tuple[str, inspect.Type]]:
     """Iterate over the options of all adapters, with msgspec's description of their types."""
     for one in _sets():
-        described = cast(inspect.StructType, inspect.type_info(one.kind))
-        for field in described.fields:
+        for field in _described(one.kind).fields:
             yield one.named(field.encode_name), field.type
+
+
+@cache
+def _described(kind: type) -> inspect.StructType:
+    return cast(inspect.StructType, inspect.type_info(kind))
 
 
 def accepts(name: str, value: Any) -> bool:

@@ -71,6 +71,7 @@ def test_a_wrong_gradient_on_a_shard_axis_of_one_rank_is_found(tmp_path: Path, p
         world_sizes=(2, 3),
         max_cases=8,
         obligations=("gradient",),
+        shrink=False,
     )
     assert sum(one.cases for one in found) >= 3 and not known
 
