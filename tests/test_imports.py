@@ -91,7 +91,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "integrations": {"attached", "contract", "errors"},
     "shared_run": {"report", "run", "errors"},
-    "pytest_plugin": {"foreign_text", "shared_run", "report", "run", "errors"},
+    "pytest_plugin": {
+        "foreign_text", "pytest_progress", "shared_run", "report", "run", "errors",
+    },
+    "pytest_progress": {"foreign_text", "report", "run"},
     "shared_ranks": {"ranks", "run"},
     "single_case": {"shared_ranks", "report", "run", "case"},
     "strategies": {"shared_ranks", "run", "protocol", "case", "user_code", "errors"},

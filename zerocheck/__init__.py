@@ -12,6 +12,7 @@
 - `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
 - `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it
 - `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
+- `pytest_progress.py`: progress of the runs behind tests, in pytest's terminal
 - `shared_ranks.py`: rank processes that all tests of single cases share
 - `shared_run.py`: one run behind many tests, on any number of pytest's workers
 - `signals.py`: signals that end a command, raised where they strike and where zerocheck waits

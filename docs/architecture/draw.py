@@ -32,8 +32,8 @@ FLOORS = (
 )  # fmt: skip
 """Blanks leave room. A room imports from its own floor and those under it."""
 
-FILES = {"pytest": ("pytest_plugin.py", "testing.py", "shared_run.py", "strategies.py",
-                    "single_case.py", "shared_ranks.py")}  # fmt: skip
+FILES = {"pytest": ("pytest_plugin.py", "pytest_progress.py", "testing.py", "shared_run.py",
+                    "strategies.py", "single_case.py", "shared_ranks.py")}  # fmt: skip
 """Rooms that are files and no packages."""
 
 

@@ -32,15 +32,24 @@ def lines(step: int, parameter: int) -> tuple[Line, ...]:
 
 
 def test_the_last_step_counts_and_the_fullest_rank() -> None:
-    calls = ((), (Call("all_reduce", 100, 2, "float32", "backward", 1),))
+    calls = (
+        (),
+        (
+            Call("all_reduce", 60, 2, "float32", "backward", 1),
+            Call("all_gather", 16, 2, "float32", "step", 1),
+            Call("all_reduce", 40, 2, "float32", "backward", 1),
+            Call("barrier", 0, 2, "", "step", 1),
+        ),
+    )
     ranks = [
         Measured(lines=(*lines(0, 500), *lines(1, 20)), calls=calls, steps=2, stage=2),
         Measured(lines=(*lines(0, 500), *lines(1, 40)), calls=calls, steps=2, stage=2),
     ]
     got = measured_bytes(Case(mesh=(2,), model=MODEL), ranks)
     assert got == MeasuredBytes(
-        copy=COPY, held=85, total=150, sent=100.0, trained=92, elements=23, stage=2
-    )
+        copy=COPY, held=85, total=150, sent=108.0, trained=92, elements=23, stage=2,
+        by_kind={"all_reduce": 100.0, "all_gather": 8.0},
+    )  # fmt: skip
     answer = [Measured(lines=lines(1, 1), layout=Layout(lines=lines(1, 1)))] * 2
     assert (measured_bytes(Case(mesh=(2,), model=MODEL), answer) or got).predicted
     assert measured_bytes(Case(mesh=(2,), model=MODEL), [Measured(), Measured()]) is None

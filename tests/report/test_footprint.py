@@ -6,11 +6,14 @@ import io
 import json
 
 import msgspec
+import pytest
 from hand_made import case, finished, started
 from rich.console import Console
 
+from zerocheck.case.schema import Precision
 from zerocheck.protocol.verdicts import MeasuredBytes
-from zerocheck.report import json_report, markdown
+from zerocheck.report import html, json_report, markdown
+from zerocheck.report.communication import differences
 from zerocheck.report.progress import ProgressDisplay
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFinished, Record
@@ -92,8 +95,8 @@ def test_markdown_has_a_row_for_each_number_of_ranks() -> None:
     assert "## Memory and communication" in text and "padding" in text
     rows = [line for line in text.splitlines() if line.startswith(("| fsdp2", "| mine"))]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    one = "fsdp2 1 1,000 16,000 16 Psi/N 1.00 1.00 to 1.00 1.00 – 3"
-    four = "fsdp2 4 1,000 4,120 16 Psi/N 1.03 1.03 to 2.00 1.02 3.00 3"
+    one = "fsdp2 1 1,000 16,000 16 Psi/N 1.00 1.00 to 1.00 1.00 – 3 –"
+    four = "fsdp2 4 1,000 4,120 16 Psi/N 1.03 1.03 to 2.00 1.02 3.00 3 –"
     assert [" ".join(row) for row in cells if "1,000" in row][:2] == [one, four]
 
 
@@ -112,3 +115,71 @@ def test_without_memory_nothing_is_said_and_journals_stay_small() -> None:
     assert "## Memory and communication" not in markdown.render(counted)
     assert json.loads(json_report.render(counted))["implementations"]["zero2"]["memory"] == []
     assert len(encode(measured(0, FSDP2))) - len(encode(case(0, "fsdp2", mesh=(4,)))) < 200
+
+
+def in_units(**psi: float) -> MeasuredBytes:
+    """What a rank of four sends of 4,000 trained bytes, by kind, in units of Psi (N - 1) / N."""
+    by_kind = {kind: 3000.0 * units for kind, units in psi.items()}
+    return changed(sent=sum(by_kind.values()), by_kind=by_kind)
+
+
+def differences_of(*cases: CaseFinished) -> list[str]:
+    counted = tally([started("fsdp2"), *cases, finished(0)])
+    return differences(counted.implementations["fsdp2"].weights[4])
+
+
+ROOT = "is not gathered again: the root unit, and units that do not reshard"
+
+
+@pytest.mark.parametrize(
+    ("stage", "microbatches", "psi", "said"),
+    [
+        (3, 1, {"reduce_scatter": 1, "all_gather": 2}, []),
+        (3, 1, {"reduce_scatter": 1, "all_gather": 1.25}, [f"0.75 {ROOT}"]),
+        (
+            3, 2, {"reduce_scatter": 2, "all_gather": 3.5},
+            ["each of 2 microbatches reduces its gradients: 2.00", f"0.50 {ROOT}"],
+        ),
+        (
+            2, 1, {"reduce_scatter": 1.1, "all_gather": 1.1, "all_reduce": 0.02},
+            ["reductions send 1.10, more than 1 by padding", "gathers send 1.10, more than 1",
+             "all-reduces of norms, flags and buffers send 0.02"],
+        ),
+        (0, 1, {"all_reduce": 2}, []),
+        (0, 1, {"all_reduce": 2.05}, ["more than 2 by norms, flags and buffers"]),
+        (
+            1, 1, {"all_reduce": 2, "broadcast": 1},
+            ["all-reduces give every rank the whole gradients", "from their owners or of buffers"],
+        ),
+    ],
+)  # fmt: skip
+def test_each_part_that_is_not_as_in_the_paper_is_explained(
+    stage: int, microbatches: int, psi: dict[str, float], said: list[str]
+) -> None:
+    one = msgspec.structs.replace(in_units(**psi), stage=stage)
+    found = differences_of(measured(0, one, microbatches=microbatches))
+    assert len(found) == len(said)
+    for sentence, part in zip(found, said, strict=True):
+        assert part in sentence
+
+
+def test_the_median_case_is_explained_and_lowered_precision_is_said() -> None:
+    few, some, most = (in_units(reduce_scatter=1, all_gather=n) for n in (1.0, 1.5, 1.75))
+    assert differences_of(*(measured(n, one) for n, one in enumerate((most, few, some)))) == [
+        f"0.50 {ROOT}, stay gathered for the backward"
+    ]
+    lowered = measured(0, in_units(reduce_scatter=0.5, all_gather=1))
+    precision = Precision(compute="bf16", reduce="bf16")
+    lowered = msgspec.structs.replace(
+        lowered, case=msgspec.structs.replace(lowered.case, precision=precision)
+    )
+    assert differences_of(lowered) == [
+        "gradients travel in bf16, half the bytes of fp32",
+        "parameters may travel in bf16, half the bytes of fp32",
+    ]
+
+
+def test_a_page_explains_them_too() -> None:
+    one = measured(0, in_units(reduce_scatter=1, all_gather=1.25))
+    text = html.render(tally([started("fsdp2"), one, finished(0)]))
+    assert f"<td>0.75 {ROOT}, stay gathered for the backward</td>" in text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
-from ..contract.layout import Category
+from ..contract.layout import Call, Category
 from ..protocol.measurements import Measured
 from ..protocol.verdicts import MeasuredBytes
 from .obligations.communication import volume
@@ -22,16 +22,25 @@ def measured_bytes(case: Case, measured: Sequence[Measured]) -> MeasuredBytes | 
     if not any(ends):
         return None
     layouts = [one.layout for one in measured]
+    most: Sequence[Call] = max(
+        (one.calls[-1] for one in measured if one.calls), key=volume, default=()
+    )
+    kinds = dict.fromkeys(call.kind for call in most)
     return MeasuredBytes(
         copy=copy_bytes(case),
         held=max(ends),
         total=sum(ends),
-        sent=max(volume(one.calls[-1]) if one.calls else 0.0 for one in measured),
+        sent=volume(most),
         trained=trained_bytes(case),
         elements=parameter_elements(case.model),
         stage=measured[0].stage,
         predicted=all(layout is not None and bool(layout.lines) for layout in layouts),
+        by_kind={kind: sent for kind in kinds if (sent := volume(_of(kind, most)))},
     )
+
+
+def _of(kind: str, calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.kind == kind]
 
 
 def _at_the_end(measured: Measured) -> int:

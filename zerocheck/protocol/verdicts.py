@@ -173,9 +173,9 @@ class MeasuredBytes(msgspec.Struct, frozen=True, kw_only=True):
 
     In bytes. copy: one unsharded copy of all (parameters, gradients, optimizer states); held:
     parameters, gradients, optimizer states and memory for communication, of the rank that holds
-    most of them; total: of all ranks; sent: by the rank that sends most, by rings; trained: of
-    the parameters that are trained; elements: Psi, of all parameters; stage: declared, or None;
-    predicted: True if a layout predicts the bytes held.
+    most of them; total: of all ranks; sent: by the rank that sends most, by rings, and by_kind:
+    those of each kind of collective; trained: of the parameters that are trained; elements: Psi, of
+    all parameters; stage: declared, or None; predicted: True if a layout predicts the bytes held.
     """
 
     copy: tuple[int, int, int]
@@ -186,6 +186,7 @@ class MeasuredBytes(msgspec.Struct, frozen=True, kw_only=True):
     elements: int
     stage: int | None = None
     predicted: bool = False
+    by_kind: dict[str, float] = {}
 
 
 def alternatives(names: Sequence[str], sentences: Mapping[str, str]) -> str:

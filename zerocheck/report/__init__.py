@@ -2,6 +2,7 @@
 
 - `checks.py`: results of the pytest tests: one per obligation and group of features
 - `comment.py`: comment.md on a pull request: the verdict and what is new, in 30 lines
+- `communication.py`: text of what a rank sends in a step, and why that is not as in the paper
 - `comparison.py`: comparison of a run with an earlier one (`--against`)
 - `comparison_text.py`: text of a comparison: on the console, in against.md and against.json
 - `conformance.py`: report conformance.md: implementation x feature x obligation

@@ -7,18 +7,20 @@ from typing import Any
 
 from ..run.records.footprint import Footprint, ideal
 from ..run.records.tally import ImplementationTally
+from .communication import differences, paper, sent
 
 TITLE = "Held between steps and sent in a step, next to the ZeRO paper"
 EXPLAINED = (
     "Per number of ranks, of the largest case with one microbatch: the bytes of the fullest rank "
-    "over the ideal of the stage; redundancy, the bytes of all ranks over those of one copy; what "
-    "a rank sends in units of Psi (N - 1) / N, where the paper has 2 for stages 0 to 2 and 3 for "
-    "stage 3 (2 also where parameters stay gathered for the backward). The ideal knows no padding, "
-    "step counts or buckets, which in models as small as these are much of it. The obligation "
-    "persistent compares exactly; it needs a layout."
+    "over the ideal of the stage; redundancy, the bytes of all ranks over those of one copy. What "
+    "a rank sends is in units of Psi (N - 1) / N, the median over the cases with the fewest "
+    "microbatches, where the paper has 2 for stages 0 to 2 and 3 for stage 3; why says what of the "
+    "median case is different. The ideal knows no padding, step counts or buckets, which in models "
+    "as small as these are much of it. The obligation persistent compares exactly; it needs a "
+    "layout."
 )
 HEADERS = ("implementation", "ranks", "Psi", "held", "ideal", "ratio", "all cases", "redundancy",
-           "sent, Psi", "paper")  # fmt: skip
+           "sent, Psi", "paper", "why")  # fmt: skip
 
 
 def _formulas(states: int) -> dict[int, str]:
@@ -43,8 +45,9 @@ def rows(implementations: dict[str, ImplementationTally]) -> list[list[str]]:
             f"{one.ratio:.2f}",
             f"{min(one.ratios):.2f} to {max(one.ratios):.2f}",
             f"{one.redundancy:.2f}",
-            _sent(one),
+            sent(one),
             str(paper(one)),
+            "; ".join(differences(one)) or "–",
         ]
         for name, one in _each(implementations)
     ]
@@ -63,7 +66,8 @@ def lines(implementations: dict[str, ImplementationTally]) -> list[str]:
             f"redundancy {one.redundancy:.2f}",
         ]
         if one.ranks > 1:
-            parts.append(f"{_sent(one)} Psi sent (paper: {paper(one)})")
+            parts.append(f"{sent(one)} Psi sent (paper: {paper(one)})")
+            parts += differences(one)
         if not one.largest.predicted:
             parts.append("no layout, so the ratio alone")
         text.append(f"{name}, {ranks}: {'; '.join(parts)}")
@@ -85,22 +89,10 @@ def formula(one: Footprint) -> str:
     return words if one.largest.stage is not None else f"{words}, the nearest"
 
 
-def paper(one: Footprint) -> int:
-    """Return the communication of the paper's stage, in Psi."""
-    return 3 if one.stage == 3 else 2
-
-
 def on_most_ranks(implementation: ImplementationTally) -> Footprint | None:
     """Return what was measured on the most ranks, None where it was on one at most."""
     ranks = max(implementation.weights, default=1)
     return implementation.weights[ranks] if ranks > 1 else None
-
-
-def _sent(one: Footprint) -> str:
-    if one.ranks == 1:
-        return "–"
-    few = f" in {one.microbatches} microbatches" if one.microbatches > 1 else ""
-    return f"{one.psi:.2f}{few}"
 
 
 def _each(implementations: dict[str, ImplementationTally]) -> Iterator[tuple[str, Footprint]]:
@@ -125,9 +117,10 @@ def as_data(implementation: ImplementationTally) -> list[dict[str, Any]]:
             "ratios": [min(one.ratios), max(one.ratios)],
             "redundancy": one.redundancy,
             "microbatches": one.microbatches,
-            "sent": one.largest.sent,
-            "sent_psi": one.psi,
+            "sent_psi": one.middle.psi,
+            "sent_psi_by_kind": dict(one.middle.by_kind),
             "paper_psi": paper(one),
+            "why": differences(one),
         }
         for _, one in _each({implementation.name: implementation})
     ]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from ...run.records.tally import ImplementationTally, Tally
-from ..footprint import formula, on_most_ranks, paper
+from ..communication import paper
+from ..footprint import formula, on_most_ranks
 from ..known_faults import SEVERITIES, known_faults
 from .matrix import MatrixRow
 
@@ -67,9 +68,9 @@ def _held(implementation: ImplementationTally) -> str:
 
 
 def _sent(implementation: ImplementationTally) -> str:
-    """Return what a rank sends in a step of the largest case, on the most ranks measured."""
+    """Return what a rank sends in a step, the median over cases, on the most ranks measured."""
     one = on_most_ranks(implementation)
-    return "–" if one is None else f"{one.psi:.2f} Ψ (paper: {paper(one)})"
+    return "–" if one is None else f"{one.middle.psi:.2f} Ψ (paper: {paper(one)})"
 
 
 def _price(implementation: ImplementationTally) -> str:

@@ -13,8 +13,8 @@ import jinja2
 from ...foreign_text import printable
 from ...protocol.verdicts import Status
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
+from .. import communication, footprint, metrics
 from .. import drift as drift_text
-from .. import footprint, metrics
 from ..coverage import not_exercised, pairs_cell, refused_rows, unexercised, vacuous_rows
 from ..history import PastRun
 from ..known_faults import faults_sentence
@@ -209,8 +209,9 @@ def _communication(counted: Tally) -> list[dict[str, Any]]:
                 {
                     "name": name,
                     "ranks": one.ranks,
-                    "psi": round(one.psi, 2),
-                    "paper": footprint.paper(one),
+                    "psi": round(one.middle.psi, 2),
+                    "paper": communication.paper(one),
+                    "why": "; ".join(communication.differences(one)) or "as the paper says",
                     "microbatches": one.microbatches,
                 }
             )

@@ -12,8 +12,10 @@ good part of the memory, and the ratio means little.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...case.schema import Case
 from ...protocol.verdicts import MeasuredBytes
 from .records import CaseFinished
 
@@ -46,19 +48,39 @@ def in_psi(sent: float, trained: int, ranks: int) -> float:
     return sent / psi if psi else 0.0
 
 
+@dataclass(frozen=True)
+class SentInStep:
+    """Communication of one case in a step, in units of Psi (N - 1) / N.
+
+    psi: sent by the rank that sends most; by_kind: of it, by kinds of collectives.
+    """
+
+    case: Case
+    psi: float
+    by_kind: Mapping[str, float]
+
+    @classmethod
+    def of(cls, case: Case, one: MeasuredBytes) -> SentInStep:
+        """Express what was measured in a case in these units."""
+        ranks = case.world_size
+        kinds = {kind: in_psi(sent, one.trained, ranks) for kind, sent in one.by_kind.items()}
+        return cls(case, in_psi(one.sent, one.trained, ranks), kinds)
+
+
 @dataclass
 class Footprint:
     """Measured cases of one implementation on one number of ranks.
 
     largest: of the case with the most elements, for there padding counts least, among those with
     the fewest microbatches: the paper has one; microbatches: of that case; ratios: of each case,
-    what the fullest rank holds over the paper's ideal.
+    what the fullest rank holds over the paper's ideal; sent: cases with so many microbatches.
     """
 
     ranks: int
     largest: MeasuredBytes
     microbatches: int
     ratios: list[float] = field(default_factory=list)
+    sent: list[SentInStep] = field(default_factory=list)
 
     @property
     def stage(self) -> int:
@@ -77,9 +99,9 @@ class Footprint:
         return self.largest.total / whole if whole else 0.0
 
     @property
-    def psi(self) -> float:
-        """Communication of the largest case in a step, in units of Psi (N - 1) / N."""
-        return in_psi(self.largest.sent, self.largest.trained, self.ranks)
+    def middle(self) -> SentInStep:
+        """The case of the median communication in a step; of two, that with less."""
+        return sorted(self.sent, key=lambda one: one.psi)[(len(self.sent) - 1) // 2]
 
 
 def stage_of(one: MeasuredBytes, ranks: int) -> int:
@@ -105,5 +127,9 @@ def add(into: dict[int, Footprint], record: CaseFinished) -> None:
         into[ranks] = Footprint(ranks, one, microbatches)
     weights = into[ranks]
     weights.ratios.append(_ratio(one, ranks))
+    if microbatches < weights.microbatches:
+        weights.sent.clear()
+    if microbatches <= weights.microbatches:
+        weights.sent.append(SentInStep.of(record.case, one))
     if (-microbatches, one.elements) > (-weights.microbatches, weights.largest.elements):
         weights.largest, weights.microbatches = one, microbatches
