@@ -65,7 +65,9 @@ def test_steps_hold(pool: Pool, name: str) -> None:
     for momentum, nesterov, kernel in FORMS:
         for start in (0, 3):
             case = _case(momentum, kernel, nesterov=nesterov, start=start)
-            outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, *MEMORY)).outcome()
+            # Bytes and collectives are those of the form, wherever it starts.
+            asked = EQUIVALENCE if start else (*EQUIVALENCE, *MEMORY)
+            outcome = Trial(pool, name, case, obligations=asked).outcome()
             wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
             if (name, kernel) == ("fsdp2", "fused"):
                 assert "no sharding strategy for the fused kernel of SGD" in outcome.reason

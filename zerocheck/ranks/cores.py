@@ -19,6 +19,8 @@ from zerocheck import signals
 from zerocheck.ranks.watchdog import activity
 
 _POLL_S = 0.01
+_LOOK_S = 0.5
+"""Time between two looks whether a holder is stopped."""
 PATIENCE_S = 30.0
 """After that long without a slot, a run goes on without one."""
 QUANTUM_S = 2.0
@@ -49,6 +51,7 @@ class Cores:
         self._waiting = -1
         self._since = 0.0
         self._wanted_since: float | None = None
+        self._looked = -_LOOK_S
         self._held = False
 
     @property
@@ -63,9 +66,11 @@ class Cores:
         if self._directory is None:
             self._held = True
         else:
+            looks = now - self._looked >= _LOOK_S  # to read of a process takes longer than to lock
+            self._looked = now if looks else self._looked
             for slot in range(self._slots):
                 lock = self._try_lock(f"slot-{slot}", fcntl.LOCK_EX)
-                if lock < 0 and self._holder_stopped(slot):
+                if lock < 0 and looks and self._holder_stopped(slot):
                     lock = self._try_lock(f"slot-{slot}-of-a-stopped-process", fcntl.LOCK_EX)
                 if lock >= 0:
                     os.ftruncate(lock, 0)
