@@ -143,7 +143,7 @@ def test_every_way_to_break_has_its_verdict(
 
 
 def test_a_hang_names_the_collective_that_each_rank_was_in(run_subject: Run) -> None:
-    _, records = run_subject("Hangs", max_cases=1, seed=3)
+    _, records = run_subject("Hangs", max_cases=1, seed=3, shrink=False)
     reason = records.of(Finding)[-1].reason
     last = re.findall(r"last collective (\S+) #(\d+)", reason)
     assert len(last) == 2
@@ -167,7 +167,7 @@ def test_two_bugs_are_two_findings(run_subject: Run) -> None:
 
 def test_a_crash_names_the_sizes_of_collectives(run_subject: Run) -> None:
     """gloo says no more than that a connection was closed."""
-    _, records = run_subject("ReducesOtherSizes", max_cases=1, seed=3)
+    _, records = run_subject("ReducesOtherSizes", max_cases=1, seed=3, shrink=False)
     finding = records.of(Finding)[-1]
     assert finding.causes == ("different collectives",)
     assert finding.title == f"the ranks {finding.status}: they called different collectives"
@@ -176,7 +176,7 @@ def test_a_crash_names_the_sizes_of_collectives(run_subject: Run) -> None:
 
 
 def test_other_cases_go_on_after_a_kill(run_subject: Run) -> None:
-    _, records = run_subject("KilledInStep1", max_cases=6, seed=1)
+    _, records = run_subject("KilledInStep1", max_cases=6, seed=1, shrink=False)
     statuses = [record.status for record in records.of(CaseFinished)]
     assert len(statuses) == 6
     # A case of one step ends before the kill.
@@ -280,7 +280,7 @@ def test_an_interrupted_run_leaves_a_whole_journal_and_no_process(
 
 
 def test_a_case_file_that_cannot_be_used_is_refused(tmp_path: Path, run_subject: Run) -> None:
-    _, records = run_subject("ConstructorRaises", max_cases=4)
+    _, records = run_subject("ConstructorRaises", max_cases=4, shrink=False)
     good = Path(records.of(Finding)[-1].case_file)
     assert isinstance(read_case(good).case, Case)
     data = good.read_bytes()
@@ -329,7 +329,7 @@ def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
 
 @pytest.mark.parametrize("name", ["NeverClips", "HiddenNeverClips"])
 def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) -> None:
-    code, records = run_subject(name, world_sizes=(2, 3), max_cases=8)
+    code, records = run_subject(name, world_sizes=(2, 3), max_cases=8, shrink=False)
     assert code == 1
     findings = {f.number: f for f in records.of(Finding)}
     assert {(f.obligation, f.causes) for f in findings.values()} == {("clip", ("not clipped",))}
@@ -343,7 +343,7 @@ def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) 
     ],
 )
 def test_misuse_of_the_contract_is_the_headline(run_subject: Run, name: str, message: str) -> None:
-    code, records = run_subject(name, max_cases=1)
+    code, records = run_subject(name, max_cases=1, shrink=False)
     assert code == 1
     assert message in records.of(Finding)[-1].title
 
@@ -354,7 +354,7 @@ def test_a_frozen_parameter_may_say_that_it_has_no_gradient(run_subject: Run) ->
 
 
 def test_two_findings_of_one_name_have_a_file_each(tmp_path: Path, run_subject: Run) -> None:
-    _, records = run_subject("ConstructorRaises", max_cases=4)
+    _, records = run_subject("ConstructorRaises", max_cases=4, shrink=False)
     case_file = read_case(Path(records.of(Finding)[-1].case_file))
     first, second = (write_case(tmp_path / "two", "build", case_file) for _ in range(2))
     assert first != second

@@ -117,7 +117,7 @@ def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(
 
 
 def test_a_supports_that_raises_shows_in_the_cases(run_subject: Run) -> None:
-    code, records = run_subject("SupportsRaises", max_cases=2)
+    code, records = run_subject("SupportsRaises", max_cases=2, shrink=False)
     assert code == 1
     assert {one.status for one in records.of(CaseFinished)} == {"crashed"}
     assert "supports() fails" in records.of(CaseFinished)[0].reason

@@ -105,7 +105,7 @@ def tries(found: Finding) -> tuple[int, int]:
 
 
 def test_one_that_shows_always_is_run_once_more(tmp_path: Path, pool: Pool) -> None:
-    (found,), _ = findings(tmp_path, pool, "'gradient'")
+    (found,), _ = findings(tmp_path, pool, "'gradient'", shrink=False)
     assert tries(found) == (1, 1) and not found.intermittent
     assert "  reproduced  1 of 1 times in fresh rank processes\n" in finding_text(found)
 
@@ -126,7 +126,7 @@ def test_one_that_shows_sometimes_is_intermittent(tmp_path: Path, pool: Pool) ->
 
 
 def test_other_numbers_each_time_depend_on_the_moment(tmp_path: Path, pool: Pool) -> None:
-    (found,), _ = findings(tmp_path, pool, "'another gradient each time'")
+    (found,), _ = findings(tmp_path, pool, "'another gradient each time'", shrink=False)
     assert tries(found) == (TRIES, TRIES) and not found.intermittent
 
 
