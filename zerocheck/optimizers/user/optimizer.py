@@ -12,6 +12,7 @@ from ...case.schema import Group, Optimizer, OptimizerKind, UserOptimizer, UserS
 from ...floating_point import Enclosure
 from ...user_code import import_user_code
 from ..specification import OptimizerTrial, OptionFields, Reading, Segment, StateRole
+from ..state_shape import StateShape, shape_of_user_state
 from ..unsharded import variants
 from ..unsharded.optimizer import LARGEST, Unsharded
 from ..unsharded.step import COUNTS, UnshardedScalars, state_dtype
@@ -35,7 +36,8 @@ class User(Unsharded):
         self.counts_in_group = user.count == "group"
         names = ("lr", "weight_decay") if user.weight_decay else ("lr",)
         self.fields = OptionFields(names, ("maximize",) if user.maximize else ())
-        self.trial = OptimizerTrial({"lr": 2.0**-6}, self.states)
+        of_matrices = tuple(one.name for one in user.states if one.of_matrices != "none")
+        self.trial = OptimizerTrial({"lr": 2.0**-6}, of_matrices)
         self._of = {one.name: one for one in user.states}
 
     @cached_property
@@ -72,6 +74,10 @@ class User(Unsharded):
         """Return fp32 for a state that is wide."""
         return state_dtype(self.user, role, dtype)
 
+    def state_shape(self, role: str, dims: int) -> StateShape | None:
+        """Return the shape that the state had at inspection."""
+        return shape_of_user_state(self.user, role, dims)
+
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state, as at inspection."""
         return _size(self._of[role], scale)
@@ -86,9 +92,13 @@ class User(Unsharded):
         """Draw states in mid-training, of the size and the signs that they had at inspection."""
         found: dict[StateRole, torch.Tensor] = {}
         for one in self.user.states:
-            drawn = torch.empty_like(parameter)
+            shape = self.state_shape(one.name, parameter.dim())
+            if shape is None:
+                continue
+            drawn = shape.empty(parameter)
             drawn.uniform_(-1.0 if one.signed else 0.1, 1.0, generator=generator)
-            found[one.name] = drawn.mul_(_size(one, scale))
+            whole = shape.expanded(drawn.mul_(_size(one, scale)), parameter.shape)
+            found[one.name] = whole.contiguous()
         return found
 
     def torch_scalars(
@@ -101,7 +111,17 @@ class User(Unsharded):
         taken = max(step - 1, 0)
         estimated = reading == "estimated"
         return UnshardedScalars(
-            None, given, self.states, taken, {}, {}, estimated, self.user, process.enclosures
+            None,
+            given,
+            self.states,
+            taken,
+            {},
+            {},
+            estimated,
+            self.state_shape,
+            self.whole,
+            self.user,
+            process.enclosures,
         )
 
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:

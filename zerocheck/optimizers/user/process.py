@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import torch
@@ -26,6 +27,7 @@ from ...floating_point import Enclosure, Format
 from ...signals import die_with
 from ...user_code import import_user_code
 from ..specification import UpdateElements
+from ..state_shape import shape_of_user_state
 from ..unsharded import step
 from ..unsharded.step import UnshardedScalars
 
@@ -207,6 +209,8 @@ def answered(request: StepRequest) -> StepReply:
             {},
             {},
             request.estimated,
+            partial(shape_of_user_state, user),
+            not user.elementwise,
             user,
         )
         made = step.enclosures(elements, scalars)
