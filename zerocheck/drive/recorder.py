@@ -15,6 +15,8 @@ from ..contract.shard import OF_NO_STATE, Shard
 from ..optimizers import STATES, factored, rule_of, states_of
 from ..protocol.observations import Entry, Lie, Point, Recorded
 
+ADAMW = Optimizer()
+
 GRADIENT_ROLES = frozenset(("gradient",))
 
 
@@ -43,7 +45,7 @@ class Store(Protocol):
 class Recorder:
     """Recorder of shards and the manifests that they refer to, each distinct manifest once."""
 
-    def __init__(self, store: Store, options: Optimizer = Optimizer()) -> None:
+    def __init__(self, store: Store, options: Optimizer = ADAMW) -> None:
         """Record into a store. options: of the optimizer, whose factored states are expanded."""
         self._store = store
         self._options = options if factored(options) else None

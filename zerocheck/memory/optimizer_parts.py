@@ -2,8 +2,8 @@
 
 Muon updates the matrices in the blocks of a model, and AdamW all else: embeddings, heads, biases
 and norms. That is how its author trains (Jordan et al., "Muon: An optimizer for hidden layers in
-neural networks", 2024). Every other optimizer has one part; of Adafactor's its means are counted. Where a model has no list of blocks,
-all of its matrices are Muon's.
+neural networks", 2024). Where a model has no list of blocks, all of its matrices are Muon's. Every
+other optimizer has one part; of Adafactor's the means are counted too.
 """
 
 from __future__ import annotations

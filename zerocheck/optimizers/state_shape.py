@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..case.schema import UserOptimizer
+from ..case.schema import ShapeKind, UserOptimizer
 
 
 class StateShape(NamedTuple):
-    """Dims of a parameter, negative, along which a state has one value; it lacks them, or has 1."""
+    """Dims of a parameter, negative, along which a state has one value: without them, or of size 1."""
 
     reduced: tuple[int, ...] = ()
     keeps_dims: bool = False
@@ -70,18 +70,21 @@ def shape_of_user_state(user: UserOptimizer, role: str, dims: int) -> StateShape
     """Return the shape of a state of the user's optimizer, as inspection found it."""
     for one in user.states:
         if one.name == role:
-            kind = one.of_matrices if dims > 1 else one.of_vectors
-            every = tuple(range(-dims, 0))
-            reduced = {"whole": (), "rows": (-1,), "columns": (-2,), "number": every}.get(kind)
+            reduced = _reduced(dims).get(one.of_matrices if dims > 1 else one.of_vectors)
             return None if reduced is None else StateShape(reduced, one.keeps_dims)
     return None
 
 
-def shape_kind(state: torch.Tensor, shape: Sequence[int]) -> tuple[str, bool] | None:
+def _reduced(dims: int) -> dict[ShapeKind, tuple[int, ...]]:
+    """Return the dims that each kind of shape is without, of a parameter with so many dims."""
+    return {"whole": (), "rows": (-1,), "columns": (-2,), "number": tuple(range(-dims, 0))}
+
+
+def shape_kind(state: object, shape: Sequence[int]) -> tuple[ShapeKind, bool] | None:
     """Return the kind of a state's shape and whether it keeps dims, None for any other shape."""
-    every = tuple(range(-len(shape), 0))
-    kinds = {"whole": (), "rows": (-1,), "columns": (-2,), "number": every}
-    for kind, reduced in kinds.items():
+    if not isinstance(state, torch.Tensor):
+        return None
+    for kind, reduced in _reduced(len(shape)).items():
         for keeps_dims in (False, True):
             if tuple(state.shape) == StateShape(reduced, keeps_dims).of(shape):
                 return kind, keeps_dims and bool(reduced)
