@@ -16,13 +16,16 @@ from ..case.schema import ShapeKind, UserOptimizer
 
 
 class StateShape(NamedTuple):
-    """Dims of a parameter, negative, along which a state has one value: without them, or of size 1."""
+    """Dims of a parameter, counted from the end, along which a state has one value.
+
+    It is without them, or keeps them with size 1.
+    """
 
     reduced: tuple[int, ...] = ()
     keeps_dims: bool = False
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the state of a parameter, or of its part in a part of the parameter."""
+        """Return the shape of the state of a parameter, or of a part of one."""
         sizes = [1 if dim - len(shape) in self.reduced else n for dim, n in enumerate(shape)]
         if self.keeps_dims:
             return tuple(sizes)

@@ -42,7 +42,7 @@ def _of_asgd(group: Group, options: Optimizer) -> dict[str, Any]:
 
 
 def _of_adafactor(group: Group, options: Optimizer) -> dict[str, Any]:
-    """Return its options. Without an eps torch takes that of the first parameter's dtype for all."""
+    """Return its options. Without an eps torch takes that of the first parameter's dtype."""
     return {"eps": (group.eps, 1e-3), "weight_decay": group.weight_decay}
 
 

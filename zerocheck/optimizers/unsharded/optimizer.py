@@ -22,7 +22,7 @@ from ..specification import (
     UpdateElements,
 )
 from ..state_shape import ShapeOf, StateShape
-from . import step, variants
+from . import parts, step, variants
 from .reference import UnshardedOptions, UnshardedState
 from .step import UnshardedScalars
 
@@ -110,7 +110,7 @@ class Unsharded(OneRule):
         return (self._state_shape or super().state_shape)(role, dims)
 
     def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a case in a group; of two numbers in eps the first is that of cases."""
+        """Return the fields of a case in a group. Adafactor's eps is the first of two numbers."""
         found = super().read_group(group)
         if isinstance(found.get("eps"), tuple) and self.kind == "adafactor":
             found["eps"] = found["eps"][0]
@@ -196,11 +196,15 @@ class Unsharded(OneRule):
 
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what the step would compute with each known mistake."""
-        return variants.variants(segment)
+        yield from variants.variants(segment)
+        if self.whole:
+            yield from parts.variants(segment)
 
     def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what the step would compute with one thing changed, in words."""
-        return variants.reruns(segment)
+        yield from variants.reruns(segment)
+        if self.whole:
+            yield from parts.reruns(segment)
 
     def equations(self, segment: Segment) -> Iterator[Equation]:
         """Return no line: the equation is torch's."""

@@ -6,12 +6,14 @@ vectors of the processor, and a shard ends elsewhere than the vector here. So th
 readings: the same bits, by torch's own kernel; or what operators with round-off moved at random
 change (`execution/operator_noise.py`), which is an estimate. No bound is derived.
 
-Adafactor and a class of the user's may compute with whole parameters, and are given one in its shape.
+Adafactor, and a class of the user's, may compute with whole parameters, and are given one in its
+shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from ...execution.operator_noise import StepNoise, round_off
 from ...floating_point import Enclosure
 from ..specification import UpdateElements
 from ..state_shape import ShapeOf, StateShape
+from .part_norms import NormedPart, PartNorms
 
 
 class UnshardedScalars(NamedTuple):
@@ -30,8 +33,9 @@ class UnshardedScalars(NamedTuple):
     torch_class: the optimizer, None for a class that is not imported here; options: of its group,
     without maximize; states: roles; taken: steps before this one; scalar_states: states that are
     one number, by name; new_scalar_states: the same before the first step; estimated: round-off may
-    be another one; state_shape: see `UpdateRule`; whole: it computes with whole parameters; user:
-    what is known of a class of the user's; elsewhere: `enclosures`, where another process runs it.
+    be another one; state_shape: see `UpdateRule`; whole: it computes with whole parameters; part:
+    norms over a parameter are those of this part of it, for the diagnosis; user: what is known of a
+    class of the user's; elsewhere: `enclosures`, where another process runs it.
     """
 
     torch_class: type[torch.optim.Optimizer] | None
@@ -43,6 +47,7 @@ class UnshardedScalars(NamedTuple):
     estimated: bool
     state_shape: ShapeOf
     whole: bool
+    part: NormedPart | None = None
     user: UserOptimizer | None = None
     elsewhere: Callable[..., dict[str, Enclosure]] | None = None
 
@@ -116,7 +121,8 @@ def run(
             },
             **{name: value.clone() for name, value in scalars.scalar_states.items()},
         }
-    with torch.enable_grad():
+    part = PartNorms(held.shape, scalars.part) if scalars.part is not None else nullcontext()
+    with torch.enable_grad(), part:
         optimizer.step()
     state = optimizer.state[held]
     after = {role: shape.expanded(state[role], held.shape) for role, shape in shapes.items()}

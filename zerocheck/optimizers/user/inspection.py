@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...case.schema import RESERVED, CountKind, ShapeKind, UserOptimizer, UserState
+from ...case.schema import RESERVED, CountKind, UserOptimizer, UserState
 from ...catalogue import check_factory
 from ...errors import UsageError
 from ...user_code import import_user_code

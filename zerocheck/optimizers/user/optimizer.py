@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from ...case.schema import Group, Optimizer, OptimizerKind, UserOptimizer, UserState
-from ...floating_point import Enclosure
 from ...user_code import import_user_code
-from ..specification import OptimizerTrial, OptionFields, Reading, Segment, StateRole
+from ..specification import OptimizerTrial, OptionFields, Reading, StateRole
 from ..state_shape import StateShape, shape_of_user_state
-from ..unsharded import variants
 from ..unsharded.optimizer import LARGEST, Unsharded
 from ..unsharded.step import COUNTS, UnshardedScalars, state_dtype
-from . import parts, process
+from . import process
 
 
 class User(Unsharded):
@@ -120,21 +117,9 @@ class User(Unsharded):
             estimated,
             self.state_shape,
             self.whole,
-            self.user,
-            process.enclosures,
+            user=self.user,
+            elsewhere=process.enclosures,
         )
-
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with each known mistake."""
-        yield from variants.variants(segment)
-        if self.whole:
-            yield from parts.variants(segment)
-
-    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with one thing changed, in words."""
-        yield from variants.reruns(segment)
-        if self.whole:
-            yield from parts.reruns(segment)
 
 
 def _size(state: UserState, scale: float) -> float:
