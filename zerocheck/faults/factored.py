@@ -91,6 +91,7 @@ FACTORED = {
             "elementwise": False,
         },
     },
+    "start": {"step": 0, "moments": "zero"},  # factored states of DTensors are not restored
     "training": {"loss_scale": None},
 }
 ADAFACTOR = {"optimizer": {"kind": "adafactor"}, "training": {"loss_scale": None}}
