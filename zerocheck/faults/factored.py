@@ -26,6 +26,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.redistribute(placements=places)
 
 
+def placed(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Return a tensor sharded as a parameter is: a dim of size 1 may have been gathered."""
+    if not isinstance(tensor, DTensor) or not isinstance(p, DTensor):
+        return tensor
+    return tensor.redistribute(placements=p.placements)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part that this rank has."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -63,7 +70,7 @@ class FactoredRms(torch.optim.Optimizer):
         else:
             means["square"] = state["square"]
         way = g / (means["square"].sqrt() + 1e-8)
-        p.sub_(way / self.rms(way).clamp(min=1.0), alpha=rate)
+        p.sub_(placed(way / self.rms(way).clamp(min=1.0), p), alpha=rate)
 
     def mean_of_rows(self, square: torch.Tensor) -> torch.Tensor:
         """Return the mean over the rows of all ranks."""

@@ -30,7 +30,7 @@ class PartNorms(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result, name = func(*args, **kwargs), func._schema.name
-        if name not in (_NORM, _SUM, _MEAN) or result.numel() != 1 or args[0].shape != self._shape:
+        if name not in (_NORM, _SUM, _MEAN) or result.dim() or args[0].shape != self._shape:
             return result
         number, self._number = self._number, self._number + 1
         if self._part.number not in (None, number):

@@ -84,6 +84,7 @@ def _put_together(segment: Segment, places: tuple[torch.Tensor, ...]) -> Enclosu
 
 def _with_norms(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     """Enclose the role after a step with norms over the whole parameter taken of each shard."""
+    right = step.enclosures(segment.elements, segment.scalars)[segment.role].exact
     for count, dim, words, places in _chunks(segment):
         for number in NORMS:
             exact = torch.empty_like(segment.elements.parameter)
@@ -93,6 +94,8 @@ def _with_norms(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
                 made = step.enclosures(segment.elements, segment.scalars._replace(part=part))
                 there = place.reshape(-1)
                 exact[there], bound[there] = (one[there] for one in made[segment.role])
+                if number is None and torch.equal(exact[there], right[there]):
+                    return  # no norm is taken, or what this role is does not depend on it
                 start += place.shape[dim]
             yield (
                 f"with a norm of the {words} of each of {count} ranks alone",
