@@ -136,7 +136,7 @@ class ColumnsByMeanOfMeans(WithFactoredRms):
     kind = _MeanOfMeans
 
 
-class _OfShards(FactoredRms):
+class _FactorsOfShards(FactoredRms):
     def update(
         self, p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor], rate: float
     ) -> None:
@@ -151,7 +151,7 @@ class _OfShards(FactoredRms):
 class FactorsOfTheShard(WithFactoredRms):
     """A factored optimizer is given local shards: means of columns are those of the rank's rows."""
 
-    kind = _OfShards
+    kind = _FactorsOfShards
 
 
 class _RmsOfShards(FactoredRms):
