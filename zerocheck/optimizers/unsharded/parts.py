@@ -107,7 +107,8 @@ def _with_means(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     """Enclose a mean of squares that is the mean of the means of unequal shards.
 
     It is that of a gradient in which part k, of n_k of all n elements along the dim, is multiplied
-    by sqrt(n / (W n_k)). Rounded to the gradient's dtype, that moves a square by 3 u at most.
+    by sqrt(n / (W n_k)). Rounded to the gradient's dtype, that moves a square by 3 u at most. Ranks
+    round their mean, its share, and the sum of shares: 3 u more.
     """
     e = segment.elements
     shape = segment.scalars.state_shape(segment.role, len(e.shape))
@@ -120,7 +121,7 @@ def _with_means(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
             gradient[place.reshape(-1)] *= share**0.5
         if not torch.equal(gradient, e.gradient):
             made = step.enclosures(e, segment.scalars, gradient=gradient)[segment.role]
-            bound = made.bound + 3 * e.format.u * made.exact.abs()
+            bound = made.bound + 6 * e.format.u * made.exact.abs()
             yield (
                 f"with the mean of the means of the {words} of {count} ranks",
                 Enclosure(made.exact, bound),
