@@ -130,6 +130,43 @@ class Rows(Plain):
         super().one(p, state, group)
 
 
+class Halves(Plain):
+    def one(self, p, state, group):
+        state.setdefault("half", torch.zeros(p.shape[0] // 2))
+        super().one(p, state, group)
+
+
+class FirstDims(Plain):
+    def one(self, p, state, group):
+        if p.dim() == 2:
+            state.setdefault("rows", torch.zeros(p.shape[0]))
+        super().one(p, state, group)
+
+
+class Factored(Plain):
+    """Adafactor's form: rows and columns without dims of size 1, and a number of each matrix."""
+
+    keepdim = False
+
+    def one(self, p, state, group):
+        square = p.grad * p.grad
+        if p.dim() < 2:
+            held = state.setdefault("square", torch.zeros_like(p)).lerp_(square, 0.1)
+        else:
+            means = square.mean(-1, self.keepdim), square.mean(-2, self.keepdim)
+            row = state.setdefault("row", torch.zeros_like(means[0])).lerp_(means[0], 0.1)
+            column = state.setdefault("column", torch.zeros_like(means[1])).lerp_(means[1], 0.1)
+            if not self.keepdim:
+                row, column = row.unsqueeze(-1), column.unsqueeze(-2)
+            held = row * column / (row.mean(-2, keepdim=True) + 1e-30)
+            state["scale"] = p.norm() / max(p.numel(), 1) ** 0.5
+        p.sub_(p.grad / (held.sqrt() + 1e-8), alpha=group["lr"])
+
+
+class KeepsDims(Factored):
+    keepdim = True
+
+
 class Named(Plain):
     def one(self, p, state, group):
         state.setdefault("buffer", torch.zeros_like(p))

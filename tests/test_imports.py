@@ -78,8 +78,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "checkpoint": {"contract", "foreign_text", "compat", "errors"},
     "memory": {
-        "adapters", "contract", "models", "case", "catalogue", "compat", "compat_memory",
-        "user_code", "errors", "hosts", "sizes",
+        "optimizers", "adapters", "contract", "models", "case", "catalogue", "compat",
+        "compat_memory", "user_code", "errors", "hosts", "sizes",
     },
     "attached": {
         "report", "run", "judge", "optimizers", "floating_point", "protocol", "execution", "drive",

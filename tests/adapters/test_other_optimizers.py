@@ -8,7 +8,12 @@ from typing import get_args
 
 import msgspec
 import pytest
+import torch
+import torch.distributed as dist
 from borrowing import borrowed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zerocheck import causes as bugs
 from zerocheck.adapters.shared.limits import one_of
@@ -23,6 +28,9 @@ from zerocheck.case.schema import (
     Training,
     TrainingSegment,
 )
+from zerocheck.case.validity import check
+from zerocheck.contract.loading import load
+from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
@@ -32,6 +40,8 @@ KINDS: tuple[OptimizerKind, ...] = tuple(
     kind for kind in get_args(OptimizerKind) if kind not in OWN_TESTS
 )
 SHARDED = ("ddp", "fsdp1", "fsdp2", "zero-redundancy", "zero1", "zero3")
+OF_WHOLES = ("ddp", "zero-redundancy", "zero1", "zero3")
+"""Implementations in which some rank has each parameter whole."""
 SUBJECTS = Path(__file__).parent / "optimizer_subjects.py"
 GROUPS = (Group(pattern="*.bias", lr=1e-2, weight_decay=0.0), Group(weight_decay=0.1))
 
@@ -57,7 +67,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
     # Every implementation with some kind, and every kind with some implementations.
     first = KINDS.index(kind) % 2
-    for name in SHARDED[first::2]:
+    for name in OF_WHOLES if kind == "adafactor" else SHARDED[first::2]:
         for start in (0, 3):
             outcome = Trial(pool, name, _case(kind, start=start), obligations=EQUIVALENCE).outcome()
             wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
@@ -78,6 +88,50 @@ def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
     assert outcome.status == "holds", wrong
     assert outcome.judgement is not None
     assert outcome.judgement.statuses["roundtrip"] == "holds"
+
+
+@pytest.mark.parametrize("name", OF_WHOLES)
+def test_factored_states_are_resumed_and_have_the_bytes_of_the_layout(
+    pool: Pool, name: str
+) -> None:
+    for case, obligations in (
+        (_case("adafactor", resumed=True), RESUME),
+        (_case("adafactor", start=0), MEMORY),
+    ):
+        outcome = Trial(pool, name, case, obligations=obligations).outcome()
+        wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
+        assert outcome.status == "holds", wrong
+
+
+def test_adafactor_of_shards_is_refused() -> None:
+    for name in ("fsdp1", "deepspeed3"):
+        assert load(name).supports(_case("adafactor")) == (
+            "updates flat shards, and Adafactor needs whole matrices"
+        )
+    reason = load("fsdp2").supports(_case("adafactor"))
+    assert reason is not None and "torch refuses Adafactor of DTensors" in reason
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_torch_refuses_adafactor_of_dtensors(foreach: bool) -> None:
+    """Where this fails, torch has learned it, and FSDP2 need not refuse it any more."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        held = torch.nn.Parameter(DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)]))
+        held.grad = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+        with pytest.raises(RuntimeError, match="in-place operations that require placement"):
+            torch.optim.Adafactor([held], foreach=foreach).step()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_parameters_without_elements_are_refused() -> None:
+    case = _case("adafactor")
+    block = Block(kind="mlp", empty=True)
+    empty = msgspec.structs.replace(case, model=Model(width=8, blocks=(block,)))
+    with pytest.raises(UsageError, match="'adafactor', and torch's divides by the number of"):
+        check(empty)
 
 
 @pytest.mark.parametrize("kind", ["adagrad", "nadam", "rmsprop"])

@@ -84,7 +84,7 @@ def test_a_learning_rate_that_is_a_tensor_stays_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD"]
+    "kind", ["NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "ASGD", "Adafactor"]
 )
 def test_other_optimizers_of_torch_say_which_option_they_need(
     parameters: list[nn.Parameter], kind: str
@@ -99,9 +99,8 @@ def test_other_optimizers_of_torch_say_which_option_they_need(
 def test_optimizers_of_torch_that_are_not_judged_are_refused(
     parameters: list[nn.Parameter],
 ) -> None:
-    for kind in (torch.optim.Adafactor, torch.optim.SparseAdam):
-        with pytest.raises(UsageError, match=f"is {kind.__name__}; zerocheck judges AdamW"):
-            template_of(kind(parameters), {}, ADAMW)
+    with pytest.raises(UsageError, match="is SparseAdam; zerocheck judges AdamW"):
+        template_of(torch.optim.SparseAdam(parameters), {}, ADAMW)
 
 
 def test_adam_is_taken_for_adamw_where_the_case_has_that(parameters: list[nn.Parameter]) -> None:

@@ -58,8 +58,10 @@ OptimizerKind = Literal[
     "rmsprop",
     "rprop",
     "asgd",
+    "adafactor",
     "user",
 ]
+ShapeKind = Literal["none", "whole", "rows", "columns", "number"]
 CountKind = Literal["none", "int", "float", "tensor", "group"]
 AdjustmentKind = Literal["original", "match_rms_adamw"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -227,7 +229,7 @@ class Group(_Data, frozen=True, kw_only=True):
 
 
 class UserState(_Data, frozen=True, kw_only=True):
-    """State of the user's optimizer that has the shape of its parameter, as it was at inspection.
+    """State of the user's optimizer, as it was at inspection.
 
     Of gradients of the size s it has the size `size` * s^`power`.
     """
@@ -240,6 +242,13 @@ class UserState(_Data, frozen=True, kw_only=True):
     """True if it has elements below 0."""
     wide: bool = False
     """True if it is fp32 for a parameter in bf16 too."""
+    of_matrices: ShapeKind = "whole"
+    """Its shape, of a parameter with two dims or more: that of the parameter, one value for each
+    row (without the last dim) or each column (without the one before), one number, or none."""
+    of_vectors: ShapeKind = "whole"
+    """Its shape, of other parameters."""
+    keeps_dims: bool = False
+    """True if it has dims of size 1 in place of those that it is without."""
 
 
 class UserOptimizer(_Data, frozen=True, kw_only=True, cache_hash=True):

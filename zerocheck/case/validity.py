@@ -249,6 +249,11 @@ def _check_optimizer(case: Case) -> None:
             f"optimizer.schedule is {options.schedule!r}, and ASGD keeps the rate of the step "
             "before in its state; allowed with optimizer.kind 'asgd': 'constant'"
         )
+    if options.kind == "adafactor" and empties(case.model):
+        raise UsageError(
+            f"optimizer.kind is 'adafactor', and torch's divides by the number of elements: "
+            f"{empties(case.model)[0]} has none; allowed: parameters with elements"
+        )
     if options.nesterov and not options.momentum:
         raise UsageError(
             "optimizer.nesterov needs a momentum, and optimizer.momentum is 0; allowed: above 0"

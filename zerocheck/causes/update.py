@@ -16,7 +16,21 @@ STEP_OF_EACH_SHARD = cause(
     of=("update",),
     shows="The update is that of the parameter's shards, each taken for a whole parameter.",
     usual="An optimizer that needs whole parameters is run on local shards.",
-    attributed=r"of each of \d+ ranks alone",
+    attributed=r"run on the .* of each of \d+ ranks alone",
+)
+NORM_OF_EACH_SHARD = cause(
+    "norm of each shard",
+    of=("update",),
+    shows="A norm or a mean over a whole parameter is that of each shard alone.",
+    usual="Adafactor clips by, or scales with, the root mean square of the local tensor.",
+    attributed=r"with a norm of the .* of each of \d+ ranks alone",
+)
+MEAN_OF_SHARD_MEANS = cause(
+    "mean of shard means",
+    of=("update",),
+    shows="A factored state is the mean of the means of shards of unequal size.",
+    usual="Means of local rows are averaged over the ranks, and not weighted by their number.",
+    attributed=r"with the mean of the means of the",
 )
 WEIGHT_DECAY_TWICE = cause(
     "weight decay twice",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..errors import Unsupported
 from ..optimizers import OptimizerSpecification, StateRole, UpdateRule, known_optimizer
@@ -90,6 +91,13 @@ class States:
             key = self.keys.get(role, role)
             rule = next(one for one in self.optimizer.rules if role in one.states)
             dtype = rule.state_dtype(role, parameter.dtype)
+            shape = rule.state_shape(role, parameter.dim())
+            if shape is not None and shape.reduced:
+                _check_plain(parameter, key)
+                whole = torch.zeros_like(parameter, dtype=dtype)
+                into(whole, role)
+                entry[key] = shape.contracted(whole)
+                continue
             moment = entry.setdefault(key, torch.zeros_like(parameter, dtype=dtype))
             into(moment, role)
         if counted:
@@ -182,6 +190,15 @@ def on_device_of(step: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     which may be offloaded.
     """
     return step.clone() if step.device.type == "cpu" else step.to(parameter.device, copy=True)
+
+
+def _check_plain(parameter: torch.Tensor, key: str) -> None:
+    """Raise Unsupported for a factored state of a sharded parameter: each class shards its own."""
+    if isinstance(parameter, DTensor):
+        raise Unsupported(
+            f"it cannot start in mid-training: {key} has one value for several elements of a "
+            "DTensor, and how it is sharded is for its class to say"
+        )
 
 
 def _number(value: object) -> bool:

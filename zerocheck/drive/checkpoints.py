@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..case.schema import Case
+from ..case.schema import Case, Optimizer
 from ..case.segments import in_background, samples_read
 from ..contract.implementation import KEPT, Implementation, Kept, Saving
-from ..contract.shard import Shard
+from ..contract.shard import OF_NO_STATE, Shard
 from ..devices import drawn_from, random_state
 from ..errors import UsageError, did_you_mean, unknown
 from ..models.start import scramble
-from ..optimizers import SCALAR_NAMES
+from ..optimizers import SCALAR_NAMES, factored
 from ..protocol.jobs import SegmentCheckpoints
 from ..protocol.observations import CheckpointObservation
 from .randomness import ON_CPU
@@ -153,7 +153,8 @@ class Checkpoints:
         last = self.case.training.steps
         if exports(type(subject)):
             roles = state_roles(self.case) - {"master"}
-            recorder.take(last - 1, "export", _whole(subject.export(), roles), roles)
+            whole = _whole(subject.export(), roles, self.case.optimizer)
+            recorder.take(last - 1, "export", whole, roles)
         self._at(last)
         self._random["saved"] = self._random_state()
         self._samples.append(self._loader.samples)
@@ -198,15 +199,21 @@ def listing_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.files")
 
 
-def _whole(exported: Mapping[tuple[str, str], torch.Tensor], roles: Collection[str]) -> list[Shard]:
+def _whole(
+    exported: Mapping[tuple[str, str], torch.Tensor], roles: Collection[str], options: Optimizer
+) -> list[Shard]:
     """Return exported tensors as whole shards. Raises UsageError for an unknown role."""
     shards = []
+    of_parameters = factored(options)
     for (name, role), tensor in exported.items():
         if role in SCALAR_NAMES:
             continue  # they follow from the step count
         if role not in roles:
             raise unknown("role in what export() gave", role, sorted(roles))
-        shards.append(Shard(name, role, tensor.detach(), tuple(tensor.shape)))
+        shape = tensor.shape
+        if of_parameters and role not in OF_NO_STATE and (name, "parameter") in exported:
+            shape = exported[name, "parameter"].shape
+        shards.append(Shard(name, role, tensor.detach(), tuple(shape)))
     return shards
 
 

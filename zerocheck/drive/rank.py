@@ -258,9 +258,9 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
                 case TakeSteps():
                     return driver.bare()
                 case Observe():
-                    return driver.observe_steps(Recorder(context.arena))
+                    return driver.observe_steps(Recorder(context.arena, case.optimizer))
                 case LoadCheckpoint():
-                    return driver.load_checkpoint(Recorder(context.arena))
+                    return driver.load_checkpoint(Recorder(context.arena, case.optimizer))
                 case Measure():
                     return driver.measure_memory()
                 case TimeSteps():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from ..case.schema import Case
-from ..contract.shard import Shard
-from ..optimizers import STATES, states_of
+from ..case.schema import Case, Optimizer
+from ..contract.shard import OF_NO_STATE, Shard
+from ..optimizers import STATES, factored, rule_of, states_of
 from ..protocol.observations import Entry, Lie, Point, Recorded
+
+ADAMW = Optimizer()
 
 GRADIENT_ROLES = frozenset(("gradient",))
 
@@ -40,8 +45,10 @@ class Store(Protocol):
 class Recorder:
     """Recorder of shards and the manifests that they refer to, each distinct manifest once."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, options: Optimizer = ADAMW) -> None:
+        """Record into a store. options: of the optimizer, whose factored states are expanded."""
         self._store = store
+        self._options = options if factored(options) else None
         self._manifests: dict[tuple[Entry, ...], int] = {}
         self._entries: dict[tuple[object, ...], Entry] = {}
         self.records: list[Recorded] = []
@@ -60,6 +67,8 @@ class Recorder:
         for shard in shards:
             if shard.role not in roles:
                 continue
+            if self._options is not None:
+                shard = expanded(shard, self._options)
             dtype = "none" if shard.tensor is None else str(shard.tensor.dtype)
             batch = batches.get((shard.role, dtype))
             if batch is None:
@@ -110,6 +119,31 @@ class Recorder:
         if entry is None:
             entry = self._entries[key] = entry_of(shard)
         return entry
+
+
+def expanded(shard: Shard, options: Optimizer) -> Shard:
+    """Return a factored state with an element for each of the parameter's in the shard's index.
+
+    A state that every rank has whole, of sharded rows, is that of the rank's rows. Any other shard
+    is returned as it is, and so is a state of a shape that does not fit.
+    """
+    if shard.tensor is None or shard.role in OF_NO_STATE:
+        return shard
+    rule = rule_of(options, shard.name, shard.shape)
+    shape = rule.state_shape(shard.role, len(shard.shape))
+    if shape is None or not shape.reduced:
+        return shard
+    index: tuple[slice, ...] = (slice(None),) * len(shard.shape)
+    if isinstance(shard.index, tuple):
+        index = shard.index
+    elif shard.flat_range() != (0, math.prod(shard.shape)):
+        return shard
+    extent = [len(range(*part.indices(n))) for part, n in zip(index, shard.shape, strict=True)]
+    for extents in (extent, shard.shape):
+        with suppress(ValueError):
+            state = shape.expanded(shard.tensor, extents)
+            return replace(shard, tensor=state if extents is extent else state[index])
+    return shard
 
 
 def entry_of(shard: Shard) -> Entry:

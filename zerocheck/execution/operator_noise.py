@@ -137,6 +137,8 @@ class StepNoise(PartedNoise):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if name in EXACT or not isinstance(result, torch.Tensor) or not result.dim():
             return result
+        if any(one.alias_info and not one.alias_info.is_write for one in func._schema.returns):
+            return result  # a view, of memory that may be an input of the step
         moved = self._moved(result)
         if product is not None and moved.is_floating_point():
             unit = NEXT * unit_roundoff(moved.dtype)

@@ -12,6 +12,7 @@
 - `dtypes.py`: faults that only a model with parameters of two dtypes shows
 - `exports.py`: faults in the whole state that a library exports
 - `fault.py`: description of a fault: its source, and the finding that it must cause
+- `factored.py`: faults in factored states: means and norms of shards, and checkpoints of them
 - `files.py`: faults in the commit of a checkpoint's files, and in the detection of damage
 - `forward.py`: faults in the forward: other samples, other random numbers, other parameters
 - `freezing.py`: faults with parameters that are unfrozen later

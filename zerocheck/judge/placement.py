@@ -40,10 +40,10 @@ from typing import NamedTuple
 from .. import causes as bugs
 from ..case.measurement import settled
 from ..case.schema import Case
-from ..case.shapes import learning, parameter_bytes, parameter_shapes
+from ..case.shapes import ITEMSIZE, learning, parameter_bytes, parameter_dtypes, parameter_shapes
 from ..contract.layout import NUMBER_BYTES, Category
 from ..contract.shard import OF_NO_STATE
-from ..optimizers import most_states, rule_of, states_of
+from ..optimizers import most_states, state_elements, states_of
 from ..protocol.measurements import UNEXPLAINED, Exposed, Held, Measured
 from ..protocol.verdicts import Violation, merge_violations
 
@@ -247,9 +247,9 @@ def _copies(case: Case, measured: Sequence[Measured]) -> Iterator[Violation]:
 
 def state_bytes(case: Case) -> int:
     """Bytes of the optimizer's states of all parameters that are trained."""
-    sizes, shapes = parameter_bytes(case.model), parameter_shapes(case.model)
+    dtypes, shapes = parameter_dtypes(case.model), parameter_shapes(case.model)
     return sum(
-        sizes[name] * len(rule_of(case.optimizer, name, shapes[name]).states_with(case.optimizer))
+        ITEMSIZE[dtypes[name]] * sum(state_elements(case.optimizer, name, shapes[name]).values())
         for name in learning(case)
     )
 

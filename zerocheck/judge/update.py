@@ -81,7 +81,8 @@ class UpdateJudge:
             if not wrong:
                 self.readings[name] = self.readings[name][number:]
                 return share, []
-            failed = failed or wrong
+            # What is outside of an estimate too: of the rest another kernel rounds otherwise.
+            failed = wrong if reading == "estimated" else failed or wrong
         return 0.0, failed
 
     def _keys(self, update: Update) -> list[int | None]:

@@ -37,6 +37,7 @@ StateKind = Literal[
     "rmsprop",
     "rprop",
     "asgd",
+    "adafactor",
     "muon",
 ]
 PrecisionKind = Literal["mixed", "fp32"]
@@ -55,12 +56,13 @@ STATES: dict[StateKind, int] = {
     "rmsprop": 1,
     "rprop": 2,
     "asgd": 1,
+    "adafactor": 0,
     "muon": 1,
 }
 """Tensors of a parameter's size that the optimizer keeps: none, the momentum, two moments, and
 with amsgrad the largest second moment. Of torch's others, as torch/optim makes them; the step count
 and other numbers (4 bytes each per tensor in torch) aside. Muon: of its matrices; the rest of a
-model has another optimizer."""
+model has another optimizer. Adafactor has none: its means of rows and columns are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class BytesRecipe:
     def total(self) -> int:
         """Bytes per parameter without sharding."""
         return self.parameter + self.gradient + self.states
+
+
+MEANS = BytesRecipe(0, 0, 4)
+"""Bytes of each mean that Adafactor keeps in fp32."""
 
 
 def recipe(precision: PrecisionKind = "mixed", optimizer: StateKind = "adam") -> BytesRecipe:

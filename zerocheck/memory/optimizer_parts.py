@@ -2,8 +2,8 @@
 
 Muon updates the matrices in the blocks of a model, and AdamW all else: embeddings, heads, biases
 and norms. That is how its author trains (Jordan et al., "Muon: An optimizer for hidden layers in
-neural networks", 2024). Every other optimizer has one part. Where a model has no list of blocks,
-all of its matrices are Muon's.
+neural networks", 2024). Where a model has no list of blocks, all of its matrices are Muon's. Every
+other optimizer has one part; of Adafactor's the means are counted too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from torch import nn
 from ..case.optimizer_options import is_matrix_of_muon
 from ..case.schema import Optimizer
 from ..models.parts import block_list
-from .formulas import PrecisionKind, StateKind, recipe, total, words
+from ..optimizers import factored, state_elements
+from .formulas import MEANS, PrecisionKind, StateKind, recipe, total, words
 from .setup import Setup
 
 
 class OptimizerPart(NamedTuple):
-    """Number of elements of all parameters that have the same states."""
+    """Number of elements of all parameters that have the same states.
+
+    means: of rows, columns and elements of vectors, which Adafactor keeps in their place.
+    """
 
     elements: int
     states: StateKind
+    means: int = 0
 
 
 def case_optimizer(setup: Setup, model: nn.Module) -> Optimizer:
@@ -49,7 +54,7 @@ def parts_of(setup: Setup, model: nn.Module) -> tuple[OptimizerPart, ...]:
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     every = sum(sizes.values())
     if setup.optimizer != "muon":
-        return (OptimizerPart(every, setup.states),)
+        return (OptimizerPart(every, setup.states, _means(setup, model)),)
     options = case_optimizer(setup, model)
     matrices = sum(
         p.numel()
@@ -59,23 +64,39 @@ def parts_of(setup: Setup, model: nn.Module) -> tuple[OptimizerPart, ...]:
     return OptimizerPart(matrices, "muon"), OptimizerPart(every - matrices, "adamw")
 
 
+def _means(setup: Setup, model: nn.Module) -> int:
+    """Return the number of elements of factored states, and of others where there are some."""
+    options = setup.options
+    if not factored(options):
+        return 0
+    shapes = [(name, tuple(one.shape)) for name, one in model.named_parameters()]
+    return sum(sum(state_elements(options, *one).values()) for one in shapes)
+
+
 def total_of(
     parts: Sequence[OptimizerPart], ranks: int, stage: int, precision: PrecisionKind = "fp32"
 ) -> Fraction:
     """Return the bytes that a rank holds between steps, of all parts (Figure 1, Table 1)."""
-    shares = (total(n, ranks, stage, recipe(precision, states)) for n, states in parts)
-    return sum(shares, Fraction(0))
+    shares = [total(one.elements, ranks, stage, recipe(precision, one.states)) for one in parts]
+    means = [total(one.means, ranks, stage, MEANS) for one in parts]
+    return sum(shares + means, Fraction(0))
 
 
 def words_of(parts: Sequence[OptimizerPart], stage: int) -> str:
     """Return the formula of a stage in fp32, `"4 Psi + 12 Psi/N"`, for each part."""
-    each = [words(stage, recipe("fp32", states)) for _, states in parts]
+    each = [words(stage, recipe("fp32", one.states)) + _of_means(one, stage) for one in parts]
     if len(parts) == 1:
         return each[0]
     named = zip(each, parts, strict=True)
-    return " + ".join(f"({one} of {n:,} by {states})" for one, (n, states) in named)
+    return " + ".join(f"({one} of {part.elements:,} by {part.states})" for one, part in named)
+
+
+def _of_means(part: OptimizerPart, stage: int) -> str:
+    """Return the term of a part's means, which are shared out as states are."""
+    share = "/N" if stage >= 1 else ""
+    return f" + 4 M{share}, M = {part.means:,} means" if part.means else ""
 
 
 def paper_words(parts: Sequence[OptimizerPart]) -> str:
     """Return the bytes per parameter of mixed precision: `"2 + 2 + 12"`."""
-    return " or ".join(f"2 + 2 + {recipe('mixed', states).states}" for _, states in parts)
+    return " or ".join(f"2 + 2 + {recipe('mixed', one.states).states}" for one in parts)

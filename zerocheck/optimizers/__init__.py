@@ -7,6 +7,7 @@
 - `muon/`: Muon for matrices, with AdamW for all else
 - `sgd/`: SGD with momentum
 - `specification.py`: interface of an optimizer
+- `state_shape.py`: shapes of states, those of rows and columns among them
 - `trial.py`: test that a class is an optimizer that is known, run alone on one whole tensor
 - `unsharded/`: optimizers of torch that are their own reference
 - `user/`: user's own class, which is its own reference in a process apart
@@ -14,6 +15,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -74,10 +76,12 @@ __all__ = [
     "OptimizerSpecification",
     "StateRole",
     "UpdateRule",
+    "factored",
     "known_optimizer",
     "most_states",
     "optimizer_of",
     "rule_of",
+    "state_elements",
     "states_of",
 ]
 
@@ -100,6 +104,20 @@ def states_of(options: Optimizer) -> tuple[StateRole, ...]:
 def most_states(options: Optimizer) -> int:
     """Return the number of states of a parameter that has most of them."""
     return max(len(rule.states_with(options)) for rule in optimizer_of(options).rules)
+
+
+def factored(options: Optimizer) -> bool:
+    """Return True if a state of the optimizer has one value for several elements of a parameter."""
+    optimizer = optimizer_of(options)
+    shapes = [r.state_shape(role, d) for r in optimizer.rules for role in r.states for d in (1, 2)]
+    return any(shape is not None and shape.reduced for shape in shapes)
+
+
+def state_elements(options: Optimizer, name: str, shape: Sequence[int]) -> dict[StateRole, int]:
+    """Return the number of elements of each state of a parameter."""
+    rule = rule_of(options, name, shape)
+    found = {role: rule.state_shape(role, len(shape)) for role in rule.states_with(options)}
+    return {role: math.prod(one.of(shape)) for role, one in found.items() if one is not None}
 
 
 def rule_of(options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:

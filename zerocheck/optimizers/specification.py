@@ -11,9 +11,11 @@ from zerocheck_reference import OptimizerOptions, OptimizerState
 
 from ..case.schema import Group, Optimizer, OptimizerKind
 from ..floating_point import FP32, Enclosure, Format
+from .state_shape import WHOLE, StateShape
 
 StateRole = str
-"""Role of a state of an optimizer that has the shape of its parameter: its key, as torch has it."""
+"""Role of a state of an optimizer that has values for the elements of its parameter: its key, as
+torch has it. Of a factored state, each value is that of several elements (`state_shape.py`)."""
 
 Reading = Literal["double", "single rate", "single", "same kernels", "estimated"]
 """Way in which a right implementation computes a step.
@@ -139,7 +141,7 @@ class OptimizerSpecification(Protocol):
     name: str
     """Name in sentences: "AdamW"."""
     states: tuple[StateRole, ...]
-    """Roles of the states that have the shape of their parameter, in the order of a step.
+    """Roles of the states that have values for the elements of a parameter, in the order of a step.
 
     A state that does not exist before the first step counts as zeros there.
     """
@@ -219,6 +221,9 @@ class UpdateRule(OptimizerSpecification, Protocol):
     def state_dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of a state for a parameter of the given dtype."""
 
+    def state_shape(self, role: str, dims: int) -> StateShape | None:
+        """Return the shape of a state of a parameter with so many dims, None if it has none."""
+
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state as of gradients of the size `scale`."""
 
@@ -229,7 +234,7 @@ class UpdateRule(OptimizerSpecification, Protocol):
         scale: float,
         generator: torch.Generator,
     ) -> dict[StateRole, torch.Tensor]:
-        """Draw states (fp32) in mid-training, as of gradients of the size `scale`."""
+        """Draw states (fp32) in mid-training, as of gradients of the size `scale`, expanded."""
 
     def scalars(
         self, group: Group, options: Optimizer, *, lr: float, step: int, reading: Reading
@@ -330,6 +335,10 @@ class OneRule:
     def state_dtype(self: UpdateRule, role: str, dtype: torch.dtype) -> torch.dtype:
         """Return the parameter's: torch's optimizers keep their states in it."""
         return dtype
+
+    def state_shape(self: UpdateRule, role: str, dims: int) -> StateShape | None:
+        """Return the parameter's shape."""
+        return WHOLE if role in self.states else None
 
     def reruns(self: UpdateRule, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Return nothing: equations say what was changed."""

@@ -21,6 +21,8 @@ CUTS = ((0, 50, 101, 203), (0, 203), (0, 1, 2, 202, 203))
 """Where shards begin and end; kernels treat the last elements of each otherwise."""
 GROUP = Group(lr=0.01, eps=1e-6, weight_decay=0.1)
 BY_KIND = pytest.mark.parametrize("rule", UNSHARDED, ids=[rule.kind for rule in UNSHARDED])
+ELEMENTWISE = [rule for rule in UNSHARDED if not rule.whole]
+BY_ELEMENTWISE = pytest.mark.parametrize("rule", ELEMENTWISE, ids=[r.kind for r in ELEMENTWISE])
 
 
 def _options(rule: Unsharded, kernel: str, *, maximize: bool = False) -> Optimizer:
@@ -97,7 +99,7 @@ def _outside(
     ]
 
 
-@BY_KIND
+@BY_ELEMENTWISE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kernel", ["for-loop", "foreach", "fused"])
 def test_shards_step_as_the_whole(rule: Unsharded, dtype: torch.dtype, kernel: str) -> None:
@@ -109,7 +111,7 @@ def test_shards_step_as_the_whole(rule: Unsharded, dtype: torch.dtype, kernel: s
         assert _outside(rule, options, p, g, states, count, after) == [], seed
 
 
-@BY_KIND
+@BY_ELEMENTWISE
 def test_a_step_in_one_piece_has_the_same_bits(rule: Unsharded) -> None:
     options = _options(rule, "foreach")
     p, g, states = _drawn(rule, options, torch.float32, 5)
@@ -117,7 +119,7 @@ def test_a_step_in_one_piece_has_the_same_bits(rule: Unsharded) -> None:
     assert _outside(rule, options, p, g, states, 10, after, "same kernels") == []
 
 
-@BY_KIND
+@BY_ELEMENTWISE
 def test_a_wrong_element_is_outside(rule: Unsharded) -> None:
     """By 1 % of the step of an element, or of a state."""
     options = _options(rule, "foreach")

@@ -36,6 +36,20 @@ def test_a_class_that_counts_in_its_group() -> None:
     assert [one.name for one in found.states] == ["mean"]
 
 
+@pytest.mark.parametrize("name", ["Factored", "KeepsDims"])
+def test_a_class_with_factored_states(name: str) -> None:
+    found = inspect_optimizer(of(name))
+    assert not found.elementwise and found.count == "none"
+    kinds = {one.name: (one.of_matrices, one.of_vectors) for one in found.states}
+    assert kinds == {
+        "row": ("rows", "none"),
+        "column": ("columns", "none"),
+        "scale": ("number", "none"),
+        "square": ("none", "whole"),
+    }
+    assert {one.keeps_dims for one in found.states[:2]} == {name == "KeepsDims"}
+
+
 def test_the_size_of_a_state_its_signs_and_its_dtype() -> None:
     (state,) = inspect_optimizer(of("Wide")).states
     assert isinstance(state, UserState)
@@ -61,7 +75,9 @@ def test_random_states_are_kept() -> None:
         ("NOT_A_CLASS", "it is a int; needed is a subclass of torch.optim.Optimizer"),
         ("right", "it is a function; needed is a subclass"),
         ("Bits", r"has the state 'm' of dtype torch.int8: quantized states are not judged"),
-        ("Rows", r"has the state 'rows', a tensor of shape \(24,\) .* of shape \(24, 40\)"),
+        ("Rows", r"has the state 'all', of type dict, of a parameter of shape \(24, 40\)"),
+        ("Halves", r"has the state 'half', a tensor of shape \(12,\) .* of shape \(24, 40\)"),
+        ("FirstDims", r"has no state of a parameter of shape \(3, 24, 40\); needed is 'rows'"),
         ("Named", "has the state 'buffer', a name that zerocheck has for something else"),
         ("CountsInGroup", "keeps 'k' in its parameter group and changes it in a step"),
         ("CountsInBoth", "counts steps in its state and in its parameter group"),

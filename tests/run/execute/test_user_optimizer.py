@@ -19,13 +19,15 @@ from zerocheck.run.records.records import CaseFinished
 from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
 
-LION, NORMALIZED, DERIVED, CORRECTED, RIGHT, WRONG, FIXING = (
+LION, NORMALIZED, DERIVED, CORRECTED, FACTORED, KEEPS_DIMS, RIGHT, WRONG, FIXING = (
     f"{own_optimizers.__file__}:{name}"
     for name in (
         "Lion",
         "Normalized",
         "Derived",
         "Corrected",
+        "Factored",
+        "KeepsDims",
         "right",
         "wrong",
         "fixing",
@@ -76,6 +78,8 @@ def run(pool: Pool, tmp_path: Path) -> Run:
         (DERIVED, "ddp"),
         (CORRECTED, "fsdp2"),
         (CORRECTED, "zero1"),
+        (FACTORED, "ddp"),
+        (KEEPS_DIMS, "zero3"),
     ],
 )
 def test_right_implementations_hold_and_resume(run: Run, optimizer: str, name: str) -> None:

@@ -56,7 +56,6 @@ def test_what_is_given_twice_counts_once() -> None:
         ({"max_cases": 0}, "max cases 0 is out of range"),
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
         ({"optimizer": "lbfgs"}, "'lbfgs' is not judged: it calls the model several times"),
-        ({"optimizer": "adafactor"}, "its states are rows and columns of a matrix"),
     ],
 )
 def test_refusals(given: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ from ...case.shapes import sometimes_used, uncalled
 from ...case.traits import reduced_precision
 from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
+from ...optimizers import factored
 from ..shared.account import Account, AccountedParameter, CategoryBytes, layout_of
 from ..shared.sync import deferred
 from ..shared.units import members, unit_modules
@@ -32,12 +33,14 @@ def fsdp2_layout(model: nn.Module, case: Case, rank: int) -> Layout | None:
 
     None where batches use parameters of their own, since the data say which gradients there are;
     and where the optimizer was made first, which then trains nothing. None too where sums wait for
-    their reduction over replicas.
+    their reduction over replicas, and with factored states, which each class shards its own way.
 
     What is offloaded from the CPU to the CPU is not copied. From an accelerator each gradient is,
     out of the buffer of its unit, so that none is predicted where there is one.
     """
     if sometimes_used(case.model) or case.sharding.optimizer_first or waiting(case):
+        return None
+    if factored(case.optimizer):
         return None
     if case.sharding.offload != "none" and torch.accelerator.is_available():
         return None

@@ -29,7 +29,7 @@ def refusal(case: Case) -> str | None:
     reason = one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or dim0_sharded(case) or same_units(case) or unpinned(case)
     reason = reason or one_dtype(case, wrap=case.sharding.wrap) or uncompiled(case)
-    reason = reason or fused_dtensors(case)
+    reason = reason or fused_dtensors(case) or adafactor_of_dtensors(case)
     if case.axes.has("tp"):
         reason = reason or elementwise(case)
     return reason or (refuse_uneven(case) if case.axes.has("tp") else norm_of_empty_shards(case))
@@ -52,6 +52,19 @@ def fused_dtensors(case: Case) -> str | None:
     """Return the reason why torch's fused kernel cannot update DTensors, or None."""
     if case.optimizer.kind == "sgd" and case.optimizer.kernel == "fused":
         return "torch has no sharding strategy for the fused kernel of SGD: aten._fused_sgd_"
+    return None
+
+
+def adafactor_of_dtensors(case: Case) -> str | None:
+    """Return the reason why torch's Adafactor cannot update DTensors, or None.
+
+    Both of its kernels take the squares of norms of rows in place, of which each rank has a part.
+    """
+    if case.optimizer.kind == "adafactor":
+        return (
+            "torch refuses Adafactor of DTensors: aten.pow_.Scalar: in-place operations that "
+            "require placement changes are not supported"
+        )
     return None
 
 

@@ -6,6 +6,7 @@ they are allocated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import uncalled, unfrozen
 from ...contract.layout import Category, Layout, Line, Phase
-from ...optimizers import optimizer_of, rule_of
+from ...optimizers import optimizer_of, rule_of, state_elements
 
 STEP_BYTES = 4
 """Step count of a parameter, of an optimizer that has one: a 0-d fp32 tensor."""
@@ -105,7 +106,8 @@ class Account:
     def moments(self, numel: int, itemsize: int, name: str = "") -> int:
         """Bytes of the optimizer's state for `numel` elements, with counts of steps and the like.
 
-        name: the parameter that they are of, where the case has several optimizers.
+        name: the parameter that they are of, where the case has several optimizers, or factored
+        states, which are those of the whole parameter.
         """
         options = self.case.optimizer
         shape = self.parameters[name].shape if name else ()
@@ -113,8 +115,12 @@ class Account:
         in_tensors = rule.counts_steps and rule.counts_in_tensor
         counted = STEP_BYTES * (in_tensors + len(rule.scalar_names))
         dtype = torch.bfloat16 if itemsize == torch.bfloat16.itemsize else torch.float32
-        sizes = [rule.state_dtype(role, dtype).itemsize for role in rule.states_with(options)]
-        return sum(sizes) * numel + counted
+        whole = math.prod(shape)
+        sizes = [
+            rule.state_dtype(role, dtype).itemsize * (numel if elements == whole else elements)
+            for role, elements in state_elements(options, name, shape).items()
+        ]
+        return sum(sizes) + counted
 
     def scaler(self, step: int, phase: Phase) -> int:
         """Bytes held by torch's GradScaler at the end of a phase.

@@ -17,6 +17,7 @@ from ...case.schema import Case
 from ...contract import Shard
 from ...contract.groups import optimizer_over
 from ...optimizers import optimizer_of, rule_of, states_of
+from ...optimizers.state_shape import WHOLE
 from .partition import Piece
 
 
@@ -153,7 +154,9 @@ class ShardedOptimizer:
                 if (piece.name, role) in full:
                     whole = full[piece.name, role].reshape(-1)
                     own = whole[piece.index].view_as(one.parameter)
-                    state[role] = own.to(rule.state_dtype(role, own.dtype), copy=True)
+                    shape = rule.state_shape(role, own.dim()) or WHOLE
+                    dtype = rule.state_dtype(role, own.dtype)
+                    state[role] = shape.contracted(own).to(dtype)
         self.restore_scalars()
 
     def restore_counts(self) -> None:

@@ -101,6 +101,9 @@ class FlatParameter(ShardedBuffer):
         for gap in self.partition.padding(start, self.mine.stop):
             held = self.local[gap.start - start : gap.stop - start]
             yield Shard(self.name, "padding", held, (self.partition.numel,), gap)
+            if self.shard is not self.local and not self.pieces:  # masters of padding alone
+                held = self.shard[gap.start - start : gap.stop - start]
+                yield Shard(self.name, "padding", held, (self.partition.numel,), gap)
 
     def close(self) -> None:
         """Drop everything. The nn.Parameters become empty, since their memory is gone."""

@@ -123,6 +123,7 @@ OF_OPTIMIZERS: dict[OptimizerKind, tuple[str, ...]] = {
     "rmsprop": _OF_ADAM,
     "rprop": ("other-optimizer", "maximize"),
     "asgd": ("other-optimizer", "maximize"),
+    "adafactor": ("other-optimizer", "eps-1e-3", "eps-1e-6", "maximize"),
     "user": ("other-optimizer", "maximize"),
 }
 """Features that cases with this optimizer have, and not those with every other."""

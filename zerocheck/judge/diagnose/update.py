@@ -16,6 +16,9 @@ SENTENCES = {
     bugs.L2_INSTEAD_OF_DECOUPLED: "weight decay was added to the gradient (L2), and went through "
     "the moments",
     bugs.STEP_OF_EACH_SHARD: "{optimizer}, which needs whole parameters, took each shard for one",
+    bugs.NORM_OF_EACH_SHARD: "a norm or a mean over a whole parameter was that of each shard alone",
+    bugs.MEAN_OF_SHARD_MEANS: "it is the mean of the means of shards, which have unequal "
+    "numbers of rows",
     bugs.WEIGHT_DECAY_TWICE: "weight decay was applied twice",
     bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE: "weight decay was multiplied by lr / (1 - "
     "beta1^t), the step size, and not by lr",

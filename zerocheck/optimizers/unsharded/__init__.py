@@ -2,6 +2,8 @@
 
 - `catalogue.py`: which of torch's optimizers these are, with their states and options
 - `optimizer.py`: optimizer whose step is computed by running it
+- `part_norms.py`: step in which a norm over all of a parameter is that of a part
+- `parts.py`: steps of an optimizer that needs whole parameters, run on each shard, or in part
 - `reference.py`: state and options of such an optimizer for free runs
 - `step.py`: one step run alone on whole vectors, with the round-off of its operators
 - `variants.py`: known causes of a wrong update, as further runs

@@ -1,7 +1,7 @@
 """Optimizers of torch that are their own reference, with their states and options.
 
-Adafactor is not there: its states are rows and columns of a matrix, and not of its shape. LBFGS
-calls the model several times a step, and SparseAdam takes sparse gradients.
+LBFGS is not there, which calls the model several times a step, and SparseAdam, which takes sparse
+gradients.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from ...case.schema import Group, Optimizer
 from ..specification import OptionFields, StateRole
+from ..state_shape import COLUMNS, ROWS, WHOLE, StateShape
 from .optimizer import Unsharded
 
 _OF_ADAM = OptionFields(("lr", "beta1", "beta2", "eps", "weight_decay"), ("maximize",))
@@ -38,6 +39,21 @@ def _of_rprop(group: Group, options: Optimizer) -> dict[str, Any]:
 
 def _of_asgd(group: Group, options: Optimizer) -> dict[str, Any]:
     return {"weight_decay": group.weight_decay}
+
+
+def _of_adafactor(group: Group, options: Optimizer) -> dict[str, Any]:
+    """Return its options. Without an eps torch takes that of the first parameter's dtype."""
+    return {"eps": (group.eps, 1e-3), "weight_decay": group.weight_decay}
+
+
+_FACTORS: Mapping[StateRole, StateShape] = {"row_var": ROWS, "col_var": COLUMNS}
+
+
+def _shape_of_adafactor(role: StateRole, dims: int) -> StateShape | None:
+    """Return the shape of a mean of squares: a matrix has those of its rows and of its columns."""
+    if dims > 1:
+        return _FACTORS.get(role)
+    return WHOLE if role == "variance" else None
 
 
 @lru_cache(maxsize=64)
@@ -98,6 +114,14 @@ UNSHARDED: tuple[Unsharded, ...] = (
         _of_asgd,
         scalar_states=_of_asgd_in_all,
         scalar_names=("eta", "mu"),
+    ),
+    Unsharded(
+        "adafactor",
+        torch.optim.Adafactor,
+        (*_FACTORS, "variance"),
+        OptionFields(("lr", "eps", "weight_decay"), ("maximize",)),
+        _of_adafactor,
+        state_shape=_shape_of_adafactor,
     ),
 )
 """All of them, by their kind in cases."""

@@ -21,7 +21,8 @@ from ..specification import (
     StateRole,
     UpdateElements,
 )
-from . import step, variants
+from ..state_shape import ShapeOf, StateShape
+from . import parts, step, variants
 from .reference import UnshardedOptions, UnshardedState
 from .step import UnshardedScalars
 
@@ -34,6 +35,9 @@ RELATIVE: Mapping[StateRole, Callable[[float, float], float]] = {
     "exp_inf": lambda scale, lr: scale,
     "sum": lambda scale, lr: scale**2,
     "square_avg": lambda scale, lr: scale**2,
+    "row_var": lambda scale, lr: scale**2,
+    "col_var": lambda scale, lr: scale**2,
+    "variance": lambda scale, lr: scale**2,
     "acc_delta": lambda scale, lr: lr**2,
     "momentum_buffer": lambda scale, lr: scale,
     "prev": lambda scale, lr: scale,
@@ -47,12 +51,11 @@ SIGNED: frozenset[StateRole] = frozenset(("exp_avg", "momentum_buffer", "prev"))
 
 
 class Unsharded(OneRule):
-    """Optimizer of torch that is elementwise and counts its steps."""
+    """Optimizer of torch that counts its steps: elementwise, or with factored states."""
 
     lookalikes: tuple[type[torch.optim.Optimizer], ...] = ()
     hidden: tuple[StateRole, ...] = ()
     counts_steps = True
-    whole = False
     itself = True
     recovers = False
     readings: tuple[Reading, ...] = ("same kernels", "estimated")
@@ -72,19 +75,24 @@ class Unsharded(OneRule):
         scalar_names: tuple[str, ...] = (),
         states_at_once: bool = False,
         fused: bool = False,
+        state_shape: ShapeOf | None = None,
     ) -> None:
         """Describe it.
 
         options: of a group, by torch's names; optional: states that it has with some options;
         scalar_states(group of torch, steps taken): states that are one number; fused: it has a
-        fused kernel on the CPU.
+        fused kernel on the CPU; state_shape: of one with factored states, which needs whole
+        parameters.
         """
         self.kind = kind
         self.name = torch_class.__name__
         self.torch_class = torch_class
         self.states = (*states, *(r for r in optional(_ALL) if r not in states))
         self.fields = fields
-        self.trial = OptimizerTrial({"lr": 2.0**-6}, states)
+        self.whole = self.one_by_one = state_shape is not None
+        self._state_shape = state_shape
+        of_matrices = tuple(role for role in states if self.state_shape(role, 2) is not None)
+        self.trial = OptimizerTrial({"lr": 2.0**-6}, of_matrices)
         self._states = states
         self._options = options
         self._optional = optional
@@ -96,6 +104,17 @@ class Unsharded(OneRule):
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
         """Return the states that it has with these options."""
         return (*self._states, *self._optional(options))
+
+    def state_shape(self, role: str, dims: int) -> StateShape | None:
+        """Return the parameter's shape, unless the states are factored."""
+        return (self._state_shape or super().state_shape)(role, dims)
+
+    def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a case in a group. Adafactor's eps is the first of two numbers."""
+        found = super().read_group(group)
+        if isinstance(found.get("eps"), tuple) and self.kind == "adafactor":
+            found["eps"] = found["eps"][0]
+        return {name: value for name, value in found.items() if value is not None}
 
     def swaps(self, role: str) -> Sequence[tuple[str, str]]:
         """Return each other state: any of them can be loaded in its place."""
@@ -136,8 +155,12 @@ class Unsharded(OneRule):
         for role in self.states_with(options):
             size = RELATIVE[role](min(scale, LARGEST), options.groups[0].lr)
             low = -1.0 if role in SIGNED else 0.1
-            drawn = torch.empty_like(parameter).uniform_(low, 1.0, generator=generator)
-            found[role] = parameter.clone() if role == "ax" else drawn.mul_(size)
+            shape = self.state_shape(role, parameter.dim())
+            if shape is None:
+                continue
+            drawn = shape.empty(parameter).uniform_(low, 1.0, generator=generator).mul_(size)
+            whole = shape.expanded(drawn, parameter.shape).contiguous()
+            found[role] = parameter.clone() if role == "ax" else whole
         return found
 
     def scalars(
@@ -159,6 +182,8 @@ class Unsharded(OneRule):
             self._scalar_states(given, step - 1),
             self._scalar_states(given, 0),
             reading == "estimated",
+            self.state_shape,
+            self.whole,
         )
 
     def scalar_states(self, group: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
@@ -171,11 +196,15 @@ class Unsharded(OneRule):
 
     def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what the step would compute with each known mistake."""
-        return variants.variants(segment)
+        yield from variants.variants(segment)
+        if self.whole:
+            yield from parts.variants(segment)
 
     def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what the step would compute with one thing changed, in words."""
-        return variants.reruns(segment)
+        yield from variants.reruns(segment)
+        if self.whole:
+            yield from parts.reruns(segment)
 
     def equations(self, segment: Segment) -> Iterator[Equation]:
         """Return no line: the equation is torch's."""
@@ -219,7 +248,11 @@ class Unsharded(OneRule):
             # A trainer gives the gradient as it is.
             return (made.with_options(maximize=True) if options.maximize else made).one_by_one()
 
-        return UnshardedOptions(group.lr, self.states_with(options), scalars)
+        def roles(dims: int) -> tuple[StateRole, ...]:
+            held = self.states_with(options)
+            return tuple(role for role in held if self.state_shape(role, dims) is not None)
+
+        return UnshardedOptions(group.lr, roles, scalars)
 
     def reference_state(self, held: Mapping[str, torch.Tensor]) -> UnshardedState:
         """Return the state of one parameter for free runs."""

@@ -34,22 +34,26 @@ class UnshardedState:
 
 @dataclass(frozen=True)
 class UnshardedOptions:
-    """Options of a group of an optimizer. scalars(lr, step): those of one step."""
+    """Options of a group of an optimizer.
+
+    states(dims): roles of a parameter with so many dims; scalars(lr, step): those of one step.
+    """
 
     lr: float
-    states: tuple[str, ...]
+    states: Callable[[int], tuple[str, ...]]
     scalars: Callable[[float, int], UnshardedScalars]
 
     def initial(self, parameter: torch.Tensor) -> UnshardedState:
         """Return the state before the first step."""
-        zeros = {role: torch.zeros_like(parameter) for role in self.states}
+        zeros = {role: torch.zeros_like(parameter) for role in self.states(parameter.dim())}
         return UnshardedState(parameter, zeros, 0)
 
     def check(self, state: OptimizerState) -> None:
         """Raise ValueError for a state of another optimizer."""
         given = cast(UnshardedState, state)
-        if set(given.states) != set(self.states):
-            raise ValueError(f"states are {sorted(given.states)} (allowed: {sorted(self.states)})")
+        allowed = self.states(given.parameter.dim())
+        if set(given.states) != set(allowed):
+            raise ValueError(f"states are {sorted(given.states)} (allowed: {sorted(allowed)})")
 
     def after(self, state: OptimizerState, gradient: torch.Tensor) -> UnshardedState:
         """Return the state after one step."""

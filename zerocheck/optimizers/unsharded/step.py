@@ -1,17 +1,19 @@
 """One step of an optimizer, run alone on whole vectors, or on a whole parameter.
 
-Those of torch are elementwise, so that a step of some elements, put together in a vector, is that
+Most of torch's are elementwise, so that a step of some elements, put together in a vector, is that
 of the whole tensors. torch's kernels treat the last elements of a tensor otherwise than full
 vectors of the processor, and a shard ends elsewhere than the vector here. So there are two
 readings: the same bits, by torch's own kernel; or what operators with round-off moved at random
 change (`execution/operator_noise.py`), which is an estimate. No bound is derived.
 
-A class of the user's may compute with whole parameters, and is given one in its shape.
+Adafactor, and a class of the user's, may compute with whole parameters, and are given one in its
+shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +23,8 @@ from ...case.schema import UserOptimizer
 from ...execution.operator_noise import StepNoise, round_off
 from ...floating_point import Enclosure
 from ..specification import UpdateElements
+from ..state_shape import ShapeOf, StateShape
+from .part_norms import NormedPart, PartNorms
 
 
 class UnshardedScalars(NamedTuple):
@@ -29,8 +33,9 @@ class UnshardedScalars(NamedTuple):
     torch_class: the optimizer, None for a class that is not imported here; options: of its group,
     without maximize; states: roles; taken: steps before this one; scalar_states: states that are
     one number, by name; new_scalar_states: the same before the first step; estimated: round-off may
-    be another one; user: what is known of a class of the user's; elsewhere: `enclosures`, where
-    another process runs it.
+    be another one; state_shape: see `UpdateRule`; whole: it computes with whole parameters; part:
+    norms over a parameter are those of this part of it, for the diagnosis; user: what is known of a
+    class of the user's; elsewhere: `enclosures`, where another process runs it.
     """
 
     torch_class: type[torch.optim.Optimizer] | None
@@ -40,8 +45,16 @@ class UnshardedScalars(NamedTuple):
     scalar_states: Mapping[str, torch.Tensor]
     new_scalar_states: Mapping[str, torch.Tensor]
     estimated: bool
+    state_shape: ShapeOf
+    whole: bool
+    part: NormedPart | None = None
     user: UserOptimizer | None = None
     elsewhere: Callable[..., dict[str, Enclosure]] | None = None
+
+    def shapes(self, dims: int) -> dict[str, StateShape]:
+        """Return the shapes of the states that a parameter with so many dims has."""
+        found = {role: self.state_shape(role, dims) for role in self.states}
+        return {role: shape for role, shape in found.items() if shape is not None}
 
     def step_count(self) -> dict[str, Any]:
         """Return the step count before this step, as it is in the state."""
@@ -89,7 +102,7 @@ def run(
     *,
     began: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the states and `parameter` after one step, in the shape of the parameter.
+    """Return the states, expanded, and `parameter` after one step, in the shape of the parameter.
 
     A parameter that took no step yet, and whose states are zeros, has none, unless it `began`: the
     optimizer makes them.
@@ -97,20 +110,23 @@ def run(
     held = torch.nn.Parameter(parameter.detach().clone())
     held.grad = gradient.to(held.dtype)
     made: Any = scalars.torch_class
+    shapes = scalars.shapes(held.dim())
     optimizer = made([{**scalars.options, **scalars.group_count(), "params": [held]}])
     if began or scalars.taken or any(bool(state.any()) for state in old.values()):
         optimizer.state[held] = {
             **scalars.step_count(),
             **{
-                role: state.to(state_dtype(scalars.user, role, held.dtype)).clone()
-                for role, state in old.items()
+                role: shape.contracted(old[role].to(state_dtype(scalars.user, role, held.dtype)))
+                for role, shape in shapes.items()
             },
             **{name: value.clone() for name, value in scalars.scalar_states.items()},
         }
-    with torch.enable_grad():
+    part = PartNorms(held.shape, scalars.part) if scalars.part is not None else nullcontext()
+    with torch.enable_grad(), part:
         optimizer.step()
     state = optimizer.state[held]
-    return {**{role: state[role] for role in scalars.states}, "parameter": held.detach()}
+    after = {role: shape.expanded(state[role], held.shape) for role, shape in shapes.items()}
+    return {**after, "parameter": held.detach()}
 
 
 def enclosures(
@@ -129,7 +145,7 @@ def enclosures(
     dtype = e.format.dtype
 
     def shaped(vector: torch.Tensor) -> torch.Tensor:
-        return vector if scalars.user is None else e.shaped(vector)
+        return e.shaped(vector) if scalars.whole or scalars.user is not None else vector
 
     p = shaped(e.parameter.to(dtype))
     g = shaped((e.gradient if gradient is None else gradient).to(dtype))
@@ -137,7 +153,7 @@ def enclosures(
         role: shaped(state.to(state_dtype(scalars.user, role, dtype)))
         for role, state in (e.old if old is None else old).items()
     }
-    roles = (*scalars.states, "parameter")
+    roles = (*scalars.shapes(p.dim()), "parameter")
 
     def made(scalars: UnshardedScalars) -> torch.Tensor:
         after = run(p, g, states, scalars, began=e.held)
@@ -148,8 +164,7 @@ def enclosures(
     if scalars.estimated:
         # One operation after the other, so that the round-off of each is moved.
         slow = scalars.one_by_one()
-        whole = scalars.user is not None and not scalars.user.elementwise
-        pools = [p.numel()] * len(roles) if whole else ()
+        pools = [p.numel()] * len(roles) if scalars.whole else ()
         off = round_off(lambda: made(slow), exact, partial(StepNoise, parts=e.parts), pools)
     return {
         role: Enclosure(middle, width)

@@ -2,6 +2,5 @@
 
 - `inspection.py`: what a class is like, and whether it can be judged
 - `optimizer.py`: optimizer whose step a process of its own runs
-- `parts.py`: steps of a class that needs whole parameters, run on each shard of them alone
 - `process.py`: process that runs steps of the user's classes, apart from the judge
 """

@@ -19,6 +19,7 @@ from ...case.schema import RESERVED, CountKind, UserOptimizer, UserState
 from ...catalogue import check_factory
 from ...errors import UsageError
 from ...user_code import import_user_code
+from ..state_shape import shape_kind
 
 SHAPE = (24, 40)
 """Shape of the matrix that is tried."""
@@ -83,7 +84,8 @@ class _Inspection:
         narrow: _Tried | None = None
         with suppress(UsageError):
             narrow = self._tried([one.bfloat16() for one in matrix])
-        states = tuple(_state(name, once, larger, narrow or once) for name in names)
+        states = tuple(self._state(name, once, larger, narrow or once) for name in names)
+        self._check_of_three_dims(states)
         return UserOptimizer(
             location=self.location,
             states=states,
@@ -152,7 +154,7 @@ class _Inspection:
             raise self._refused(f"fails on a matrix and a vector alone: {text}") from error
 
     def _roles(self, tried: _Tried) -> tuple[list[str], CountKind]:
-        """Return the names of the states of a parameter's shape, and the type of the count."""
+        """Return the names of the states, and the type of the count."""
         names: dict[str, None] = {}
         counts: set[CountKind] = set()
         for start, state in zip(tried.parameters, tried.states, strict=True):
@@ -164,7 +166,7 @@ class _Inspection:
                         f"has the state {name!r}, a name that zerocheck has for something else "
                         f"({', '.join(sorted(RESERVED))}); needed is another one"
                     )
-                elif isinstance(value, torch.Tensor) and value.shape == start.shape:
+                elif shape_kind(value, start.shape) is not None:
                     if value.dtype not in WIDTHS:
                         raise self._refused(
                             f"has the state {name!r} of dtype {value.dtype}: quantized states are "
@@ -174,12 +176,62 @@ class _Inspection:
                 else:
                     raise self._refused(
                         f"has the state {name!r}, {_words(value)}, of a parameter of shape "
-                        f"{tuple(start.shape)}; needed are states of the parameter's shape, and a "
-                        "count named 'step'"
+                        f"{tuple(start.shape)}; needed are states of the parameter's shape, of "
+                        "its rows or columns, or of one number, and a count named 'step'"
                     )
         if len(counts) > 1:
             raise self._refused(f"counts steps as {' and as '.join(sorted(counts))}")
         return list(names), counts.pop() if counts else "none"
+
+    def _state(self, name: str, once: _Tried, larger: _Tried, narrow: _Tried) -> UserState:
+        """Describe a state by what it was after steps with gradients of size 1, and of LARGER."""
+
+        def largest(tried: _Tried) -> float:
+            return max(float(one[name].abs().max()) for one in tried.states if name in one)
+
+        size, grown = largest(once), largest(larger)
+        ratio = grown / size if size and grown else 1.0
+        signed = any(bool((one[name] < 0).any()) for one in once.states if name in one)
+        (of_matrices, keeps), (of_vectors, also) = (
+            shape_kind(state.get(name), parameter.shape) or ("none", False)
+            for parameter, state in zip(once.parameters, once.states, strict=True)
+        )
+        reduced = [kind for kind in (of_matrices, of_vectors) if kind not in ("none", "whole")]
+        if len(reduced) > 1 and keeps != also:
+            raise self._refused(
+                f"has the state {name!r} with dims of size 1 for a matrix, and without them for a "
+                "vector, or the other way round; needed is one form for both"
+            )
+        return UserState(
+            name=name,
+            size=size,
+            power=min(max(round(math.log(ratio, LARGER)), 0), 4) if ratio > 0 else 0,
+            signed=signed,
+            wide=narrow is not once
+            and all(one[name].dtype == torch.float32 for one in narrow.states if name in one),
+            of_matrices=of_matrices,
+            of_vectors=of_vectors,
+            keeps_dims=keeps or also,
+        )
+
+    def _check_of_three_dims(self, states: Sequence[UserState]) -> None:
+        """Check that a factored state of more dims is that of the last two, if any is factored."""
+        if all(one.of_matrices in ("whole", "none") for one in states):
+            return
+        shape = (3, *SHAPE)
+        try:
+            tried = self._tried(self._starts(shape)[:1])
+        except UsageError:
+            return  # it takes matrices alone, which its steps show
+        for one in states:
+            held = tried.states[0].get(one.name)
+            kind, _ = shape_kind(held, shape) or ("none", False)
+            if kind != one.of_matrices:
+                found = "no state" if held is None else f"the state {one.name!r}, {_words(held)},"
+                raise self._refused(
+                    f"has {found} of a parameter of shape {shape}; needed is {one.name!r} for its "
+                    "last two dims, as for a matrix"
+                )
 
     def _count(self, value: Any) -> CountKind:
         if isinstance(value, torch.Tensor) and value.dim() == 0 and float(value) == STEPS:
@@ -236,25 +288,6 @@ class _Inspection:
 
     def _refused(self, why: str) -> UsageError:
         return UsageError(f"--optimizer {self.location}: {self.name} {why}")
-
-
-def _state(name: str, once: _Tried, larger: _Tried, narrow: _Tried) -> UserState:
-    """Describe a state by what it was after steps with gradients of the size 1, and of LARGER."""
-
-    def largest(tried: _Tried) -> float:
-        return max(float(one[name].abs().max()) for one in tried.states if name in one)
-
-    size, grown = largest(once), largest(larger)
-    ratio = grown / size if size and grown else 1.0
-    signed = any(bool((one[name] < 0).any()) for one in once.states if name in one)
-    return UserState(
-        name=name,
-        size=size,
-        power=min(max(round(math.log(ratio, LARGER)), 0), 4) if ratio > 0 else 0,
-        signed=signed,
-        wide=narrow is not once
-        and all(one[name].dtype == torch.float32 for one in narrow.states if name in one),
-    )
 
 
 def _same(one: _Tried, other: _Tried) -> bool:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from ...case.schema import Group, Optimizer, OptimizerKind, UserOptimizer, UserState
-from ...floating_point import Enclosure
 from ...user_code import import_user_code
-from ..specification import OptimizerTrial, OptionFields, Reading, Segment, StateRole
-from ..unsharded import variants
+from ..specification import OptimizerTrial, OptionFields, Reading, StateRole
+from ..state_shape import StateShape, shape_of_user_state
 from ..unsharded.optimizer import LARGEST, Unsharded
 from ..unsharded.step import COUNTS, UnshardedScalars, state_dtype
-from . import parts, process
+from . import process
 
 
 class User(Unsharded):
@@ -35,7 +33,8 @@ class User(Unsharded):
         self.counts_in_group = user.count == "group"
         names = ("lr", "weight_decay") if user.weight_decay else ("lr",)
         self.fields = OptionFields(names, ("maximize",) if user.maximize else ())
-        self.trial = OptimizerTrial({"lr": 2.0**-6}, self.states)
+        of_matrices = tuple(one.name for one in user.states if one.of_matrices != "none")
+        self.trial = OptimizerTrial({"lr": 2.0**-6}, of_matrices)
         self._of = {one.name: one for one in user.states}
 
     @cached_property
@@ -72,6 +71,10 @@ class User(Unsharded):
         """Return fp32 for a state that is wide."""
         return state_dtype(self.user, role, dtype)
 
+    def state_shape(self, role: str, dims: int) -> StateShape | None:
+        """Return the shape that the state had at inspection."""
+        return shape_of_user_state(self.user, role, dims)
+
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state, as at inspection."""
         return _size(self._of[role], scale)
@@ -86,9 +89,13 @@ class User(Unsharded):
         """Draw states in mid-training, of the size and the signs that they had at inspection."""
         found: dict[StateRole, torch.Tensor] = {}
         for one in self.user.states:
-            drawn = torch.empty_like(parameter)
+            shape = self.state_shape(one.name, parameter.dim())
+            if shape is None:
+                continue
+            drawn = shape.empty(parameter)
             drawn.uniform_(-1.0 if one.signed else 0.1, 1.0, generator=generator)
-            found[one.name] = drawn.mul_(_size(one, scale))
+            whole = shape.expanded(drawn.mul_(_size(one, scale)), parameter.shape)
+            found[one.name] = whole.contiguous()
         return found
 
     def torch_scalars(
@@ -101,20 +108,18 @@ class User(Unsharded):
         taken = max(step - 1, 0)
         estimated = reading == "estimated"
         return UnshardedScalars(
-            None, given, self.states, taken, {}, {}, estimated, self.user, process.enclosures
+            None,
+            given,
+            self.states,
+            taken,
+            {},
+            {},
+            estimated,
+            self.state_shape,
+            self.whole,
+            user=self.user,
+            elsewhere=process.enclosures,
         )
-
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with each known mistake."""
-        yield from variants.variants(segment)
-        if self.whole:
-            yield from parts.variants(segment)
-
-    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with one thing changed, in words."""
-        yield from variants.reruns(segment)
-        if self.whole:
-            yield from parts.reruns(segment)
 
 
 def _size(state: UserState, scale: float) -> float:

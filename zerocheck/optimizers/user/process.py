@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import torch
@@ -26,7 +27,9 @@ from ...floating_point import Enclosure, Format
 from ...signals import die_with
 from ...user_code import import_user_code
 from ..specification import UpdateElements
+from ..state_shape import shape_of_user_state
 from ..unsharded import step
+from ..unsharded.part_norms import NormedPart
 from ..unsharded.step import UnshardedScalars
 
 SECONDS = 120.0
@@ -49,6 +52,7 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     held: bool
     parts: int
     estimated: bool
+    part: NormedPart | None
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     dtype: str
@@ -86,6 +90,7 @@ def enclosures(
         held=e.held,
         parts=e.parts,
         estimated=scalars.estimated,
+        part=scalars.part,
         shape=e.shape,
         strides=e.strides,
         dtype=str(e.format.dtype).removeprefix("torch."),
@@ -207,6 +212,9 @@ def answered(request: StepRequest) -> StepReply:
             {},
             {},
             request.estimated,
+            partial(shape_of_user_state, user),
+            not user.elementwise,
+            request.part,
             user,
         )
         made = step.enclosures(elements, scalars)

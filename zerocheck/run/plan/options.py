@@ -29,7 +29,6 @@ OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
 )
 """Names of the optimizers that zerocheck brings. A class of the user's goes by its location."""
 NOT_JUDGED = {
-    "adafactor": "its states are rows and columns of a matrix, and not of the shape of a parameter",
     "lbfgs": "it calls the model several times in one step",
     "lion": "torch has none; name the class that you have, path/to/file.py:Lion",
     "sparseadam": "it takes sparse gradients",

@@ -13,6 +13,7 @@ from ....case.schema import Case
 from ....compat import all_gather_single
 from ....contract import Implementation
 from ....optimizers import rule_of, states_of
+from ....optimizers.state_shape import WHOLE, StateShape
 from ..flat import ShardedBuffer
 from ..reduction import Replicas
 from ..sharded_optimizer import ShardedOptimizer
@@ -52,13 +53,11 @@ class Exporter(Implementation):
             held = {piece.name: flat.shard[piece.inside] for piece in flat.pieces}
             whole.update(self.split(flat, "parameter", self.gathered(flat, held)))
             for role in self.roles(flat):
-                whole.update(
-                    (key, tensor)
-                    for key, tensor in self.split(
-                        flat, role, self.gathered(flat, self.owned_state(role))
-                    ).items()
-                    if key[0] in stepped
-                )
+                expanded = self.gathered(flat, self.owned_state(role))
+                for key, tensor in self.split(flat, role, expanded).items():
+                    shape = self.state_shape(key[0], role, tensor)
+                    if key[0] in stepped and shape is not None:
+                        whole[key] = shape.contracted(tensor)
         whole.update({(name, "step"): torch.tensor(count) for name, count in counts.items()})
         for name, parameter in self.replicated():
             whole[name, "parameter"] = parameter.detach().clone()
@@ -72,13 +71,20 @@ class Exporter(Implementation):
         return rule_of(options, name, shape).states_with(options)
 
     def owned_state(self, role: str) -> dict[str, torch.Tensor]:
-        """Return the owned ranges of one role, by name."""
-        state = self.optimizer.optimizer.state
-        return {
-            one.piece.name: torch.as_tensor(state[one.parameter][role]).view(-1)
-            for one in self.optimizer.owned
-            if role in state.get(one.parameter, {})
-        }
+        """Return the owned ranges of one role, by name; those of factored states are expanded."""
+        held = self.optimizer.optimizer.state
+        found = {}
+        for one in self.optimizer.owned:
+            if role in held.get(one.parameter, {}):
+                state = torch.as_tensor(held[one.parameter][role])
+                shape = self.state_shape(one.piece.name, role, one.parameter) or WHOLE
+                found[one.piece.name] = shape.expanded(state, one.parameter.shape).reshape(-1)
+        return found
+
+    def state_shape(self, name: str, role: str, parameter: torch.Tensor) -> StateShape | None:
+        """Return the shape of a state, None for one that the parameter does not have."""
+        rule = rule_of(self.case.optimizer, name, parameter.shape)
+        return rule.state_shape(role, parameter.dim())
 
     def step_counts(self) -> dict[str, float]:
         """Return the step count of every parameter that has one, from its owners."""

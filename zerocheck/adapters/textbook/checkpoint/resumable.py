@@ -16,6 +16,7 @@ from ....case.segments import in_background
 from ....contract.implementation import KEPT, Loader, Saving
 from ....errors import CheckpointError
 from ....optimizers import rule_of, states_of
+from ....optimizers.state_shape import WHOLE
 from ..loss_scaling import LossScaler
 from ..partition import Piece
 from ..sharded_optimizer import OwnedPiece
@@ -180,7 +181,8 @@ class Resumable(Exporter):
                 state["step"] = torch.zeros((), dtype=torch.float32, device=where)
             for role in roles:
                 dtype = rule.state_dtype(role, one.parameter.dtype)
-                state[role] = torch.empty_like(one.parameter, dtype=dtype)
+                shape = rule.state_shape(role, one.parameter.dim()) or WHOLE
+                state[role] = shape.empty(one.parameter).to(dtype)
 
     def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
         """Read every tensor that this rank holds, into its place."""
@@ -247,8 +249,10 @@ class Resumable(Exporter):
         for one in self.optimizer.owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             for role in states_of(self.case.optimizer):
-                if role in state:
+                if role in state and state[role].shape == one.parameter.shape:
                     yield self.chunk(one.piece, role, state[role].view(-1))
+                elif role in state:  # a factored one, of a parameter that is not partitioned
+                    yield whole(self.key(one.piece.name, role), state[role])
 
     def step_chunks(self, owned: Iterable[OwnedPiece]) -> Iterator[Chunk]:
         """Return the step counts of these pieces as chunks."""
