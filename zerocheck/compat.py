@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -261,6 +264,20 @@ def numbered_store(group: dist.ProcessGroup | None, purpose: str) -> tuple[str, 
     name, store = store_of(group)
     _numbered[name, purpose] += 1
     return f"{purpose}/{_numbered[name, purpose]}", store
+
+
+@contextmanager
+def without_recomputation() -> Iterator[None]:
+    """Compute once, within the context, what is in checkpoints that are not reentrant.
+
+    A reentrant one takes all of its backward from its second forward, so that these two agree.
+    """
+    name = "_checkpoint_without_reentrant_generator"  # yields before the forward and after it
+    if not hasattr(torch.utils.checkpoint, name):
+        raise HarnessError(f"this torch has no torch.utils.checkpoint.{name}")
+    once = {"side_effect": lambda *_, **__: iter((None,))}
+    with mock.patch.object(torch.utils.checkpoint, name, **once):
+        yield
 
 
 class FlatPiece(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -153,6 +154,27 @@ def test_a_loss_a_gradient_and_a_buffer_are_let_be_off_so_far(
     assert torch.equal(derived.exact, estimated.exact)
     outside = (derived.exact * (factor - 1)).abs() > estimated.bound
     assert bool(outside.any()) is violated
+
+
+def test_operators_are_moved_in_what_is_checkpointed_too() -> None:
+    """A token near two experts goes to one in the forward: a second forward, moved in another way,
+    would send it to the other, and have tensors of other shapes."""
+    block = Block(kind="experts", experts=4, hidden=4, dtype="bf16")
+    plain = Case(model=Model(width=4, blocks=(block,)), data=Data(batch=8, length=16))
+    kept = msgspec.structs.replace(block, checkpoint=True)
+    case = msgspec.structs.replace(
+        plain, model=msgspec.structs.replace(plain.model, blocks=(kept,))
+    )
+    moved_passes = []
+    for one in (plain, case):
+        made = Ran(one)
+        with made.runner.moving_operators(3):
+            moved_passes.append(made.run(made.flat))
+        assert not torch.equal(moved_passes[-1].gradients, made.passes.gradients)
+    assert torch.equal(moved_passes[0].gradients, moved_passes[1].gradients)
+    with made.runner.moving_operators(3):
+        pass
+    assert torch.equal(made.run(made.flat).gradients, made.passes.gradients)
 
 
 def test_numbers_that_are_counted_are_not_off() -> None:

@@ -16,12 +16,12 @@ from zerocheck_reference import local_pass
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
-from ..compat import use_deterministic
+from ..compat import use_deterministic, without_recomputation
 from ..devices import CPU, forked, seed_device, set_random_state
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
-from ..execution.operator_noise import CancellationNoise
+from ..execution.operator_noise import CancellationNoise, OperatorNoise
 from ..models.batches import Batch, batch, loss_of, weight
 from ..models.overflow import Overflow
 from ..models.user import call_with
@@ -270,6 +270,15 @@ class LocalRunner:
     def rounding_otherwise(self, replica: int) -> Iterator[None]:
         """Perturb all module outputs, and terms that cancel, by a round-off within the context."""
         with rounding_otherwise(self._model, replica), CancellationNoise(replica):
+            yield
+
+    @contextmanager
+    def moving_operators(self, replica: int) -> Iterator[None]:
+        """Move each result of an operator by a round-off, within the context.
+
+        What is checkpointed is computed once: a second forward would be moved in another way.
+        """
+        with without_recomputation(), OperatorNoise(replica):
             yield
 
     @contextmanager

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from .. import causes as bugs
 from ..case.schema import Case
 from ..contract.semantics import Semantics
-from ..execution.operator_noise import REPLICAS_EACH, OperatorNoise
+from ..execution.operator_noise import REPLICAS_EACH
 from ..protocol.verdicts import Violation
 from .assemble import Observation
 from .diagnose.loss import Losses, Replay, changed_parameters, same
@@ -109,7 +109,7 @@ class StepReplay:
 
     def tolerances_by_element(self, step: int, state: State, passes: Passes) -> Tolerances:
         """Estimate tolerances where only the order of operations differs."""
-        replicas = self._replicas(step, state, REPLICAS_EACH, OperatorNoise)
+        replicas = self._replicas(step, state, REPLICAS_EACH, self.runner.moving_operators)
         return estimate_by_element(passes, replicas, self.runner.layout)
 
     def _replicas(
