@@ -275,8 +275,8 @@ def without_recomputation() -> Iterator[None]:
     name = "_checkpoint_without_reentrant_generator"  # yields before the forward and after it
     if not hasattr(torch.utils.checkpoint, name):
         raise HarnessError(f"this torch has no torch.utils.checkpoint.{name}")
-    once = {"side_effect": lambda *_, **__: iter((None,))}
-    with mock.patch.object(torch.utils.checkpoint, name, **once):
+    once = mock.Mock(side_effect=lambda *_, **__: iter((None,)))
+    with mock.patch.object(torch.utils.checkpoint, name, once):
         yield
 
 

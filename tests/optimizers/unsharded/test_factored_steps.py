@@ -131,6 +131,13 @@ def test_a_mean_of_the_means_of_unequal_shards() -> None:
     assert _causes(before, "col_var", wrong) == {bugs.MEAN_OF_SHARD_MEANS}
 
 
+def test_a_rank_without_rows_adds_nothing_to_a_mean_of_means() -> None:
+    before = _before((1, 5))
+    mean = before["gradient"] ** 2 / 2
+    wrong = torch.lerp(before["col_var"], mean, (COUNT + 1) ** -0.8)
+    assert bugs.MEAN_OF_SHARD_MEANS in _causes(before, "col_var", wrong)
+
+
 def test_steps_of_each_shard() -> None:
     before = _before((7, 5))
     parts = [{name: t[rows] for name, t in before.items()} for rows in (slice(4), slice(4, 7))]

@@ -35,13 +35,18 @@ def reruns(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     yield from _with_means(segment)
 
 
-def _chunks(segment: Segment) -> Iterator[tuple[int, int, str, tuple[torch.Tensor, ...]]]:
-    """Iterate over ways to shard: ranks, dim, its name, and the places of elements of each part."""
+def _chunks(
+    segment: Segment, least: int = 2
+) -> Iterator[tuple[int, int, str, tuple[torch.Tensor, ...]]]:
+    """Iterate over ways to shard: ranks, dim, its name, and the places of elements of each part.
+
+    Of dims of this size at least; ranks for which nothing is left have no part.
+    """
     shape = segment.elements.shape
     every = torch.arange(math.prod(shape)).view(shape)
     for count in dict.fromkeys(segment.ranks):
         for dim, size in enumerate(shape):
-            if count > 1 and size > 1:
+            if count > 1 and size >= least:
                 yield count, dim, DIMS.get(dim, f"dim {dim}"), every.chunk(count, dim)
 
 
@@ -107,17 +112,18 @@ def _with_means(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     """Enclose a mean of squares that is the mean of the means of unequal shards.
 
     It is that of a gradient in which part k, of n_k of all n elements along the dim, is multiplied
-    by sqrt(n / (W n_k)). Rounded to the gradient's dtype, that moves a square by 3 u at most. Ranks
-    round their mean, its share, and the sum of shares: 3 u more.
+    by sqrt(n / (W n_k)); of W ranks some may have no part, and add nothing. Rounded to the
+    gradient's dtype, that moves a square by 3 u at most. Ranks round their mean, its share, and the
+    sum of shares: 3 u more.
     """
     e = segment.elements
     shape = segment.scalars.state_shape(segment.role, len(e.shape))
-    for count, dim, words, places in _chunks(segment):
+    for count, dim, words, places in _chunks(segment, least=1):
         if shape is None or dim - len(e.shape) not in shape.reduced:
             continue
         gradient = e.gradient.clone()
         for place in places:
-            share = e.shape[dim] / (len(places) * place.shape[dim])
+            share = e.shape[dim] / (count * place.shape[dim])
             gradient[place.reshape(-1)] *= share**0.5
         if not torch.equal(gradient, e.gradient):
             made = step.enclosures(e, segment.scalars, gradient=gradient)[segment.role]
