@@ -7,6 +7,7 @@ from collections import Counter
 from hand_made import KNOWN, case, finding, finished, started
 from msgspec.structs import replace
 
+from zerocheck.report.html.faults import fault_views
 from zerocheck.report.known_faults import SEVERITIES, faults_sentence, known_faults
 from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.records.tally import Tally, tally
@@ -76,3 +77,13 @@ def test_the_sentence_names_libraries_where_all_entries_are_ours() -> None:
     assert sentence.startswith(f"2 known faults of torch {torch.partition('+')[0]} and DeepSpeed")
     assert sentence.endswith("showed up; 2 are silent")
     assert faults_sentence(tally([started(), finding()])) == ""
+
+
+def test_a_fault_that_one_case_showed_is_said_to_need_nothing() -> None:
+    """Its features are those of that case, and which of them it needs is not known."""
+    of_two = replace(KNOWN, features=("world-2", "clip"))
+    once = tally([started(), finding(known=of_two), finished(0)])
+    often = tally([started(), finding(known=of_two, cases=2), finished(0)])
+    ((label, words),) = [fact for fact in fault_views(once)[0].facts if "2 ranks" in fact[1]]
+    assert (label, words) == ("seen once, with", "2 ranks, gradient clipping")
+    assert ("needs", words) in fault_views(often)[0].facts

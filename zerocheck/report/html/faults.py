@@ -34,10 +34,12 @@ def fault_views(counted: Tally) -> list[FaultView]:
 def _view(fault: KnownFault) -> FaultView:
     cases = fault.cases
     conditions = fault.conditions
+    # Of a single case nobody knows which of its features the fault needs.
+    needs = "needs" if cases.total() > 1 else "seen once, with"
     facts = [
         ("avoid it", fault.known.avoid),
         ("shows in", ", ".join(f"{name} ({count})" for name, count in cases.items())),
-        ("needs", "; or ".join(conditions[:3]) + (" …" if len(conditions) > 3 else "")),
+        (needs, "; or ".join(conditions[:3]) + (" …" if len(conditions) > 3 else "")),
         ("obligations", ", ".join(fault.obligations)),
         ("upstream", ", ".join(fault.links)),
         ("page", fault.known.page),
