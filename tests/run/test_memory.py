@@ -211,8 +211,12 @@ def test_an_own_sharder_without_a_layout_gets_the_ratio_alone(pool: Pool) -> Non
         sent=float(3 * psi * 4 - psi * 4 // 2) / 2,
         trained=4 * psi,
         elements=psi,
+        by_kind={"all_gather": 3 * psi, "reduce_scatter": 2 * psi},
     )
     counted = tally([outcome.record(0, name, case)])
     (line,) = weighed_lines(counted.implementations)
     assert "1.00 times 16 Psi/N, the nearest" in line
-    assert line.endswith("2.50 Psi sent (paper: 3); no layout, so the ratio alone")
+    assert line.endswith(
+        "2.50 Psi sent (paper: 3); 0.50 is not gathered again: the root unit, and units that do "
+        "not reshard, stay gathered for the backward; no layout, so the ratio alone"
+    )

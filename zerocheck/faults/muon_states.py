@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 
@@ -305,17 +306,22 @@ class FallbackLeftOut(Fsdp2Muon):
 @fault(
     "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",),
 )  # fmt: skip
-class OwnersKeepTheirMatrices(Zero1):
-    """Each owner updates its matrices, and nobody else gets them."""
+class MatricesReachRank0Alone(Zero1):
+    """Each owner updates its matrices, and they are gathered on rank 0, not on all ranks."""
 
     fixed = MUON
 
     def _publish(self) -> None:
         for bucket in self.buckets:
-            if not bucket.whole:
-                work = bucket.publish()
-                if work is not None:
-                    work.wait()
+            if bucket.whole:
+                bucket.refresh()
+                size, first = dist.get_world_size(bucket.group), dist.get_rank(bucket.group) == 0
+                parts = [part.clone() for part in bucket.full.chunk(size)] if first else None
+                dist.gather(bucket.local, parts, group=bucket.group, group_dst=0)
+                if parts is not None:
+                    bucket.full.copy_(torch.cat(parts))
+            elif (work := bucket.publish()) is not None:
+                work.wait()
 
 
 @fault(

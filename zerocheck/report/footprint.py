@@ -117,6 +117,7 @@ def as_data(implementation: ImplementationTally) -> list[dict[str, Any]]:
             "ratios": [min(one.ratios), max(one.ratios)],
             "redundancy": one.redundancy,
             "microbatches": one.microbatches,
+            "sent": one.largest.sent,
             "sent_psi": one.middle.psi,
             "sent_psi_by_kind": dict(one.middle.by_kind),
             "paper_psi": paper(one),
