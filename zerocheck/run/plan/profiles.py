@@ -43,7 +43,7 @@ PROFILES: dict[str, Profile] = {
     for profile in (
         Profile(
             name=FIRST_LOOK,
-            cases=14,
+            cases=12,
             world_sizes=_FEW_SIZES,
             meshes=((2, 2), (1, 3), (3, 1)),
             summary="a first look: what runs where no implementation is named",
