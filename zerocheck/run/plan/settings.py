@@ -159,8 +159,8 @@ SETTINGS: dict[str, Setting] = {
             default="adamw",
             help="Optimizer of every case: adamw, adam, adagrad, rmsprop, sgd, muon for "
             "matrices with adamw for all else; or, judged by torch's own, run unsharded: nadam, "
-            "radam, adamax, adadelta, rprop, asgd; or your own class, judged in "
-            "the same way: path/to/file.py:Class.",
+            "radam, adamax, adadelta, rprop, asgd, adafactor; or your own class, judged in the "
+            "same way: path/to/file.py:Class.",
         ),
         Setting(
             name="known_issues",
