@@ -31,7 +31,7 @@ class Profile:
 FIRST_LOOK = "smoke"
 """Name of the profile for all implementations together, which takes a minute on two idle cores."""
 
-_FEW_SIZES = (1, 2, 3, 4)
+_FEW_SIZES = (1, 2, 3)
 _SIZES = (1, 2, 3, 4, 5, 8)
 _MORE_SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
 _MESHES: tuple[MeshSizes, ...] = ((2, 2), (2, 3), (3, 2), (2, 4), (1, 3), (3, 1))
