@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +114,9 @@ def writer(config: pytest.Config) -> Write | None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
 
     def write(line: str) -> None:
-        if controls_workers(config) or capture is None:
-            reporter.ensure_newline()
-            reporter.write_line(line)
-            return
-        with capture.global_and_fixture_disabled():  # else the line is of the test's output
+        # Where tests run in this process, the line would be of their output.
+        shown = not controls_workers(config) and capture is not None
+        with capture.global_and_fixture_disabled() if shown else nullcontext():
             reporter.ensure_newline()
             reporter.write_line(line)
 

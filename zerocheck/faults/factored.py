@@ -16,6 +16,7 @@ from ..case.schema import Case
 from ..contract import Loader
 from ..contract.groups import groups
 from .fault import fault
+from .parts import OneByOne
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,23 +39,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class FactoredRms(torch.optim.Optimizer):
+class FactoredRms(OneByOne):
     """Adafactor for DTensors: divides by roots of means of rows and columns, and clips by RMS."""
 
-    def __init__(self, params: Any, lr: float = 1e-3) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self.update(p, p.grad, self.state[p], group["lr"])
-
-    def update(
-        self, p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor], rate: float
-    ) -> None:
+    def update(self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float) -> None:
         """Take one step of one parameter."""
         square = g * g
         means = {"square": square}
@@ -137,9 +125,7 @@ class ColumnsByMeanOfMeans(WithFactoredRms):
 
 
 class _FactorsOfShards(FactoredRms):
-    def update(
-        self, p: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor], rate: float
-    ) -> None:
+    def update(self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float) -> None:
         if local(p).numel():
             super().update(local(p), local(g), state, rate)
 

@@ -17,6 +17,25 @@ from ..case.schema import Case
 from ..contract import Microbatch, Step
 
 
+class OneByOne(torch.optim.Optimizer):
+    """Optimizer that updates one parameter after the other, as users write it."""
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(p, p.grad, self.state[p], group["lr"])
+
+    def update(self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float) -> None:
+        """Take one step of one parameter."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Scaled(Microbatch):
     """Microbatch whose loss is scaled before the backward; the loss that is observed is not."""

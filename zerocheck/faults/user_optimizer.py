@@ -16,7 +16,7 @@ from ..case.schema import Case
 from ..contract import Loader
 from ..contract.groups import groups
 from .fault import fault
-from .parts import WithOptimizer
+from .parts import OneByOne, WithOptimizer
 
 
 class SignedMomentum(torch.optim.Optimizer):
@@ -39,25 +39,16 @@ class SignedMomentum(torch.optim.Optimizer):
                 mean.lerp_(p.grad, 0.01)
 
 
-class NormalizedMomentum(torch.optim.Optimizer):
+class NormalizedMomentum(OneByOne):
     """Moves by a momentum over its norm: needs whole parameters. Counts in an int."""
 
-    def __init__(self, params: Any, lr: float = 1e-3) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["step"], state["momentum"] = 0, torch.zeros_like(p)
-                state["step"] += 1
-                state["momentum"].mul_(0.9).add_(p.grad)
-                self.move(p, state["momentum"], group["lr"] / state["step"] ** 0.5)
+    def update(self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float) -> None:
+        """Take one step of one parameter."""
+        if not state:
+            state["step"], state["momentum"] = 0, torch.zeros_like(p)
+        state["step"] += 1
+        state["momentum"].mul_(0.9).add_(g)
+        self.move(p, state["momentum"], rate / state["step"] ** 0.5)
 
     def move(self, p: torch.Tensor, momentum: torch.Tensor, rate: float) -> None:
         """Move a parameter along its momentum."""
