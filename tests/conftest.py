@@ -111,7 +111,7 @@ def session_pool() -> Iterator[Pool]:
     from zerocheck.catalogue import BUILT_IN, INJECTED
     from zerocheck.faults.registry import FAULTS
     from zerocheck.ranks.pool import Pool
-    from zerocheck.run.execute.trial import TARGET
+    from zerocheck.run.execute.rank_pool import TARGET
 
     planted = (fault.where for fault in FAULTS.values() if ":" in fault.where)
     places = (*BUILT_IN.values(), *INJECTED.values(), *planted)
@@ -124,7 +124,7 @@ def deepspeed_pool() -> Iterator[Pool]:
     """The same, with DeepSpeed imported before they are forked."""
     from zerocheck.catalogue import OF_EXTRAS, modules_of
     from zerocheck.ranks.pool import Pool
-    from zerocheck.run.execute.trial import TARGET
+    from zerocheck.run.execute.rank_pool import TARGET
 
     with Pool(TARGET, warm=modules_of(OF_EXTRAS)) as ranks:
         yield ranks

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+from hand_made import ENVIRONMENT
+
+from zerocheck.case.schema import Case
+from zerocheck.run.findings.case_file import write
+from zerocheck.run.records.records import CaseFile
 
 JUDGED = """
 import sys, torch
@@ -25,3 +33,36 @@ def test_the_judge_does_without_the_compiler_of_torch() -> None:
     """But tells it, if it is there."""
     done = subprocess.run([sys.executable, "-c", JUDGED], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+STARTED = """
+import sys
+from zerocheck.ranks.pool import Pool
+def start(*_, **__):
+    print("torch" in sys.modules)
+    raise SystemExit(0)
+Pool.__init__ = start
+from zerocheck.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("run", "ddp"), ("faults", "last-microbatch-only"), ("replay", "case.json")],
+    ids=lambda one: one[0],
+)
+def test_ranks_import_torch_while_the_command_does(tmp_path: Path, command: list[str]) -> None:
+    """Both take seconds, and the first verdict waits for both."""
+    file = CaseFile(
+        implementation="ddp",
+        case=Case(),
+        status="violated",
+        judgement=None,
+        environment=ENVIRONMENT,
+    )
+    write(tmp_path, "case", file)
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, *command], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout == "False\n", done.stderr

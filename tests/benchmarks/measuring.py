@@ -17,8 +17,9 @@ from zerocheck.protocol.jobs import TakeSteps
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.outcome import judged
+from zerocheck.run.execute.rank_pool import TARGET
 from zerocheck.run.execute.rank_requests import describe, refusals
-from zerocheck.run.execute.trial import TARGET, Trial
+from zerocheck.run.execute.trial import Trial
 from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
 from zerocheck.run.known_issues.releases import Releases
 from zerocheck.run.plan.options import RunOptions

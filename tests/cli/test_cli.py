@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from hand_made import VIOLATION, case, failed, held, started
+from hand_made import ENVIRONMENT, VIOLATION, case, failed, held, started
 
 from zerocheck import __version__
+from zerocheck.case.schema import Case, Model, Optimizer, UserModel, UserOptimizer, UserParameter
 from zerocheck.cli import main
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.protocol.verdicts import MEMORY, Status
+from zerocheck.run.findings.case_file import write
 from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.journal import Handler, Journal
-from zerocheck.run.records.records import Record
+from zerocheck.run.records.records import CaseFile, Record
 
 Engine = Callable[[RunOptions, Sequence[Handler]], int]
 
@@ -33,15 +36,20 @@ def invoke(*args: str) -> Result:
     return CliRunner().invoke(main, args)
 
 
+def no_ranks(*_: object, **__: object) -> nullcontext[None]:
+    return nullcontext()
+
+
 def with_engine(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> list[RunOptions]:
     """Replace the engine; returns the options that it is called with."""
     asked: list[RunOptions] = []
 
-    def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: None) -> int:
+    def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: object) -> int:
         asked.append(options)
         return engine(options, handlers)
 
     monkeypatch.setattr("zerocheck.run.engine.run", run)
+    monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", no_ranks)
     return asked
 
 
@@ -409,6 +417,7 @@ def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_pa
         device: str,
         backend: str | None,
         timeout_s: float,
+        **_: object,
     ) -> int:
         assert (kind, device, backend, timeout_s) == ("torchrun", "cpu", None, 7.0)
         return 1  # what rank 0 said, at its end
@@ -429,19 +438,29 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
         record = msgspec.structs.replace(record, judgement=judgement)
     replayed = SimpleNamespace(finished=record, verdict="[b]again", exit_code=code)
 
-    def note(path: Path, **given: Any) -> Any:
-        asked.append((path, given))
+    def note(file: CaseFile, **given: Any) -> Any:
+        asked.append((file, given))
         return replayed
 
     monkeypatch.setattr("zerocheck.run.replay.replay", note)
-    (tmp_path / "case.json").touch()
+    monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", no_ranks)
+    weight = UserParameter(name="weight", shape=(2, 2))
+    file = CaseFile(
+        implementation="zero2",
+        case=Case(
+            model=Model(user=UserModel(factory="m.py:tiny", parameters=(weight,))),
+            optimizer=Optimizer(kind="user", user=UserOptimizer(location="o.py:Lion")),
+        ),
+        status=status,
+        judgement=None,
+        environment=ENVIRONMENT,
+    )
+    write(tmp_path, "case", file)
     names = ("--implementation", "a.py:My", "--model", "m.py:tiny", "--optimizer", "o.py:Lion")
     result = invoke("replay", "case.json", *names)
     assert result.exit_code == code
-    given: dict[str, object] = {"implementation": "a.py:My", "model": "m.py:tiny", "ranks": None}
-    given["optimizer"] = "o.py:Lion"
-    given |= {"device": None, "backend": None}
-    assert asked == [(Path("case.json"), given)]
+    own = {"implementation": "a.py:My", "model": "m.py:tiny", "optimizer": "o.py:Lion"}
+    assert asked == [(file, {**own, "ranks": None})]
     assert ("VIOLATED zero2" in result.stdout) == (status == "violated")
     assert result.stdout.endswith("[b]again\n")
 

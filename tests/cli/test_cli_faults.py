@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def with_engine(
     """Replace the engine by one that gives these records; returns what it is called with."""
     asked: list[MatrixOptions] = []
 
-    def run(options: MatrixOptions, handlers: Sequence[Any]) -> int:
+    def run(options: MatrixOptions, handlers: Sequence[Any], *, ranks: object) -> int:
         asked.append(options)
         for record in records:
             for handler in handlers:
@@ -45,6 +46,7 @@ def with_engine(
         return code
 
     monkeypatch.setattr("zerocheck.run.kill_matrix.engine.run", run)
+    monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", lambda *_, **__: nullcontext())
     return asked
 
 

@@ -15,7 +15,8 @@ from slices import sliced
 from zerocheck.case.schema import Case, Training, TrainingSegment
 from zerocheck.foreign_text import printable
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.execute.trial import TARGET, Trial
+from zerocheck.run.execute.rank_pool import TARGET
+from zerocheck.run.execute.trial import Trial
 
 sys.path.insert(0, str(Path(__file__).parent))
 

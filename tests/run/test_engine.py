@@ -22,6 +22,7 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
 from zerocheck.run.execute.trial import Trial
 from zerocheck.run.findings.case_file import read as read_case
+from zerocheck.run.findings.case_file import read_for_replay
 from zerocheck.run.findings.case_file import write as write_case
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.journal import Journal, read
@@ -103,12 +104,13 @@ def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run, p
     assert finding.violation.ratio > 1e6
     name = f"{SUBJECTS}:not_averaged"
     with pytest.raises(UsageError, match=re.escape("say so again to let its code run: --impl")):
-        replay(Path(finding.case_file))
-    replayed = replay(Path(finding.case_file), implementation=name)
+        read_for_replay(Path(finding.case_file))
+    file = read_for_replay(Path(finding.case_file), implementation=name)
+    replayed = replay(file, implementation=name, ranks=pool)
     assert replayed is not None
     assert replayed.verdict.startswith("reproduced bit for bit: violated again")
     assert replayed.exit_code == 1
-    other = replay(Path(finding.case_file), implementation="fsdp2", ranks=pool)
+    other = replay(file, implementation="fsdp2", ranks=pool)
     assert other is not None
     assert other.outcome.status == "holds"
 
@@ -298,9 +300,9 @@ def test_a_case_file_that_cannot_be_used_is_refused(tmp_path: Path, run_subject:
         path = tmp_path / f"{name}.json"
         path.write_bytes(content)
         with pytest.raises(UsageError, match=re.escape(message)):
-            replay(path, implementation="ddp")
+            read_case(path)
     with pytest.raises(UsageError, match="cannot read"):
-        replay(tmp_path / "absent.json")
+        read_case(tmp_path / "absent.json")
 
 
 def test_the_journal_of_a_run_reads_back(tmp_path: Path, pool: Pool) -> None:

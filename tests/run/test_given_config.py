@@ -14,7 +14,7 @@ from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
 from zerocheck.report.text import replay_line
 from zerocheck.run import engine
-from zerocheck.run.findings.case_file import read
+from zerocheck.run.findings.case_file import read, read_for_replay
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
@@ -63,12 +63,12 @@ def test_a_finding_names_its_config_and_is_replayed_with_it(ranks: Pool, tmp_pat
     assert list(counted.implementations[name].without) == ["clip"]
     path = Path(found.case_file)
     with pytest.raises(UsageError, match=r"say so again .*: --implementation .*ds_config\.json"):
-        replay(path, ranks=ranks)
-    again = replay(path, implementation=name, ranks=ranks)
+        read_for_replay(path)
+    again = replay(read_for_replay(path, implementation=name), implementation=name, ranks=ranks)
     assert again.exit_code == 1 and "reproduced" in again.verdict
     with pytest.raises(UsageError, match=r"ds_config\.json needs deepspeed"):
         script_of(read(path), implementation=name)
     Path(other).write_text(json.dumps({**given, "gradient_clipping": 0.5}))
-    again = replay(path, implementation=other, ranks=ranks)
+    again = replay(read(path), implementation=other, ranks=ranks)
     assert again.outcome.status == "unsupported"
     assert "other.json fixes training.clip as 0.5" in again.finished.reason

@@ -29,7 +29,7 @@ from zerocheck.run.execute.environment import environment
 from zerocheck.run.execute.rank_replies import received
 from zerocheck.run.execute.segments import Segments
 from zerocheck.run.execute.trial import Trial
-from zerocheck.run.findings.case_file import write
+from zerocheck.run.findings.case_file import read, write
 from zerocheck.run.records.records import CaseFile
 from zerocheck.run.records.tally import tally
 from zerocheck.run.replay import replay
@@ -176,7 +176,7 @@ def test_a_finding_of_memory_is_replayed_bit_for_bit(pool: Pool, tmp_path: Path)
         environment=environment(),
         obligations=ASKED,
     )
-    replayed = replay(write(tmp_path, "memory", file), implementation=FAULT, ranks=pool)
+    replayed = replay(read(write(tmp_path, "memory", file)), implementation=FAULT, ranks=pool)
     assert replayed is not None and replayed.exit_code == 1
     assert replayed.verdict.startswith("reproduced bit for bit")
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ..report.comparison import ComparedReport
     from ..report.history import PastRun
     from ..report.progress import Detail
-    from ..run.execute.trial import RankPool
+    from ..run.execute.rank_pool import RankPool
     from ..run.kill_matrix.options import MatrixOptions
     from ..run.plan.options import RunOptions
-    from ..run.records.records import Record
+    from ..run.records.records import CaseFile, Record
     from ..run.records.tally import Tally
 
 SECONDS_OF_A_LOOK = 6
@@ -40,15 +40,11 @@ def start_run(
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
         return _run_recorded(options, None, detail=detail, history=history)
-    from ..run.execute.launch import with_ranks
+    from ..run.execute.launch import with_ranks_of
 
     # The other ranks are let go when the reports are written: see launcher.py.
-    return with_ranks(
-        options.ranks,
-        lambda opened: _run_recorded(options, opened, detail=detail, history=history),
-        device=options.device,
-        backend=options.backend,
-        timeout_s=options.timeout,
+    return with_ranks_of(
+        options, lambda opened: _run_recorded(options, opened, detail=detail, history=history)
     )
 
 
@@ -58,10 +54,15 @@ def _run_recorded(
     from ..report.progress import ProgressDisplay
 
     def start(*handlers: Any) -> int:
-        from ..run import engine
+        from ..run.execute.launch import with_ranks_of
 
-        note_untested()
-        return engine.run(options, handlers, ranks=ranks)
+        def judge(opened: RankPool) -> int:
+            from ..run import engine
+
+            note_untested()
+            return engine.run(options, handlers, ranks=opened)
+
+        return with_ranks_of(options, judge) if ranks is None else judge(ranks)
 
     if detail != "quiet" and launcher.is_rank_0():
         _announce(options)
@@ -79,20 +80,16 @@ def _run_recorded(
 
 
 def show_replay(
-    case: Path,
+    file: CaseFile,
     implementation: str | None,
     own: tuple[str | None, str | None],
-    ranks: RankPool | None,
-    *,
-    device: str | None = None,
-    backend: str | None = None,
+    ranks: RankPool,
 ) -> int:
-    """Replay a case file, on these ranks or on new ones, print the result; return the exit code.
+    """Replay a case, print the result; return the exit code.
 
     own: the user's model and optimizer, as they are named.
     """
-    if ranks is None:
-        _check_machine((1,))
+    note_untested()
     from rich.text import Text
 
     from ..report.console import new_console
@@ -101,13 +98,11 @@ def show_replay(
     from ..run.findings.findings import failures_of
 
     replayed = replaying.replay(
-        case,
+        file,
         implementation=implementation,
         model=own[0],
         optimizer=own[1],
         ranks=ranks,
-        device=device,
-        backend=backend,
     )
     console = new_console()
     for failure in failures_of(replayed.finished):
@@ -334,11 +329,16 @@ def start_faults(options: MatrixOptions) -> int:
     world_sizes = options.run(options.faults[0]).world_sizes
     _check_machine(world_sizes)
     from ..report.faults_progress import FaultsProgress
-    from ..run.kill_matrix import engine
+    from ..run.execute.launch import with_ranks_of
 
     def start(*handlers: Any) -> int:
-        note_untested()
-        return engine.run(options, handlers)
+        def hunt(opened: RankPool) -> int:
+            from ..run.kill_matrix import engine
+
+            note_untested()
+            return engine.run(options, handlers, ranks=opened)
+
+        return with_ranks_of(options.run(options.faults[0]), hunt)
 
     _note_sharing(options.device, world_sizes)
     return _recorded(options.report_dir / "faults.ndjson", FaultsProgress(), start, _write_faults)

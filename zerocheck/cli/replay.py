@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ import click
 from ..devices import CPU, CUDA
 from ..errors import UsageError, did_you_mean_path
 from . import options as option
-from .journal import note_untested, show_replay
+from .journal import show_replay
 from .output import say
 
 
@@ -84,15 +85,21 @@ def replay(
         raise UsageError(_no_case(case))
     if script is not None:
         return _write_script(case, implementation, script)
-    note_untested()
     own = model, optimizer
-    if kind == "processes":
-        return show_replay(case, implementation, own, None, device=device, backend=backend)
-    from ..run.execute.launch import with_ranks
+    from ..run.execute.launch import device_for, with_ranks
+    from ..run.findings.case_file import read_for_replay
 
+    read = partial(
+        read_for_replay, case, implementation=implementation, model=model, optimizer=optimizer
+    )
+    most_ranks = 1
+    if kind == "processes":
+        file = read()
+        most_ranks, device = file.case.world_size, device or device_for(file.environment.device)
     return with_ranks(
         kind,
-        lambda opened: show_replay(case, implementation, own, opened),
+        lambda opened: show_replay(read(), implementation, own, opened),
+        most_ranks=most_ranks,
         device=device or CPU,
         backend=backend,
         timeout_s=timeout,
@@ -100,8 +107,7 @@ def replay(
 
 
 def _write_script(case: Path, implementation: str | None, script: Path) -> int:
-    from ..run.findings.case_file import read
-    from ..run.replay import not_without_asking
+    from ..run.findings.case_file import not_without_asking, read
     from ..script import script_of, write_script
 
     file = read(case)

@@ -25,8 +25,9 @@ from ..models.network import build_model
 from ..protocol.observations import RankObservation
 from ..ranks.result import JobResult
 from .execute.free_runs import copies, free_run_case, mean_loss
+from .execute.rank_pool import RankPool
 from .execute.rank_replies import complete, read_observations
-from .execute.trial import RankPool, Trial
+from .execute.trial import Trial
 from .findings.bug import Bug
 from .records.records import CaseFinished, Drift, FreeRun
 

@@ -24,10 +24,11 @@ from .drift import DriftRuns
 from .execute.environment import environment
 from .execute.host_memory import check as check_room
 from .execute.host_memory import must_run_alone
-from .execute.launch import with_ranks
+from .execute.launch import with_ranks_of
 from .execute.outcome import Results
+from .execute.rank_pool import RankPool
 from .execute.rank_requests import check_builds, describe, refusals
-from .execute.trial import RankPool, Trial
+from .execute.trial import Trial
 from .execute.user_model import with_models
 from .execute.user_optimizer import with_optimizers
 from .findings.bug import Bug
@@ -68,15 +69,7 @@ def run(options: RunOptions, handlers: Sequence[Handler], *, ranks: RankPool | N
     is finished first; then it is raised again.
     """
     if ranks is None:
-        return with_ranks(
-            options.ranks,
-            lambda opened: run(options, handlers, ranks=opened),
-            most_ranks=max(options.world_sizes),
-            device=options.device,
-            backend=options.backend,
-            timeout_s=options.timeout,
-            implementations=options.implementations,
-        )
+        return with_ranks_of(options, lambda opened: run(options, handlers, ranks=opened))
     if isinstance(ranks, TorchrunPool):
         options = _on_given_ranks(options, ranks)
     return _RunUnderWay(options, handlers, ranks).run()

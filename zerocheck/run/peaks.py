@@ -20,8 +20,8 @@ from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..ranks.pool import Pool
 from .execute.machine import check_machine
+from .execute.rank_pool import TARGET
 from .execute.rank_replies import expect
-from .execute.trial import TARGET
 from .records.peaks import CASE, Point, Terms
 
 WRAPS: dict[str, Sharding] = {

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import zip_longest
-from pathlib import Path
 
 import msgspec
 
 from ..case.schema import Case
-from ..catalogue import is_built_in
 from ..devices import CPU, kind_of
-from ..errors import ExitCode, UsageError
-from ..ranks.device import check_there
+from ..errors import ExitCode
 from ..ranks.pool import Pool
 from .execute.environment import environment
-from .execute.launch import start_ranks
+from .execute.rank_pool import RankPool
 from .execute.rank_requests import describe
-from .execute.trial import RankPool, Trial
+from .execute.trial import Trial
 from .execute.user_model import case_with
 from .execute.user_optimizer import case_with_optimizer
-from .findings.case_file import read
 from .findings.confirmation import TRIES, fails_alike, in_a_word, runs_to_see
 from .findings.findings import Findings
 from .records.records import CaseFile, CaseFinished, Environment, Outcome
@@ -31,76 +27,19 @@ from .records.tally import FAILING
 
 
 def replay(
-    path: Path,
+    case_file: CaseFile,
     *,
     implementation: str | None = None,
     model: str | None = None,
     optimizer: str | None = None,
-    ranks: RankPool | None = None,
-    device: str | None = None,
-    backend: str | None = None,
+    ranks: RankPool,
 ) -> ReplayedCase:
     """Run the case of a file, several times if its result depends on timing.
 
-    implementation: run it on this one instead. Without it only built-in ones are run: no code is
-    imported that only the file names. model, optimizer: the user's own that the case has, by their
-    names or where they are here; ranks: rank processes that are there already, else some are
-    started on `device` with `backend`, as for a run, or on the device of the file if that is here.
-    Raises UsageError for what is missing, and for a file that is not one.
+    implementation: run it on this one instead; model, optimizer: the user's own that the case has,
+    by their names or where they are here.
     """
-    case_file = read(path)
     name = implementation or case_file.implementation
-    if implementation is None:
-        not_without_asking(path, name)
-    user = case_file.case.model.user
-    if user is not None and model is None:
-        raise UsageError(
-            f"{path} names the model {user.factory}; say so again to let its code run: "
-            f"--model {user.factory}"
-        )
-    if user is None and model is not None:
-        raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
-    _check_optimizer(path, case_file.case, optimizer)
-    if ranks is not None:
-        return _replayed(case_file, name, (model, optimizer), ranks)
-    device = device or device_for(case_file.environment.device)
-    with start_ranks(device, backend, most_ranks=case_file.case.world_size) as pool:
-        return _replayed(case_file, name, (model, optimizer), pool)
-
-
-def device_for(was: str) -> str:
-    """Return the device for a replay without a given one. was: cpu or cuda, where it was found.
-
-    It is that kind, if this machine has it; else the CPU, which the verdict says.
-    """
-    if was == CPU:
-        return CPU
-    try:
-        check_there(was)
-    except UsageError:
-        return CPU
-    return was
-
-
-def _check_optimizer(path: Path, case: Case, given: str | None) -> None:
-    """Raise UsageError unless the user's optimizer of a case, if it has one, is named again."""
-    user = case.optimizer.user
-    if user is not None and given is None:
-        raise UsageError(
-            f"{path} names the optimizer {user.location}; say so again to let its code run: "
-            f"--optimizer {user.location}"
-        )
-    if user is None and given is not None:
-        raise UsageError(
-            f"--optimizer: the optimizer of {path} is {case.optimizer.kind}; leave --optimizer out"
-        )
-
-
-def _replayed(
-    case_file: CaseFile, name: str, own: tuple[str | None, str | None], ranks: RankPool
-) -> ReplayedCase:
-    """Run a case as often as the replay needs. own: the user's model and optimizer."""
-    model, optimizer = own
     smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
     describe(ranks, name, world_size=smallest)
     changed = ""
@@ -125,14 +64,6 @@ def _replayed(
         )
         replayed.outcomes.append(trial.outcome(digest=True, words=True))
     return replayed
-
-
-def not_without_asking(path: Path, name: str) -> None:
-    """Raise UsageError for an implementation that only the file names, and is not built in."""
-    if not is_built_in(name):
-        raise UsageError(
-            f"{path} names {name}; say so again to let its code run: --implementation {name}"
-        )
 
 
 def _changed(was: Case, now: Case) -> str:

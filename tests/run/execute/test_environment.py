@@ -21,7 +21,7 @@ def test_the_tested_torch_is_silent() -> None:
 
 def test_another_torch_gets_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
-    monkeypatch.setattr(engine, "run", lambda options, handlers: 0)
+    monkeypatch.setattr(engine, "run", lambda options, handlers, ranks: 0)
     given = ["run", "ddp", "--report-dir", str(tmp_path)]
     result = CliRunner().invoke(cli.main, given, standalone_mode=False)
     (line,) = [line for line in result.stderr.splitlines() if "2.99.1" in line]

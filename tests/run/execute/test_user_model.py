@@ -17,7 +17,7 @@ from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
 from zerocheck.run.execute.environment import environment
-from zerocheck.run.findings.case_file import read, write
+from zerocheck.run.findings.case_file import read, read_for_replay, write
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import CaseFile, CaseFinished, Coverage, RunStarted
 from zerocheck.run.records.tally import Tally, tally
@@ -116,11 +116,12 @@ def test_a_fault_is_named_shrunk_and_replayed(run: Run) -> None:
     assert "layers.0.qkv.weight" in str(finding.violation)
     path = Path(finding.case_file)
     with pytest.raises(UsageError, match=f"say so again to let its code run: --model {GPT}"):
-        replay(path, implementation=name)
-    replayed = replay(path, implementation=name, model=GPT, ranks=run.pool)
+        read_for_replay(path, implementation=name)
+    file = read_for_replay(path, implementation=name, model=GPT)
+    replayed = replay(file, implementation=name, model=GPT, ranks=run.pool)
     assert replayed is not None and replayed.exit_code == 1
     assert replayed.verdict.startswith("reproduced bit for bit: violated again")
-    other = replay(path, implementation="fsdp2", model=CONV, ranks=run.pool)
+    other = replay(file, implementation="fsdp2", model=CONV, ranks=run.pool)
     assert other is not None and other.exit_code == 0
     assert other.verdict.endswith("; the model is not that of the file: wte.weight differs")
 
@@ -139,7 +140,7 @@ def case_file(tmp_path: Path, model: Model) -> Path:
 
 def test_a_case_without_a_model_of_the_users_takes_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave --model out"):
-        replay(case_file(tmp_path, Model()), model=GPT)
+        read_for_replay(case_file(tmp_path, Model()), model=GPT)
 
 
 def test_a_case_file_is_data(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_case_file_is_data(tmp_path: Path) -> None:
     path = case_file(tmp_path, Model(user=user))
     assert read(path).case.model.user == user
     with pytest.raises(UsageError, match="say so again"):
-        replay(path)
+        read_for_replay(path)
     assert not (tmp_path / "imported").exists()
 
 

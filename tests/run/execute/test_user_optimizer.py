@@ -14,6 +14,7 @@ from zerocheck.protocol.replies import Description
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
 from zerocheck.run.execute.user_optimizer import with_optimizers
+from zerocheck.run.findings.case_file import read_for_replay
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import CaseFinished
 from zerocheck.run.records.tally import Tally, tally
@@ -102,12 +103,13 @@ def test_a_wrong_sharding_is_named_and_replayed(run: Run) -> None:
     assert finding.optimizer == NORMALIZED and "2 ranks" in finding.size
     path = Path(finding.case_file)
     with pytest.raises(UsageError, match=f"let its code run: --optimizer {NORMALIZED}"):
-        replay(path, implementation=WRONG)
-    again = replay(path, implementation=WRONG, optimizer=NORMALIZED, ranks=run.pool)
+        read_for_replay(path, implementation=WRONG)
+    file = read_for_replay(path, implementation=WRONG, optimizer=NORMALIZED)
+    again = replay(file, implementation=WRONG, optimizer=NORMALIZED, ranks=run.pool)
     assert again.exit_code == 1 and again.verdict.startswith("reproduced bit for bit")
-    right = replay(path, implementation=RIGHT, optimizer=NORMALIZED, ranks=run.pool)
+    right = replay(file, implementation=RIGHT, optimizer=NORMALIZED, ranks=run.pool)
     assert right.exit_code == 0
-    other = replay(path, implementation=RIGHT, optimizer=LION, ranks=run.pool)
+    other = replay(file, implementation=RIGHT, optimizer=LION, ranks=run.pool)
     assert "the optimizer is not that of the file" in other.verdict
 
 

@@ -135,11 +135,11 @@ def test_the_replay_of_one_that_shows_sometimes_says_how_often(tmp_path: Path, p
     assert tries(found) == (4, TRIES)
     case_file = read(Path(found.case_file))
     assert (case_file.confirmed, case_file.tries) == (4, TRIES)
-    replayed = replay(Path(found.case_file), implementation=found.implementation, ranks=pool)
+    replayed = replay(read(Path(found.case_file)), implementation=found.implementation, ranks=pool)
     assert replayed is not None and replayed.exit_code == 1
     assert replayed.verdict == "intermittent: it shows in 1 of 4 runs (otherwise: holds 3)"
     assert replayed.finished.status == "violated"
-    never = replay(Path(found.case_file), implementation=found.implementation, ranks=pool)
+    never = replay(read(Path(found.case_file)), implementation=found.implementation, ranks=pool)
     assert never is not None and never.exit_code == 0
     assert never.verdict == "not reproduced in 4 runs: holds 4; it was violated"
 
@@ -149,7 +149,7 @@ def test_the_replay_of_one_that_does_not_show_any_more_tries_again(
 ) -> None:
     (found,), _ = findings(tmp_path, pool, "'gradient' if ever < 3 else ''", shrink=False)
     assert tries(found) == (1, 1)
-    replayed = replay(Path(found.case_file), implementation=found.implementation, ranks=pool)
+    replayed = replay(read(Path(found.case_file)), implementation=found.implementation, ranks=pool)
     assert replayed is not None and replayed.exit_code == 0
     assert replayed.verdict == f"not reproduced in {TRIES} runs: holds {TRIES}; it was violated"
 

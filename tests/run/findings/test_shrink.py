@@ -249,7 +249,7 @@ def test_the_case_file_is_the_smallest_and_fails_again(tmp_path: Path, pool: Poo
     assert "  smallest    2 ranks, no blocks, 1 step" in text
     assert any(line.startswith("  extent      with all options at their default") for line in text)
     assert not any(line.startswith("  what") for line in text)
-    replayed = replay(file, implementation=name, ranks=pool)
+    replayed = replay(written, implementation=name, ranks=pool)
     assert replayed is not None
     assert replayed.verdict.startswith("reproduced bit for bit: violated again")
 

@@ -374,6 +374,26 @@ def test_a_case_with_a_checkpoint_is_tried_where_checkpoints_are_asked_for(
     assert len(planned) == tried
 
 
+@pytest.mark.parametrize(("profile", "numbers"), [("smoke", [0, 2]), ("quick", [0, 1, 2])])
+def test_a_first_look_takes_one_case_of_each_page(
+    tmp_path: Path, profile: str, numbers: list[int]
+) -> None:
+    """Where several implementations have one fault, one of them shows it."""
+    entries = [("zero2", "one.md"), ("zero3", "one.md"), ("zero3", "other.md")]
+    text = "".join(
+        entry(f"{name} / gradient", page=f"docs/{page}", case="{ mesh = [3] }")
+        for name, page in entries
+    )
+    (tmp_path / "known.toml").write_text(text)
+    options = RunOptions(
+        implementations=("zero2", "zero3"),
+        profile=profile,
+        known_issues=("none", str(tmp_path / "known.toml")),
+    )
+    planned, _ = KnownIssueMatcher(options, Releases("2.13.0")).arrange([])
+    assert [one.implementation for one in planned] == [entries[n][0] for n in numbers]
+
+
 def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
     (issue,) = issues_of(tmp_path, entry("zero2 / gradient / gradient x W", features=["world-3"]))
     assert issue.matches(*violated("gradient x W", mesh=(3,)))

@@ -6,6 +6,7 @@
 - `launch.py`: rank processes of a command: started here, or by a launcher
 - `machine.py`: check of this machine before ranks start
 - `outcome.py`: outcome of a case: the verdict on what its ranks did
+- `rank_pool.py`: rank processes as a run sees them, wherever they are
 - `rank_replies.py`: replies of rank processes: decoded, and checked for their kind
 - `rank_requests.py`: requests before a run to rank processes, since they run the user's code
 - `segments.py`: jobs of a resumed case, one per training segment, and what is done between

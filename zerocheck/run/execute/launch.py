@@ -1,22 +1,40 @@
-"""Rank processes of a command: started here, or by a launcher."""
+"""Rank processes of a command: started here, or by a launcher.
+
+Imports no torch: rank processes that are started here import it while the command does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from ... import launcher
 from ...catalogue import modules_of
 from ...devices import CPU
 from ...errors import ExitCode, RanksLost, UsageError
-from ...ranks.device import check_there, shares
 from ...ranks.pool import Pool
-from ...ranks.torchrun import TIMEOUT_S, TorchrunPool
 from ...signals import StopSignals
 from .machine import check_machine
-from .trial import TARGET, RankPool
+from .rank_pool import TARGET, RankPool
+
+if TYPE_CHECKING:
+    from ..plan.options import RunOptions
 
 PATIENCE_S = 5.0
 """Seconds without any sign of life after which ranks count as hung."""
+
+
+def with_ranks_of(options: RunOptions, do: Callable[[RankPool], int]) -> int:
+    """Call `do` with the rank processes that a run of these options needs, as `with_ranks`."""
+    return with_ranks(
+        options.ranks,
+        do,
+        most_ranks=max(options.world_sizes),
+        device=options.device,
+        backend=options.backend,
+        timeout_s=options.timeout,
+        implementations=options.implementations,
+    )
 
 
 def with_ranks(
@@ -26,7 +44,7 @@ def with_ranks(
     most_ranks: int = 1,
     device: str = CPU,
     backend: str | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float,
     implementations: Iterable[str] = (),
 ) -> int:
     """Call `do` with rank processes of this kind; return its exit code.
@@ -44,6 +62,8 @@ def with_ranks(
     launcher.check_environment()
     if launcher.is_rank_0():
         return _on_rank_0(do, device, backend, timeout_s)
+    from ...ranks.torchrun import TorchrunPool
+
     # Rank 0 prints all messages, that on Ctrl-C too.
     launcher.leave_at_once(ExitCode.INTERRUPTED)
     with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:
@@ -66,7 +86,10 @@ def start_ranks(
     which so many ranks cannot start.
     """
     check_machine(most_ranks)
-    check_there(device)
+    if device != CPU:
+        from ...ranks.device import check_there
+
+        check_there(device)
     return Pool(
         TARGET,
         device=device,
@@ -76,11 +99,29 @@ def start_ranks(
     )
 
 
+def device_for(was: str) -> str:
+    """Return the device for a replay without a given one. was: cpu or cuda, where it was found.
+
+    It is that kind, if this machine has it; else the CPU, which the verdict says.
+    """
+    if was == CPU:
+        return CPU
+    from ...ranks.device import check_there
+
+    try:
+        check_there(was)
+    except UsageError:
+        return CPU
+    return was
+
+
 def sharing_note(device: str, most: int) -> str:
     """Return a note on ranks that share a GPU, `most` of them at once; empty if none does.
 
     Raises UsageError for a device that is not there.
     """
+    from ...ranks.device import check_there, shares
+
     check_there(device)
     if not shares(device, most):
         return ""
@@ -90,6 +131,8 @@ def sharing_note(device: str, most: int) -> str:
 def _on_rank_0(
     do: Callable[[RankPool], int], device: str, backend: str | None, timeout_s: float
 ) -> int:
+    from ...ranks.torchrun import TorchrunPool
+
     code: int = ExitCode.BROKEN
     StopSignals(launcher.INTERRUPTS).__enter__()  # until the process ends
     with TorchrunPool(TARGET, device=device, backend=backend, timeout_s=timeout_s) as pool:

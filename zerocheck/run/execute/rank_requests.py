@@ -11,8 +11,8 @@ from ...case.schema import Case, UserModel, UserOptimizer
 from ...errors import UsageError
 from ...protocol.jobs import Build, Describe, Job, LookAtModel, LookAtOptimizer, Supports
 from ...protocol.replies import Description, ModelLook, OptimizerLook, Refusals
+from .rank_pool import RankPool
 from .rank_replies import expect
-from .trial import RankPool
 
 R = TypeVar("R")
 A = TypeVar("A", Description, ModelLook, OptimizerLook)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,33 +17,12 @@ from ...ranks.result import JobResult
 from ..records.records import Outcome
 from .host_memory import granted_bytes
 from .outcome import Results, judged
+from .rank_pool import RankPool
 from .rank_replies import complete, decode_reply
 from .segments import Segments, without_waiting
 
-TARGET = "zerocheck.drive.rank:run"
-"""What rank processes run."""
-
 KILLS = 4
 """Times that a writer is killed, at most, until it is killed before it has finished."""
-
-
-class RankPool(Protocol):
-    """Rank processes, wherever they run. device: cpu, cuda or cuda:N, as it was asked for."""
-
-    device: str
-
-    def submit(
-        self,
-        world_size: int,
-        payload: bytes,
-        *,
-        fresh: bool = False,
-        hosts: tuple[int, ...] = (),
-        memory: int = 0,
-    ) -> Any: ...
-    def wait(self, pending: Any) -> JobResult: ...
-    def renew(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Trial:

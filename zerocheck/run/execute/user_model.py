@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ...protocol.replies import Description
 from ...protocol.verdicts import Obligation
 from ..plan.options import RunOptions
+from .rank_pool import RankPool
 from .rank_requests import look
-from .trial import RankPool
 
 
 def with_models(

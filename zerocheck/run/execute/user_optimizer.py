@@ -11,8 +11,8 @@ from ...case.validity import check
 from ...catalogue import check_factory
 from ...errors import UsageError
 from ...protocol.replies import Description
+from .rank_pool import RankPool
 from .rank_requests import look_at_optimizer
-from .trial import RankPool
 
 
 def with_optimizers(

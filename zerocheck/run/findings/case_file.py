@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from ...case.codec import from_plain, parse
+from ...case.schema import Case
 from ...case.validity import check
+from ...catalogue import is_built_in
 from ...errors import UsageError
 from ...protocol.verdicts import Obligation
 from ..records.journal import encode
@@ -79,3 +81,52 @@ def read(path: Path) -> CaseFile:
         return msgspec.convert(raw, CaseFile, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path} is not a case file: {error}") from None
+
+
+def read_for_replay(
+    path: Path,
+    *,
+    implementation: str | None = None,
+    model: str | None = None,
+    optimizer: str | None = None,
+) -> CaseFile:
+    """Read a case file whose case is about to run, with the user's code that the command names.
+
+    Without `implementation` only built-in ones are run: no code is imported that only the file
+    names. Raises UsageError as `read`, and where the command does not name what the file needs.
+    """
+    file = read(path)
+    if implementation is None:
+        not_without_asking(path, file.implementation)
+    user = file.case.model.user
+    if user is not None and model is None:
+        raise UsageError(
+            f"{path} names the model {user.factory}; say so again to let its code run: "
+            f"--model {user.factory}"
+        )
+    if user is None and model is not None:
+        raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
+    _check_optimizer(path, file.case, optimizer)
+    return file
+
+
+def not_without_asking(path: Path, name: str) -> None:
+    """Raise UsageError for an implementation that only the file names, and is not built in."""
+    if not is_built_in(name):
+        raise UsageError(
+            f"{path} names {name}; say so again to let its code run: --implementation {name}"
+        )
+
+
+def _check_optimizer(path: Path, case: Case, given: str | None) -> None:
+    """Raise UsageError unless the user's optimizer of a case, if it has one, is named again."""
+    user = case.optimizer.user
+    if user is not None and given is None:
+        raise UsageError(
+            f"{path} names the optimizer {user.location}; say so again to let its code run: "
+            f"--optimizer {user.location}"
+        )
+    if user is None and given is not None:
+        raise UsageError(
+            f"--optimizer: the optimizer of {path} is {case.optimizer.kind}; leave --optimizer out"
+        )

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from ...protocol.verdicts import Obligation, Status, Violation
-from ..execute.trial import RankPool, Trial
+from ..execute.rank_pool import RankPool
+from ..execute.trial import Trial
 from ..records.journal import encode
 from ..records.records import Outcome
 from .bug import Bug

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from ..known_issues.entries import KnownIssue, matching
 from ..known_issues.releases import Releases, library_of
 from ..plan.options import RunOptions
 from ..plan.plan import PlannedCase
+from ..plan.profiles import PROFILES
 from ..records.records import CaseFinished, KnownReference, LeftOut, StaleIssue, Unverified
 from ..records.tally import FAILING
 from .consequences import sources_of
@@ -74,7 +75,7 @@ class KnownIssueMatcher:
         """Return the plan without cases of known hangs, and with the issues' own cases.
 
         An own case is left away if the run was asked for other world sizes or features, or for
-        another model or optimizer.
+        another model or optimizer, and in a first look where another one shows the same fault.
         """
         left_out: Counter[tuple[str, KnownIssue]] = Counter()
         kept = []
@@ -84,23 +85,33 @@ class KnownIssueMatcher:
                 kept.append(item)
             else:
                 left_out[item.implementation, hang] += 1
-        for issue in self.issues:
-            case = issue.case
-            if (
-                case is not None
-                and (case.model.user.factory if case.model.user else None) == self._options.model
-                and _optimizer(case) == (self._options.optimizer or Optimizer().kind)
-                and issue.implementation in self._options.implementations
-                and {segment.world_size for segment in segments_of(case)}
-                <= set(self._options.world_sizes)
-                and set(self._options.features) <= set(features(case))
-            ):
-                self.own[len(kept)] = issue
-                kept.append(PlannedCase(issue.implementation, case))
+        for issue, case in self._own_cases():
+            self.own[len(kept)] = issue
+            kept.append(PlannedCase(issue.implementation, case))
         return kept, tuple(
             LeftOut(implementation=name, count=count, known=issue.record)
             for (name, issue), count in left_out.items()
         )
+
+    def _own_cases(self) -> Iterator[tuple[KnownIssue, Case]]:
+        options = self._options
+        once = PROFILES[options.profile].each_fault_once
+        shown = set()
+        for issue in self.issues:
+            case = issue.case
+            if (
+                case is None
+                or (once and issue.page and issue.page in shown)
+                or (case.model.user.factory if case.model.user else None) != options.model
+                or _optimizer(case) != (options.optimizer or Optimizer().kind)
+                or issue.implementation not in options.implementations
+                or not {segment.world_size for segment in segments_of(case)}
+                <= set(options.world_sizes)
+                or not set(options.features) <= set(features(case))
+            ):
+                continue
+            shown.add(issue.page)
+            yield issue, case
 
     def hang(self, item: PlannedCase) -> str | None:
         """Return the known hang that covers a case, as a reason not to run it."""

@@ -17,7 +17,8 @@ from ...case.reductions import left, simpler
 from ...case.schema import Case
 from ...case.shapes import parameter_elements
 from ...protocol.verdicts import Obligation, Violation
-from ..execute.trial import RankPool, Trial
+from ..execute.rank_pool import RankPool
+from ..execute.trial import Trial
 from ..records.records import CaseFinished
 from .bug import Bug, HeldCase, Parted, Shrunk
 from .contrast import WrongCase

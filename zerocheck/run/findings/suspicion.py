@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from ...protocol.verdicts import Obligation
 from ...ranks.result import JobResult
-from ..execute.trial import RankPool, Trial
+from ..execute.rank_pool import RankPool
+from ..execute.trial import Trial
 from ..records.records import CaseFinished, Outcome
 from ..records.tally import FAILING, status_of_case
 from .bug import Bug

@@ -20,10 +20,9 @@ from ...judge.local import as_on_a_rank
 from ...protocol.replies import Description
 from ..execute.environment import environment
 from ..execute.free_runs import STEPS
-from ..execute.launch import with_ranks
 from ..execute.outcome import Results, judged
+from ..execute.rank_pool import RankPool
 from ..execute.rank_requests import describe, refusals
-from ..execute.trial import RankPool
 from ..findings.shrink import Limits, paths, shrink
 from ..plan.plan import Plan, SharedDraws
 from ..records.matrix_records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
@@ -41,24 +40,13 @@ class MatrixHandler(Protocol):
         """Take one record. An exception from here ends the matrix."""
 
 
-def run(
-    options: MatrixOptions, handlers: Sequence[MatrixHandler], *, ranks: RankPool | None = None
-) -> int:
+def run(options: MatrixOptions, handlers: Sequence[MatrixHandler], *, ranks: RankPool) -> int:
     """Hunt all faults; return the exit code (0 all are caught, 1 one escaped).
 
-    ranks: rank processes that are there already; they are left open. Raises UsageError for an
-    implementation that cannot be loaded. On KeyboardInterrupt the journal is finished first; then
-    it is raised again.
+    ranks: rank processes, which are left open. Raises UsageError for an implementation that cannot
+    be loaded. On KeyboardInterrupt the journal is finished first; then it is raised again.
     """
-    if ranks is not None:
-        return _Matrix(options, handlers, ranks).run()
-    return with_ranks(
-        "processes",
-        lambda opened: _Matrix(options, handlers, opened).run(),
-        most_ranks=max(options.run(options.faults[0]).world_sizes),
-        device=options.device,
-        backend=options.backend,
-    )
+    return _Matrix(options, handlers, ranks).run()
 
 
 class _Matrix:

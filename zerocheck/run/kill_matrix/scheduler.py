@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 from ...case.schema import Case
 from ...protocol.verdicts import OBLIGATIONS
 from ..execute.outcome import Results
-from ..execute.trial import RankPool, Trial
+from ..execute.rank_pool import RankPool
+from ..execute.trial import Trial
 
 AHEAD = 16
 """Searches under way at once. Two cores are busy with 3. More are there since ranks of one number

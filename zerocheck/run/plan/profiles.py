@@ -15,7 +15,8 @@ class Profile:
     takes; what is left of `cases` is drawn at random; meshes: the default ones (R, S), of
     implementations that handle them: among those drawn at random they are as frequent, together, as
     one of the world sizes; resumed: cases with a checkpoint, where these are asked for;
-    resumed_sizes: world sizes that save and load in them.
+    resumed_sizes: world sizes that save and load in them; each_fault_once: a known fault is shown
+    by the own case of one implementation, not of each that has it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Profile:
     resumed: int
     resumed_sizes: tuple[int, ...]
     covering: bool = False
+    each_fault_once: bool = False
 
 
 FIRST_LOOK = "smoke"
@@ -49,6 +51,7 @@ PROFILES: dict[str, Profile] = {
             summary="a first look: what runs where no implementation is named",
             resumed=8,
             resumed_sizes=_FEW_SIZES,
+            each_fault_once=True,
         ),
         Profile(
             name="quick",
