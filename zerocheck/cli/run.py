@@ -34,6 +34,20 @@ from .journal import note_configs, start_run
 @option.device("cpu")
 @option.backend
 @option.history
+@click.option(
+    "--shard",
+    metavar="K/N",
+    help="Take this part of the cases, such as 3/8: other machines take the others, and --reuse "
+    "puts them together.",
+)
+@click.option(
+    "--reuse",
+    metavar="JOURNAL",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="The journal.ndjson of a shard, or of an interrupted run, of the same code: its cases are "
+    "not run again. May be given several times.",
+)
 @option.detail
 def run(
     implementations: tuple[str, ...],
@@ -44,6 +58,8 @@ def run(
     device: str | None,
     backend: str | None,
     history: Path | None,
+    shard: str | None,
+    reuse: tuple[Path, ...],
     quiet: bool,
     verbose: bool,
     **given: Any,
@@ -62,6 +78,7 @@ def run(
     from ..catalogue import BUILT_IN, innermost
     from ..run.plan.options import RunOptions, choose_ranks
     from ..run.plan.profiles import FIRST_LOOK
+    from ..run.plan.shard import Shard
     from ..user_code import check_file
 
     detail = option.detail_of(quiet, verbose)
@@ -76,6 +93,8 @@ def run(
         timeout=timeout,
         device=device or CPU,
         backend=backend,
+        shard=None if shard is None else Shard.parse(shard),
+        reuse=reuse,
         **as_options(settings),
     )
     own = [one for one in (options.model, options.optimizer) if one is not None and ":" in one]

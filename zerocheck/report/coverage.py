@@ -33,6 +33,8 @@ def not_exercised(counted: Tally) -> str:
     there was no case, or none in which they could break anything. A run of random cases says
     nothing of pairs of features: some meet in none of its cases.
     """
+    if counted.started is not None and counted.started.shard:
+        return "not exercised: what the other shards take"
     left = unexercised(counted)
     promised = any(one.covered.counted for one in counted.implementations.values())
     partly = f"{left.partly} feature{'s' if left.partly > 1 else ''}"

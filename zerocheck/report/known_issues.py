@@ -31,10 +31,12 @@ def all_hold(counted: Tally) -> str:
     ran = counted.cases - refused
     others = "another is" if refused == 1 else f"{refused} others are"
     besides = f"; {others} unsupported" if refused else ""
+    shard = counted.started.shard if counted.started is not None else ""
+    of_shard = f"shard {shard}: " if shard else ""
     shown = faults_sentence(counted)
     if not shown:
-        return f"all obligations hold in {ran} cases{besides}"
-    return f"no new fault in {ran} cases{besides}. {shown}"
+        return f"{of_shard}all obligations hold in {ran} cases{besides}"
+    return f"{of_shard}no new fault in {ran} cases{besides}. {shown}"
 
 
 def left_out_lines(counted: Tally) -> list[str]:

@@ -13,7 +13,12 @@ def next_lines(counted: Tally) -> list[str]:
     """Return what to do next; nothing for a run that was interrupted or checked nothing."""
     if counted.started is None or not counted.complete:
         return []
-    steps = _after_findings(counted) if counted.findings else _after_holding(counted)
+    if counted.findings:
+        steps = _after_findings(counted)
+    elif counted.started.shard:
+        steps = [("all shards together", "the same command, with a --reuse for each journal")]
+    else:
+        steps = _after_holding(counted)
     width = max((len(what) for what, _ in steps), default=0)
     return [
         f"{'next:' if not number else '     '} {what:<{width}}  {one_line(command)}"

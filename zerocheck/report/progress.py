@@ -107,7 +107,10 @@ class ProgressDisplay:
             sizes = ", ".join(map(str, started.world_sizes)) if started else ""
             names = ", ".join(map(one_line, self._tally.implementations))
             model = f" with {one_line(started.model)}" if started and started.model else ""
-            self._say(f"{self._tally.planned} cases of {names}{model} on {sizes} ranks")
+            shard = f"shard {started.shard}: " if started and started.shard else ""
+            self._say(f"{shard}{self._tally.planned} cases of {names}{model} on {sizes} ranks")
+        for line in _reuse_lines(started) if started else ():
+            self._say(line)
         for obligation, reason in (started.without if started else {}).items():
             self._say(f"{obligation} is not checked: {one_line(reason)}")
         for name, obligation, reason in unchecked(self._tally):
@@ -244,6 +247,16 @@ def print_findings(console: Console, counted: Tally, *, detail: Detail = "normal
         print_finding(console, finding)
     for stale in counted.stale:
         _print(console, stale_lines(stale), "bold red")
+
+
+def _reuse_lines(started: RunStarted) -> list[str]:
+    """Return what is taken from other runs, and which shards are missing."""
+    lines = [
+        f"no journal of shard {shard}: its cases are run here" for shard in started.missing_shards
+    ]
+    if started.reused:
+        lines.append(f"{started.reused} of {started.planned} cases were judged by other runs")
+    return lines
 
 
 def print_finding(console: Console, finding: Finding) -> None:

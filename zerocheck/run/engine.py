@@ -28,14 +28,15 @@ from .execute.launch import with_ranks_of
 from .execute.outcome import Results
 from .execute.rank_pool import RankPool
 from .execute.rank_requests import check_builds, describe, refusals
+from .execute.reused import ReusedOutcomes, ReusedTrial, sources_of
 from .execute.trial import Trial
 from .execute.user_model import with_models
 from .execute.user_optimizer import with_optimizers
 from .findings.bug import Bug
-from .findings.case_file import of_bug, write
 from .findings.confirmation import TRIES, confirm
 from .findings.findings import Findings
 from .findings.issue_matcher import KnownIssueMatcher
+from .findings.recorder import FindingRecorder
 from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .findings.suspicion import Confirmer
 from .known_issues.releases import Releases
@@ -44,9 +45,7 @@ from .plan.plan import Plan, PlannedCase, TimingChoice
 from .records.exercised import idle
 from .records.journal import Bus, Handler
 from .records.records import (
-    CaseFile,
     CaseFinished,
-    Finding,
     Outcome,
     Record,
     RunFinished,
@@ -99,12 +98,13 @@ class _RunUnderWay:
         self.environment = environment(options.device)
         self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
         self.findings = Findings(self.issue_matcher.issue_of)
-        self.reported: dict[int, Finding] = {}
-        self.running: Trial | None = None
+        self.reused = ReusedOutcomes(options, self.environment)
+        self.running: PlannedCase | None = None
         self.timed = TimingChoice(options.world_sizes)
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
-        self.folder = Path(options.report_dir) / "findings"
+        self.mine: frozenset[int] | None = None
+        """Of a shard: the numbers of its cases in the plan."""
 
     def run(self) -> int:
         options = self.options
@@ -125,10 +125,22 @@ class _RunUnderWay:
             self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
             self.findings = Findings(self.issue_matcher.issue_of)
         self.confirmer = Confirmer(self.findings, self.ranks, options.obligations)
+        self.recorder = FindingRecorder(
+            self.findings,
+            self.environment,
+            options.obligations,
+            Path(options.report_dir) / "findings",
+            self.bus.handle,
+        )
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.issue_matcher.arrange(self.plan.cases)
-        check_room(planned.case for planned in self.plan.cases)
+        cases = self.plan.cases
+        if options.shard is not None:
+            self.mine = options.shard.of([planned.case for planned in cases])
+            cases = [planned for number, planned in enumerate(cases) if number in self.mine]
+        left = [one for one in cases if self.reused.of(one.implementation, one.case) is None]
+        check_room(planned.case for planned in left)
         self._check_builds()
         self.started = time.perf_counter()
         started = RunStarted(
@@ -138,8 +150,12 @@ class _RunUnderWay:
             profile=options.profile,
             seed=options.seed,
             world_sizes=options.world_sizes,
-            planned=len(self.plan.cases),
+            planned=len(cases),
             started=time.time(),
+            shard=str(options.shard or ""),
+            reused=len(cases) - len(left),
+            missing_shards=self.reused.missing,
+            sources=sources_of(options),
             left_out=left_out,
             unverified=self.issue_matcher.unverified,
             model=options.model or "",
@@ -152,9 +168,10 @@ class _RunUnderWay:
                 for coverage in self.plan.coverage:
                     self.bus.handle(coverage)
             self._cases(self.plan.cases)
-            self._stale(self.plan.cases)
-            self._shrink()
-            self._drift()
+            if self.mine is None:  # else the run that takes all shards together does it
+                self._stale(self.plan.cases)
+                self._shrink()
+                self._drift()
             signals.ignore()
         except KeyboardInterrupt:
             signals.ignore()
@@ -162,7 +179,7 @@ class _RunUnderWay:
             raise
         except RanksLost as lost:
             signals.ignore()
-            return self._finish("lost", f"{lost}{self._under_way()}")
+            return self._finish("lost", f"{lost}{self.recorder.lost(self.running)}")
         return self._finish("done")
 
     def _check_builds(self) -> None:
@@ -177,29 +194,6 @@ class _RunUnderWay:
                 known.append(rates)
                 check_builds(self.ranks, name, case)
 
-    def _under_way(self) -> str:
-        """Record the case that ran when ranks were lost: it may have killed them."""
-        if self.running is None:
-            return ""
-        path = write(
-            self.folder,
-            "ranks-lost",
-            CaseFile(
-                implementation=self.running.implementation,
-                case=self.running.case,
-                status="crashed",
-                judgement=None,
-                environment=self.environment,
-                title="ranks were lost while it ran",
-                obligations=self.options.obligations,
-            ),
-        )
-        named = f" --implementation {self.running.implementation}"
-        return (
-            "; the case under way can be run on one machine, which shows if it kills ranks: "
-            f"zerocheck replay {path}{'' if is_built_in(self.running.implementation) else named}"
-        )
-
     def _refusals(self, implementation: str, cases: Sequence[Case]) -> list[str | None]:
         """Return why cases are not run: the implementation refuses them, or is known to hang."""
         size = min(self.options.world_sizes)
@@ -211,42 +205,46 @@ class _RunUnderWay:
 
     def _cases(self, planned: Sequence[PlannedCase]) -> None:
         """Judge each case while the ranks run the next one, unless that needs the memory."""
-        waiting: tuple[int, Trial] | None = None
+        waiting: tuple[int, Trial | ReusedTrial] | None = None
         number = 0
-        while waiting is not None or number < len(planned) or self.plan.more():
+        while waiting is not None or number < len(planned) or self._more():
             item = planned[number] if number < len(planned) else None
             result = None
             if waiting is not None:
-                self.running = waiting[1]
+                self.running = PlannedCase(waiting[1].implementation, waiting[1].case)
                 result = waiting[1].result()
                 self.running = None
                 if must_run_alone(waiting[1].case):
                     self._judge(waiting, result)
                     waiting = None
-            upcoming: tuple[int, Trial] | None = None
-            if (
-                item is not None
-                and self.hangs[item.implementation] >= HANGS
-                and number not in self.issue_matcher.own
-            ):
-                self.left_out[item.implementation] += 1
-            elif item is not None:
-                upcoming = (
-                    number,
-                    Trial(
-                        self.ranks,
-                        item.implementation,
-                        item.case,
-                        obligations=self.options.obligations,
-                        timed=self.timed.next(item),
-                    ),
-                )
+            trial = None if item is None else self._trial(number, item)
+            upcoming = None if trial is None else (number, trial)
             number += item is not None
             if waiting is not None and result is not None:
                 self._judge(waiting, result)
             waiting = upcoming
 
-    def _judge(self, run: tuple[int, Trial], result: Results) -> None:
+    def _more(self) -> bool:
+        """Return True if the plan has grown. A shard takes no more than its part of the plan."""
+        return self.mine is None and self.plan.more()
+
+    def _trial(self, number: int, item: PlannedCase) -> Trial | ReusedTrial | None:
+        """Start a case, or take it from another run; None if it is another shard's or left out."""
+        name, case = item.implementation, item.case
+        if self.mine is not None and number not in self.mine:
+            self.timed.next(item)  # the choice is that of the whole run
+            return None
+        if self.hangs[name] >= HANGS and number not in self.issue_matcher.own:
+            self.left_out[name] += 1
+            return None
+        timed = self.timed.next(item)
+        outcome = self.reused.of(name, case)
+        if outcome is not None:
+            return ReusedTrial(name, case, outcome)
+        obligations = self.options.obligations
+        return Trial(self.ranks, name, case, obligations=obligations, timed=timed)
+
+    def _judge(self, run: tuple[int, Trial | ReusedTrial], result: Results) -> None:
         number, trial = run
         finished = self._marked(number, trial, trial.judged(result, words=True))
         if finished.pace is None:
@@ -259,9 +257,9 @@ class _RunUnderWay:
         finally:  # also where that was interrupted
             self._finished(finished)
             for bug in bugs:
-                self._write(bug)
+                self.recorder.write(bug)
 
-    def _marked(self, number: int, trial: Trial, outcome: Outcome) -> CaseFinished:
+    def _marked(self, number: int, trial: Trial | ReusedTrial, outcome: Outcome) -> CaseFinished:
         return self.issue_matcher.marked(outcome.record(number, trial.implementation, trial.case))
 
     def _finished(self, finished: CaseFinished) -> None:
@@ -291,9 +289,9 @@ class _RunUnderWay:
                 left -= self._shrink_one(bug, min(Limits.tries, left))
             parted = None if bug.shrunk is None else bug.shrunk.parted
             others = [] if parted is None else self.findings.part(bug, parted)
-            self._report(bug) if bug.shrunk is None else self._write(bug)
+            self.recorder.report(bug) if bug.shrunk is None else self.recorder.write(bug)
             for other in others:
-                self._write(other)
+                self.recorder.write(other)
 
     def _shrink_one(self, bug: Bug, tries: float) -> float:
         """Search for the smallest case of a bug; return the cost in tries."""
@@ -310,24 +308,6 @@ class _RunUnderWay:
             bug.extent = "not known, the smallest case does not show it in fresh rank processes"
             return tries
         return bug.shrunk.spent
-
-    def _write(self, bug: Bug) -> None:
-        """Write the bug's case file, in place of an earlier one, and the record of the finding."""
-        if bug.case_file:
-            Path(bug.case_file).unlink(missing_ok=True)
-        if bug.merged is not None:
-            bug.case_file = ""
-            self._report(bug)
-            return
-        case_file = of_bug(bug, self.environment, self.options.obligations)
-        bug.case_file = str(write(self.folder, bug.slug, case_file))
-        self._report(bug)
-
-    def _report(self, bug: Bug) -> None:
-        finding = bug.finding(self.findings.bugs.index(bug))
-        if self.reported.get(finding.number) != finding:
-            self.reported[finding.number] = finding
-            self.bus.handle(finding)
 
     def _drift(self) -> None:
         """Run some cases freely, next to the reference.
@@ -360,13 +340,13 @@ class _RunUnderWay:
                     for bug in self.findings.add(again):
                         if bug.issue is None:
                             confirm(bug, self.ranks, self.options.obligations)
-                        self._write(bug)
+                        self.recorder.write(bug)
             if not self.issue_matcher.shown(issue):
                 self.bus.handle(self.issue_matcher.stale(issue, tries))
 
     def _finish(self, outcome: Literal["done", "interrupted", "lost"], *more: str) -> int:
         for bug in self.findings.bugs:
-            self._report(bug)
+            self.recorder.report(bug)
         tallied = tally(self.records)
         code = exit_code(tallied)
         if outcome == "interrupted":

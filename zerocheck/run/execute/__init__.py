@@ -9,6 +9,7 @@
 - `rank_pool.py`: rank processes as a run sees them, wherever they are
 - `rank_replies.py`: replies of rank processes: decoded, and checked for their kind
 - `rank_requests.py`: requests before a run to rank processes, since they run the user's code
+- `reused.py`: outcomes of cases that other runs have judged: shards, or an interrupted run
 - `segments.py`: jobs of a resumed case, one per training segment, and what is done between
 - `timing_analysis.py`: pace of steps, of a case or of a job, from the times of the ranks
 - `trial.py`: trial: one case, run on rank processes and judged

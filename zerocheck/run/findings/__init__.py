@@ -9,6 +9,7 @@
 - `findings.py`: findings from failing cases: one bug is one finding
 - `issue_matcher.py`: known-issue matcher of one run: cases added or left out, stale issues
 - `parting.py`: variants of a case that tell apart what it cannot
+- `recorder.py`: recorder of findings: a case file and a record of each
 - `shrink.py`: reduction of a failing case to the smallest one that fails in the same way
 - `suspicion.py`: failures that no fresh rank processes show, and whether they count
 """

@@ -42,10 +42,10 @@ class Confirmer:
     ) -> CaseFinished:
         """Count how often each bug shows again; return the case as it is to be recorded.
 
-        bugs: those that `Findings.add` returned for the case; results: of its jobs; record: makes
-        a record of another outcome of the case.
+        bugs: those that `Findings.add` returned for the case; results: of its jobs, none if
+        another run took it; record: makes a record of another outcome of the case.
         """
-        before = self._last.get(results[-1].team)
+        before = self._last.get(results[-1].team) if results else None
         self._last.update((result.team, finished) for result in results)
         shown = [bug for bug in self.findings.of_last if bug.issue is None]
         bugs = [bug for bug in bugs if bug.issue is None]

@@ -18,6 +18,7 @@ from ...launcher import has_launcher
 from ...protocol.verdicts import EQUIVALENCE, OBLIGATION_SETS, OBLIGATIONS, Obligation
 from ..known_issues.entries import KnownIssue, load
 from .profiles import PROFILES
+from .shard import Shard
 
 Ranks = Literal["processes", "torchrun"]
 RANKS: tuple[Ranks, ...] = get_args(Ranks)
@@ -49,7 +50,8 @@ class RunOptions:
     ours, and "none" for not ours; shrink: look for the smallest case of each finding; timeout:
     seconds that a collective of a launcher's ranks may take; device: cpu, cuda or cuda:N; backend:
     of the process group on GPUs, gloo or nccl, None for what fits; hosts: of those ranks, as in a
-    case, None for any. Raises UsageError for values that cannot be used.
+    case, None for any; shard: the part of the cases to take, None for all; reuse: journals of other
+    runs, whose outcomes are taken. Raises UsageError for values that cannot be used.
     """
 
     implementations: tuple[str, ...] = tuple(BUILT_IN)
@@ -69,6 +71,8 @@ class RunOptions:
     optimizer: str | None = None
     timeout: float = 60.0
     hosts: Hosts | None = None
+    shard: Shard | None = None
+    reuse: tuple[Path, ...] = ()
     issues: tuple[KnownIssue, ...] = field(init=False, default=())
     """What stands in the files of known issues."""
     world_sizes_given: bool = field(init=False, default=False)

@@ -95,6 +95,14 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run started"):
     """Obligations that were asked for and that no case can exercise, and why."""
     without_of: dict[str, dict[str, str]] = {}
     """The same of each implementation that says so, which others may exercise."""
+    shard: str = ""
+    """The part of the planned cases that it takes, such as "3/8"; empty for all."""
+    reused: int = 0
+    """Number of the planned cases whose outcome is that of another run."""
+    missing_shards: tuple[str, ...] = ()
+    """Shards of this run whose outcomes were not given, where others were."""
+    sources: dict[str, str] = {}
+    """Digest of each file of the user's that the run names."""
     format: int = JOURNAL_FORMAT
 
 

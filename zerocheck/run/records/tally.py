@@ -330,6 +330,8 @@ def why_of(counted: Tally, name: str) -> list[str]:
         reasons.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
         return reasons  # what was not checked may stand in a case that was not run
+    if counted.started is not None and counted.started.shard:
+        return reasons  # or in another shard
     left_out = implementation.covered.sentence(name)
     if left_out:
         reasons.append(left_out)

@@ -1,0 +1,104 @@
+"""Outcomes of cases that other runs have judged: shards, or a run that was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from ...case.schema import Case
+from ...errors import UsageError
+from ..plan.options import RunOptions
+from ..plan.shard import Shard
+from ..records.journal import read
+from ..records.records import CaseFinished, Environment, Outcome, RunStarted
+from .outcome import Results
+
+_FIELDS = Outcome.__struct_fields__
+_SAME = ("zerocheck", "torch", "python", "device", "gpu", "cuda", "libraries")
+"""What of the environment decides a verdict, or the bits of kernels on a GPU."""
+
+
+def sources_of(options: RunOptions) -> dict[str, str]:
+    """Return a digest of each file of the user's that a run names.
+
+    Files that these import are not looked at, nor are names of modules.
+    """
+    named = (*options.implementations, options.model, options.optimizer)
+    files = {one.rpartition(":")[0] for one in named if one is not None}
+    return {
+        file: hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+        for file in sorted(files)
+        if file.endswith(".py") and Path(file).is_file()
+    }
+
+
+class ReusedOutcomes:
+    """Outcomes by implementation and case, from the journals that `--reuse` names.
+
+    missing: shards of which there is no journal, where there are some of others. A case that fresh
+    rank processes judged otherwise than its own is run again: its journal has one of the outcomes.
+    """
+
+    def __init__(self, options: RunOptions, environment: Environment) -> None:
+        """Read them. Raises UsageError for a file that is no journal, or of another kind of run."""
+        self._outcomes: dict[tuple[str, Case], Outcome] = {}
+        shards = set()
+        for path in options.reuse:
+            started, *records = read(path)
+            assert isinstance(started, RunStarted)
+            _check_same(path, started, options, environment)
+            if started.shard:
+                shards.add(Shard.parse(started.shard))
+            for record in records:
+                if isinstance(record, CaseFinished) and not record.unreproduced:
+                    fields = {name: getattr(record, name) for name in _FIELDS}
+                    self._outcomes[record.implementation, record.case] = Outcome(**fields)
+        counts = sorted({shard.count for shard in shards})
+        if len(counts) > 1:
+            raise UsageError(
+                f"--reuse: the journals are of {' and of '.join(map(str, counts))} shards; "
+                "give those of one run"
+            )
+        every = {Shard(number, counts[0]) for number in range(1, counts[0] + 1)} if counts else ()
+        self.missing = tuple(
+            str(shard) for shard in sorted({*every} - shards, key=lambda shard: shard.number)
+        )
+
+    def of(self, implementation: str, case: Case) -> Outcome | None:
+        """Return the outcome of a case, if a journal has it."""
+        return self._outcomes.get((implementation, case))
+
+
+def _check_same(
+    path: Path, started: RunStarted, options: RunOptions, environment: Environment
+) -> None:
+    """Raise UsageError for a journal whose outcomes this run would not have."""
+    for name in _SAME:
+        was, now = getattr(started.environment, name), getattr(environment, name)
+        if was != now:
+            was, now = was or "none", now or "none"
+            raise UsageError(f"--reuse {path}: {name} was {was}; here it is {now}")
+    if started.obligations != options.obligations:
+        was, now = ", ".join(started.obligations), ", ".join(options.obligations)
+        raise UsageError(f"--reuse {path}: it judged {was}; this run judges {now}")
+    here = sources_of(options)
+    changed = [file for file, digest in started.sources.items() if here.get(file, digest) != digest]
+    if changed:
+        raise UsageError(f"--reuse {path}: {changed[0]} is not what it was; run its cases again")
+
+
+class ReusedTrial:
+    """Trial of a case that was judged already, in place of a `Trial`."""
+
+    def __init__(self, implementation: str, case: Case, outcome: Outcome) -> None:
+        self.implementation = implementation
+        self.case = case
+        self._outcome = outcome
+
+    def result(self) -> Results:
+        """Return no results: no ranks run."""
+        return Results(())
+
+    def judged(self, results: Results, *, words: bool) -> Outcome:
+        """Return the outcome; it was judged by other semantics too."""
+        return self._outcome
