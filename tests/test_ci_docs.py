@@ -43,6 +43,21 @@ def test_the_workflow_is_that_of_the_example_project() -> None:
     assert "\t" not in block("yaml")
 
 
+def test_the_jobs_of_shards_take_each_case_once() -> None:
+    """The matrix has all shards that its command counts, and the other job takes all of them."""
+    _, shards = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (listed,) = re.findall(r"shard: \[([\d, ]+)\]", shards)
+    taken, merged = re.findall(r"- run: (zerocheck run .*)", shards)
+    (count,) = re.findall(r"--shard \$\{\{matrix\.shard\}\}/(\d+)", taken)
+    assert [int(one) for one in listed.split(",")] == list(range(1, int(count) + 1))
+    assert taken.partition(" --shard")[0] == merged.partition(" --reuse")[0]
+    (path,) = re.findall(r"          path: (\w+)\n      - run: zerocheck", shards)
+    assert merged.endswith(f" --reuse {path}")
+    assert (
+        re.search(r"name: shard-\$\{\{matrix\.shard\}\}", shards) and "pattern: shard-*" in shards
+    )
+
+
 def test_there_are_commands() -> None:
     assert {command.split()[1] for command in COMMANDS} == {"run", "report"}
 

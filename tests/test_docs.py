@@ -119,6 +119,9 @@ RUN = {
     f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
     f"{OWN} --report-dir before": Row(FEW, message=ALL_HOLD),
     f"{OWN} --report-dir now": Row(FEW, message=ALL_HOLD),
+    f"{OWN} --shard 1/2 --report-dir shards/1": Row(FEW, message="shard 1/2: all obligations hold"),
+    f"{OWN} --shard 2/2 --report-dir shards/2": Row(FEW, message="shard 2/2: all obligations hold"),
+    f"{OWN} --reuse shards": Row(FEW, message="2 of 2 cases were judged by other runs"),
     "zerocheck report now --against before": Row(message="nothing is newly violated"),
     "zerocheck run": Row("ddp zero2 " + FEW, message=ALL_HOLD),
     "zerocheck list": Row(message="obligations", whole=False),
@@ -255,6 +258,8 @@ def test_commands_run(command: str, folder: Path) -> None:
     row = RUN[command]
     if CONFIG in command:
         pytest.importorskip("deepspeed")
+    for number in (1, 2) if "--reuse shards" in command else ():
+        typed(f"{OWN} --shard {number}/2 --report-dir shards/{number} {FEW}", folder)
     if "report now" in command:
         for of in ("before", "now"):
             typed(f"{OWN} --report-dir {of} {FEW}", folder)

@@ -17,6 +17,7 @@ import zerocheck
 from zerocheck.cli import main as program
 from zerocheck.protocol.verdicts import OBLIGATIONS
 from zerocheck.run.known_issues.entries import read
+from zerocheck.run.plan.run_shard import RunShard
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,6 +84,36 @@ def test_what_documents_name_exists(path: Path) -> None:
         assert command in program.commands, command
     for option in re.findall(r"(?m)zerocheck run [^`\n]*?(--[a-z-]+)", text):
         assert option in {o for p in program.commands["run"].params for o in p.opts}, option
+
+
+def test_the_array_of_slurm_takes_each_shard_once(tmp_path: Path) -> None:
+    """With a stand-in for zerocheck; the second script takes the journals of the first."""
+    text = (ROOT / "docs" / "gpu-nodes.md").read_text(encoding="utf-8")
+    _, array, together = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    first, last = map(int, re.findall(r"--array=(\d+)-(\d+)\n", array)[0])
+    (tmp_path / "zerocheck").write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    (tmp_path / "zerocheck").chmod(0o755)
+
+    def given(script: str, **slurm: int) -> dict[str, object]:
+        ran = subprocess.run(
+            ["bash", "-c", script],
+            env={f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in slurm.items()}
+            | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        name, *rest = ran.stdout.split()
+        return program.commands[name].make_context(name, rest).params
+
+    tasks = [given(array, ID=number, COUNT=last) for number in range(first, last + 1)]
+    shards = [RunShard.parse(str(one["shard"])) for one in tasks]
+    assert shards == [RunShard(number, last) for number in range(1, last + 1)]
+    merged = given(together)
+    assert merged["reuse"] == (Path("shards"),) and merged["shard"] is None
+    assert {one["report_dir"] for one in tasks} == {Path(f"shards/{one}") for one in range(1, 9)}
+    for same in ("implementations", "profile"):
+        assert {merged[same]} == {one[same] for one in tasks}
 
 
 def test_the_slurm_script_starts_zerocheck(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_one_page_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "releases.md").write_text("what we release")
     for given, message in (
-        (("old", "new"), "takes one journal; of several, --matrix makes one page"),
+        (("old", "new"), "takes one journal; of several releases --matrix makes one page"),
         (("--matrix", "old", "--against", "new"), "--against compares two runs"),
         (("--matrix", "old", "no"), "there is no journal no"),
         (("--matrix", "old", "--report-dir", "mine"), "was not written by zerocheck"),

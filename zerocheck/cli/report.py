@@ -66,7 +66,10 @@ def report(
             raise UsageError("--against compares two runs, and --matrix any number of them")
         return report_releases(found, report_dir or Path("zerocheck-report"))
     if len(found) > 1:
-        raise UsageError("report takes one journal; of several, --matrix makes one page")
+        raise UsageError(
+            "report takes one journal; of several releases --matrix makes one page, and "
+            "`zerocheck run --reuse` puts the shards of a run together"
+        )
     (journal,) = found
     directory = report_dir or journal.parent
     if is_matrix(journal):

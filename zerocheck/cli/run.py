@@ -43,10 +43,10 @@ from .journal import note_configs, start_run
 @click.option(
     "--reuse",
     metavar="JOURNAL",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     multiple=True,
-    help="The journal.ndjson of a shard, or of an interrupted run, of the same code: its cases are "
-    "not run again. May be given several times.",
+    help="The journal.ndjson of a shard, or of an interrupted run, of the same code, or a "
+    "directory with such: its cases are not run again. May be given several times.",
 )
 @option.detail
 def run(
@@ -78,7 +78,7 @@ def run(
     from ..catalogue import BUILT_IN, innermost
     from ..run.plan.options import RunOptions, choose_ranks
     from ..run.plan.profiles import FIRST_LOOK
-    from ..run.plan.shard import Shard
+    from ..run.plan.run_shard import RunShard
     from ..user_code import check_file
 
     detail = option.detail_of(quiet, verbose)
@@ -93,7 +93,7 @@ def run(
         timeout=timeout,
         device=device or CPU,
         backend=backend,
-        shard=None if shard is None else Shard.parse(shard),
+        shard=None if shard is None else RunShard.parse(shard),
         reuse=reuse,
         **as_options(settings),
     )

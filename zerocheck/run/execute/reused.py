@@ -8,7 +8,7 @@ from pathlib import Path
 from ...case.schema import Case
 from ...errors import UsageError
 from ..plan.options import RunOptions
-from ..plan.shard import Shard
+from ..plan.run_shard import RunShard
 from ..records.journal import read
 from ..records.records import CaseFinished, Environment, Outcome, RunStarted
 from .outcome import Results
@@ -43,12 +43,12 @@ class ReusedOutcomes:
         """Read them. Raises UsageError for a file that is no journal, or of another kind of run."""
         self._outcomes: dict[tuple[str, Case], Outcome] = {}
         shards = set()
-        for path in options.reuse:
+        for path in (one for given in options.reuse for one in _journals(given)):
             started, *records = read(path)
             assert isinstance(started, RunStarted)
             _check_same(path, started, options, environment)
             if started.shard:
-                shards.add(Shard.parse(started.shard))
+                shards.add(RunShard.parse(started.shard))
             for record in records:
                 if isinstance(record, CaseFinished) and not record.unreproduced:
                     fields = {name: getattr(record, name) for name in _FIELDS}
@@ -59,14 +59,22 @@ class ReusedOutcomes:
                 f"--reuse: the journals are of {' and of '.join(map(str, counts))} shards; "
                 "give those of one run"
             )
-        every = {Shard(number, counts[0]) for number in range(1, counts[0] + 1)} if counts else ()
-        self.missing = tuple(
-            str(shard) for shard in sorted({*every} - shards, key=lambda shard: shard.number)
-        )
+        every = [RunShard(number, count) for count in counts for number in range(1, count + 1)]
+        self.missing = tuple(str(shard) for shard in every if shard not in shards)
 
     def of(self, implementation: str, case: Case) -> Outcome | None:
         """Return the outcome of a case, if a journal has it."""
         return self._outcomes.get((implementation, case))
+
+
+def _journals(given: Path) -> list[Path]:
+    """Return the journal that is meant, or all below a directory."""
+    if not given.is_dir():
+        return [given]
+    found = sorted(given.rglob("journal.ndjson"))
+    if not found:
+        raise UsageError(f"--reuse {given}: no journal.ndjson is in this directory, or below it")
+    return found
 
 
 def _check_same(

@@ -8,6 +8,6 @@
 - `profiles.py`: profiles: cases of a run, their number, and world sizes
 - `replacements.py`: further cases for features that cases had, and could break nothing by
 - `settings.py`: settings of a run that a project keeps: command line, pytest and TOML
-- `shard.py`: shard of a run: the part of its cases that one of several machines takes
+- `run_shard.py`: shard of a run: the part of its cases that one of several machines takes
 - `streams.py`: streams of drawn cases that continue until enough of them can be run
 """

@@ -18,7 +18,7 @@ from ...launcher import has_launcher
 from ...protocol.verdicts import EQUIVALENCE, OBLIGATION_SETS, OBLIGATIONS, Obligation
 from ..known_issues.entries import KnownIssue, load
 from .profiles import PROFILES
-from .shard import Shard
+from .run_shard import RunShard
 
 Ranks = Literal["processes", "torchrun"]
 RANKS: tuple[Ranks, ...] = get_args(Ranks)
@@ -71,7 +71,7 @@ class RunOptions:
     optimizer: str | None = None
     timeout: float = 60.0
     hosts: Hosts | None = None
-    shard: Shard | None = None
+    shard: RunShard | None = None
     reuse: tuple[Path, ...] = ()
     issues: tuple[KnownIssue, ...] = field(init=False, default=())
     """What stands in the files of known issues."""

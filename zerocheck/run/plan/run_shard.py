@@ -15,14 +15,14 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class Shard:
+class RunShard:
     """Shard `number` of `count`, counted from 1. str() gives what `parse` reads, such as "3/8"."""
 
     number: int
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
+    def parse(cls, text: str) -> RunShard:
         """Parse "3/8". Raises UsageError for anything else."""
         found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip(), re.ASCII)
         number, count = (int(part) for part in found.groups()) if found else (0, 0)
