@@ -98,7 +98,6 @@ class _RunUnderWay:
         self.environment = environment(options.device)
         self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
         self.findings = Findings(self.issue_matcher.issue_of)
-        self.reused = ReusedOutcomes(options, self.environment)
         self.running: PlannedCase | None = None
         self.timed = TimingChoice(options.world_sizes)
         self.hangs: Counter[str] = Counter()
@@ -124,6 +123,7 @@ class _RunUnderWay:
             options = self.options = options.leaving_out(without)
             self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
             self.findings = Findings(self.issue_matcher.issue_of)
+        self.reused = ReusedOutcomes(options, self.environment)
         self.confirmer = Confirmer(self.findings, self.ranks, options.obligations)
         self.recorder = FindingRecorder(
             self.findings,

@@ -96,8 +96,11 @@ def test_other_obligations_are_refused(tmp_path: Path) -> None:
 def test_changed_code_is_refused(tmp_path: Path) -> None:
     code = tmp_path / "mine.py"
     code.write_text("one = 1\n")
-    options = RunOptions(implementations=(f"{code}:build", "zero2", "package.module:build"))
-    assert sources_of(options).keys() == {str(code)}
+    config = tmp_path / "ds_config.json"
+    config.write_text("{}\n")
+    names = (f"{code}:build+gather-stale", f"{config}", "zero2", "package.module:build")
+    options = RunOptions(implementations=names)
+    assert sources_of(options).keys() == {str(code), str(config)}
     path = journal(tmp_path / "j", [begun(sources=sources_of(options)), case(0)])
     assert reused(path, options=options).of("zero2", case(0).case) is not None
     code.write_text("one = 2\n")

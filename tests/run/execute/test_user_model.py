@@ -19,6 +19,7 @@ from zerocheck.run import engine
 from zerocheck.run.execute.environment import environment
 from zerocheck.run.findings.case_file import read, read_for_replay, write
 from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.journal import Journal
 from zerocheck.run.records.records import CaseFile, CaseFinished, Coverage, RunStarted
 from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
@@ -157,11 +158,18 @@ def test_a_case_file_is_data(tmp_path: Path) -> None:
     assert not (tmp_path / "imported").exists()
 
 
-def test_buffers_are_not_asked_of_a_model_without_any(run: Run) -> None:
+def test_buffers_are_not_asked_of_a_model_without_any(run: Run, tmp_path: Path) -> None:
     counted = run(("zero1",), model=MOE)
     started = next(one for one in run.records if isinstance(one, RunStarted))
     assert started.without == {"buffers": f"{MOE} has no buffers"}
     assert "buffers" not in counted.implementations["zero1"].cells
+    with Journal(tmp_path / "journal.ndjson") as journal:
+        for record in run.records:
+            journal.handle(record)
+    run(("zero1",), model=MOE, reuse=(tmp_path,))
+    again = next(one for one in run.records if isinstance(one, RunStarted))
+    assert again.reused == again.planned and again.without == started.without
+    assert again.sources.keys() == {MOE.rpartition(":")[0]}
     with pytest.raises(UsageError, match="has no buffers, so there is nothing to check"):
         run(("zero1",), model=MOE, obligations=("buffers",))
 

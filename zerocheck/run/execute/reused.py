@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from ...case.schema import Case
+from ...catalogue import innermost, is_config
 from ...errors import UsageError
 from ..plan.options import RunOptions
 from ..plan.run_shard import RunShard
@@ -14,21 +15,22 @@ from ..records.records import CaseFinished, Environment, Outcome, RunStarted
 from .outcome import Results
 
 _FIELDS = Outcome.__struct_fields__
-_SAME = ("zerocheck", "torch", "python", "device", "gpu", "cuda", "libraries")
+_SAME = ("zerocheck", "torch", "device", "gpu", "cuda", "libraries")
 """What of the environment decides a verdict, or the bits of kernels on a GPU."""
 
 
 def sources_of(options: RunOptions) -> dict[str, str]:
     """Return a digest of each file of the user's that a run names.
 
-    Files that these import are not looked at, nor are names of modules.
+    Files of code, and configs. What these import is not looked at, nor are names of modules.
     """
-    named = (*options.implementations, options.model, options.optimizer)
-    files = {one.rpartition(":")[0] for one in named if one is not None}
+    named = (*map(innermost, options.implementations), options.model, options.optimizer)
+    places = {one for one in named if one is not None}
+    files = {one if is_config(one) else one.rpartition(":")[0] for one in places}
     return {
         file: hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
         for file in sorted(files)
-        if file.endswith(".py") and Path(file).is_file()
+        if file and Path(file).is_file()
     }
 
 
