@@ -394,6 +394,7 @@ def test_ctrl_c_leaves_a_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with_engine(monkeypatch, emitting([started(), case()], then=KeyboardInterrupt()))
     result = invoke("run")
     assert result.exit_code == 130 and "interrupted" in result.stderr
+    assert "the same command with --reuse zerocheck-report/journal.ndjson goes on" in result.stderr
     report = (tmp_path / "zerocheck-report" / "report.md").read_text()
     assert "did not finish: 1 of 4 cases" in report
     again = invoke("report", "zerocheck-report")

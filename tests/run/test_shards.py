@@ -139,7 +139,8 @@ def test_cases_of_a_missing_shard_are_run(runs: Runs) -> None:
 def test_an_interrupted_run_goes_on(runs: Runs) -> None:
     """From its journal, which ends in the middle of a line."""
     lines = (runs.folder / "one" / "journal.ndjson").read_bytes().splitlines(keepends=True)
-    torn = runs.folder / "torn.ndjson"
+    torn = runs.folder / "continued" / "journal.ndjson"  # where the run that goes on has its own
+    torn.parent.mkdir()
     torn.write_bytes(b"".join(lines[:9]) + lines[9][:40])
     records = runs.run("continued", reuse=(torn,))
     (begun,) = (one for one in records if isinstance(one, RunStarted))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import launcher, signals
 from ..devices import CPU
 from ..errors import ExitCode, UsageError, did_you_mean_path
-from ..foreign_text import printable
+from ..foreign_text import copyable, printable
 from .output import remark, say
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _run_recorded(
         ProgressDisplay(shrink=options.shrink, detail=detail),
         start,
         lambda journal: _write_run(journal, history),
+        continued_by="--reuse",
     )
     launcher.report_exit(
         code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md"
@@ -113,9 +114,17 @@ def show_replay(
 
 
 def _recorded(
-    path: Path, progress: Any, start: Callable[..., int], write: Callable[[Path], Path]
+    path: Path,
+    progress: Any,
+    start: Callable[..., int],
+    write: Callable[[Path], Path],
+    *,
+    continued_by: str = "",
 ) -> int:
-    """Run with a journal and progress as handlers; `write` makes the reports of the journal."""
+    """Run with a journal and progress as handlers; `write` makes the reports of the journal.
+
+    continued_by: the option that takes the journal of an interrupted run, if there is one.
+    """
     from ..run.records.journal import Journal
 
     journal = Journal(path)
@@ -133,6 +142,9 @@ def _recorded(
             say(f"report: {write(path)}")
     if code == ExitCode.INTERRUPTED:
         remark("interrupted")
+        if continued_by and journal.begun:
+            named = copyable([str(path)])
+            remark(f"the same command with {continued_by} {named} goes on from here")
     return code
 
 
