@@ -32,7 +32,7 @@ def all_hold(counted: Tally) -> str:
     others = "another is" if refused == 1 else f"{refused} others are"
     besides = f"; {others} unsupported" if refused else ""
     shard = counted.started.shard if counted.started is not None else ""
-    of_shard = f"shard {shard}: " if shard else ""
+    of_shard = f"shard {one_line(shard)}: " if shard else ""
     shown = faults_sentence(counted)
     if not shown:
         return f"{of_shard}all obligations hold in {ran} cases{besides}"

@@ -107,7 +107,7 @@ class ProgressDisplay:
             sizes = ", ".join(map(str, started.world_sizes)) if started else ""
             names = ", ".join(map(one_line, self._tally.implementations))
             model = f" with {one_line(started.model)}" if started and started.model else ""
-            shard = f"shard {started.shard}: " if started and started.shard else ""
+            shard = f"shard {one_line(started.shard)}: " if started and started.shard else ""
             self._say(f"{shard}{self._tally.planned} cases of {names}{model} on {sizes} ranks")
         for line in _reuse_lines(started) if started else ():
             self._say(line)
@@ -252,7 +252,8 @@ def print_findings(console: Console, counted: Tally, *, detail: Detail = "normal
 def _reuse_lines(started: RunStarted) -> list[str]:
     """Return what is taken from other runs, and which shards are missing."""
     lines = [
-        f"no journal of shard {shard}: its cases are run here" for shard in started.missing_shards
+        f"no journal of shard {one_line(shard)}: its cases are run here"
+        for shard in started.missing_shards
     ]
     if started.reused:
         lines.append(f"{started.reused} of {started.planned} cases were judged by other runs")
