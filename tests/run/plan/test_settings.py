@@ -46,7 +46,7 @@ def test_every_setting_is_an_option_of_a_run() -> None:
     # What a run can be asked besides belongs to one run, and stands in no file.
     assert {*fields} - {*SETTINGS} == {
         "implementations", "features", "model", "ranks", "device", "issues", "world_sizes_given",
-        "hosts", "timeout", "backend",
+        "hosts", "timeout", "backend", "shard", "reuse",
     }  # fmt: skip
 
 
