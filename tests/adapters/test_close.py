@@ -38,7 +38,7 @@ KINDS: list[type[Implementation]] = [
     Fsdp1NoShard,
     Fsdp2,
 ]
-GROWING = sliced(KINDS, [Ddp, ZeroRedundancy, Zero3, Fsdp1, Fsdp2])
+GROWING = sliced(KINDS, [Zero3, Fsdp1, Fsdp2])
 TEXTBOOK: list[type[Implementation]] = [Zero1, Zero2, Zero3]
 
 

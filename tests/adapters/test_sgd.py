@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from borrowing import borrowed
+from slices import sliced
 
 from zerocheck.case.schema import (
     Block,
@@ -62,7 +63,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_hold(pool: Pool, name: str) -> None:
-    for momentum, nesterov, kernel in FORMS:
+    for momentum, nesterov, kernel in sliced(FORMS, FORMS[NAMES.index(name) % 3 :: 3]):
         for start in (0, 3):
             case = _case(momentum, kernel, nesterov=nesterov, start=start)
             # Bytes and collectives are those of the form, wherever it starts.

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from observing import Observed
+from slices import paired
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -180,8 +181,9 @@ def test_a_microbatch_that_is_dropped_is_named(observe: Callable[..., Observed],
     assert violation.causes == ("microbatch dropped",)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["stem.weight", "blocks.0.up.weight", "head.weight"])
+@pytest.mark.parametrize(
+    ("way", "name"), paired(WAYS, ["stem.weight", "blocks.0.up.weight", "head.weight"])
+)
 def test_an_element_that_is_a_little_wrong_is_found(
     observe: Callable[..., Observed], way: type, name: str
 ) -> None:

@@ -79,6 +79,10 @@ def test_unsupported_beside_holds_exits_0() -> None:
             "nothing was checked: 1 of 1 cases are unsupported, most often since no mesh",
         ),
         (
+            [case(number, status="unsupported", reason=why) for number, why in enumerate("abb")],
+            "nothing was checked: 3 of 3 cases are unsupported, most often since b",
+        ),
+        (
             [case(**{obligation: "not exercised" for obligation in EQUIVALENCE})],
             "nothing was checked: none of 1 cases exercised an obligation",
         ),

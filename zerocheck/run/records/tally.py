@@ -373,7 +373,8 @@ def why_nothing(implementation: ImplementationTally) -> str:
         return "no case was run"
     if implementation.refused:
         reason, count = implementation.refused.most_common(1)[0]
-        return f"{count} of {cases} cases are unsupported, most often since {reason}"
+        refused = max(count, implementation.cases["unsupported"])
+        return f"{refused} of {cases} cases are unsupported, most often since {reason}"
     return f"none of {cases} cases exercised an obligation"
 
 
