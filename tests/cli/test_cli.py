@@ -249,7 +249,7 @@ def test_without_a_name_a_run_is_a_first_look(
     (tmp_path / "pyproject.toml").write_text('[tool.zerocheck]\nprofile = "ci"\n')
     of_project = invoke("run")
     assert [one.profile for one in asked] == ["smoke", "quick", "quick", "smoke", "ci"]
-    assert "a first look at 9 implementations: about 54 s on two idle cores" in alone.stderr
+    assert "a first look at 9 implementations: about 45 s on two idle cores" in alone.stderr
     for other in (chosen, named, quiet, of_project):
         assert "a first look" not in other.output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from borrowing import borrowed
 from slices import sliced
 
 from zerocheck.case.schema import Case, Training
+from zerocheck.drive.leaks.patches import Code, Namespaces
 from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
@@ -28,6 +30,14 @@ OFTEN = (
     "environment", "filters_of_warnings", *UNSAID,
 )  # fmt: skip
 """Those of the slice: at least one of each place that the guard looks at."""
+
+
+@pytest.mark.parametrize("place", [Namespaces, Code])
+def test_looking_for_changes_warns_of_nothing(place: type[Namespaces | Code]) -> None:
+    """Deprecated names of torch warn when their class is asked for, and a crash would show it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not list(place().changes())
 
 
 @pytest.fixture(scope="module")

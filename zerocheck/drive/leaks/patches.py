@@ -200,7 +200,7 @@ def _owners() -> Iterator[Any]:
             continue
         yield module
         for value in list(vars(module).values()):
-            if isinstance(value, type) and id(value) not in visited and _holds_code(value):
+            if issubclass(type(value), type) and id(value) not in visited and _holds_code(value):
                 visited.add(id(value))
                 yield value
 
@@ -232,7 +232,7 @@ def _counts(owner: Any, name: str, old: Any, new: Any) -> bool:
             return False
         inherited = [vars(base)[name] for base in owner.__mro__[1:] if name in vars(base)]
         return bool(inherited) and new is not inherited[0] and not _wrapped(inherited[0], new)
-    if not _is_code(old) or isinstance(old, ModuleType) or name in _LAZY:
+    if not _is_code(old) or _is_module(old) or name in _LAZY:
         return False
     return not _wrapped(old, new)
 
@@ -249,11 +249,16 @@ def _wrapped(old: Any, new: Any) -> bool:
 
 
 def _is_code(value: Any) -> bool:
-    return callable(value) or hasattr(type(value), "__get__") or isinstance(value, ModuleType)
+    return callable(value) or hasattr(type(value), "__get__") or _is_module(value)
+
+
+def _is_module(value: Any) -> bool:
+    """Return True for a module. Its type is asked: `__class__` of a deprecated name warns."""
+    return issubclass(type(value), ModuleType)
 
 
 def _plain(value: Any) -> bool:
-    return isinstance(value, FunctionType)
+    return issubclass(type(value), FunctionType)
 
 
 def _spelled(owner: Any) -> str:
