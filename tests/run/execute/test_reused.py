@@ -108,6 +108,17 @@ def test_changed_code_is_refused(tmp_path: Path) -> None:
         reused(path, options=options)
 
 
+def test_earlier_runs_in_a_directory_are_left_alone(tmp_path: Path) -> None:
+    """A shard that ran twice keeps its first journal in its directory."""
+    for number, status in enumerate(("violated", "holds")):
+        journal(tmp_path / "1" / "journal.ndjson", [begun(shard="1/1"), case(0, status=status)])
+        assert (tmp_path / "1" / "earlier" / "1" / "journal.ndjson").exists() == bool(number)
+    outcome = reused(tmp_path).of("zero2", case(0).case)
+    assert outcome is not None and outcome.status == "holds"
+    given = reused(tmp_path / "1" / "earlier").of("zero2", case(0).case)
+    assert given is not None and given.status == "violated"
+
+
 def test_a_directory_without_journals_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no journal\.ndjson is in this directory, or below it"):
         reused(tmp_path)

@@ -11,6 +11,7 @@ from ...errors import UsageError
 from ..plan.options import RunOptions
 from ..plan.run_shard import RunShard
 from ..records.journal import read
+from ..records.previous_runs import EARLIER
 from ..records.records import CaseFinished, Environment, Outcome, RunStarted
 from .outcome import Results
 
@@ -70,10 +71,14 @@ class ReusedOutcomes:
 
 
 def _journals(given: Path) -> list[Path]:
-    """Return the journal that is meant, or all below a directory."""
+    """Return the journal that is meant, or all below a directory, but for those of earlier runs."""
     if not given.is_dir():
         return [given]
-    found = sorted(given.rglob("journal.ndjson"))
+    found = [
+        path
+        for path in sorted(given.rglob("journal.ndjson"))
+        if EARLIER not in path.relative_to(given).parts
+    ]
     if not found:
         raise UsageError(f"--reuse {given}: no journal.ndjson is in this directory, or below it")
     return found

@@ -15,6 +15,8 @@ import msgspec
 
 from ...errors import UsageError
 
+EARLIER = "earlier"
+"""Directory of earlier runs, in a report directory."""
 KEPT = 5
 """So many earlier runs are kept in a report directory."""
 
@@ -57,7 +59,7 @@ def keep(journal: Path) -> None:
     """Move the journal of that name, and the case files that it lists, to `earlier`."""
     if not journal.exists():
         return
-    earlier = journal.parent / "earlier"
+    earlier = journal.parent / EARLIER
     numbers = sorted(_numbers(earlier))
     place = earlier / str(numbers[-1] + 1 if numbers else 1)
     place.mkdir(parents=True)
