@@ -110,13 +110,12 @@ def test_changed_code_is_refused(tmp_path: Path) -> None:
 
 def test_earlier_runs_in_a_directory_are_left_alone(tmp_path: Path) -> None:
     """A shard that ran twice keeps its first journal in its directory."""
-    for number, status in enumerate(("violated", "holds")):
-        journal(tmp_path / "1" / "journal.ndjson", [begun(shard="1/1"), case(0, status=status)])
-        assert (tmp_path / "1" / "earlier" / "1" / "journal.ndjson").exists() == bool(number)
-    outcome = reused(tmp_path).of("zero2", case(0).case)
-    assert outcome is not None and outcome.status == "holds"
-    given = reused(tmp_path / "1" / "earlier").of("zero2", case(0).case)
-    assert given is not None and given.status == "violated"
+    first, second = case(0), case(1, mesh=(5,))
+    for done in (first, second):
+        journal(tmp_path / "1" / "journal.ndjson", [begun(shard="1/1"), done])
+    found, before = reused(tmp_path), reused(tmp_path / "1" / "earlier")
+    assert found.of("zero2", first.case) is None and before.of("zero2", first.case) is not None
+    assert found.of("zero2", second.case) is not None and before.of("zero2", second.case) is None
 
 
 def test_a_directory_without_journals_is_refused(tmp_path: Path) -> None:
