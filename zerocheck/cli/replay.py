@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -89,9 +89,8 @@ def replay(
     from ..run.execute.launch import device_for, with_ranks
     from ..run.findings.case_file import read_for_replay
 
-    read = partial(
-        read_for_replay, case, implementation=implementation, model=model, optimizer=optimizer
-    )
+    given = {"implementation": implementation, "model": model, "optimizer": optimizer}
+    read = cache(partial(read_for_replay, case, **given))
     most_ranks = 1
     if kind == "processes":
         file = read()

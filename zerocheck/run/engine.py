@@ -28,7 +28,7 @@ from .execute.launch import with_ranks_of
 from .execute.outcome import Results
 from .execute.rank_pool import RankPool
 from .execute.rank_requests import check_builds, describe, refusals
-from .execute.reused import ReusedOutcomes, ReusedTrial, sources_of
+from .execute.reused import ReusedOutcomes, ReusedTrial
 from .execute.trial import Trial
 from .execute.user_model import with_models
 from .execute.user_optimizer import with_optimizers
@@ -103,7 +103,7 @@ class _RunUnderWay:
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.mine: frozenset[int] | None = None
-        """Of a shard: the numbers of its cases in the plan."""
+        """Numbers in the plan of the cases that a shard takes; None for a whole run."""
 
     def run(self) -> int:
         options = self.options
@@ -155,7 +155,7 @@ class _RunUnderWay:
             shard=str(options.shard or ""),
             reused=len(cases) - len(left),
             missing_shards=self.reused.missing,
-            sources=sources_of(options),
+            sources=self.reused.sources,
             left_out=left_out,
             unverified=self.issue_matcher.unverified,
             model=options.model or "",

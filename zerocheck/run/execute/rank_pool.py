@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ...ranks.result import JobResult
 
 TARGET = "zerocheck.drive.rank:run"
-"""What rank processes run."""
+"""Location of the function that rank processes run."""
 
 
 class RankPool(Protocol):

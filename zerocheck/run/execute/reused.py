@@ -17,7 +17,7 @@ from .outcome import Results
 
 _FIELDS = Outcome.__struct_fields__
 _SAME = ("zerocheck", "torch", "device", "gpu", "cuda", "libraries")
-"""What of the environment decides a verdict, or the bits of kernels on a GPU."""
+"""Fields of the environment that decide a verdict, or the bits of kernels on a GPU."""
 
 
 def sources_of(options: RunOptions) -> dict[str, str]:
@@ -38,18 +38,20 @@ def sources_of(options: RunOptions) -> dict[str, str]:
 class ReusedOutcomes:
     """Outcomes by implementation and case, from the journals that `--reuse` names.
 
-    missing: shards of which there is no journal, where there are some of others. A case that fresh
-    rank processes judged otherwise than its own is run again: its journal has one of the outcomes.
+    sources: see `sources_of`; missing: shards of which there is no journal, where there are some of
+    others. A case that fresh rank processes judged otherwise than its own is run again: its journal
+    has one of the outcomes.
     """
 
     def __init__(self, options: RunOptions, environment: Environment) -> None:
         """Read them. Raises UsageError for a file that is no journal, or of another kind of run."""
+        self.sources = sources_of(options)
         self._outcomes: dict[tuple[str, Case], Outcome] = {}
         shards = set()
         for path in (one for given in options.reuse for one in _journals(given)):
             started, *records = read(path)
             assert isinstance(started, RunStarted)
-            _check_same(path, started, options, environment)
+            self._check_same(path, started, options, environment)
             if started.shard:
                 shards.add(RunShard.parse(started.shard))
             for record in records:
@@ -69,6 +71,28 @@ class ReusedOutcomes:
         """Return the outcome of a case, if a journal has it."""
         return self._outcomes.get((implementation, case))
 
+    def _check_same(
+        self, path: Path, started: RunStarted, options: RunOptions, environment: Environment
+    ) -> None:
+        """Raise UsageError for a journal whose outcomes this run would not have."""
+        for name in _SAME:
+            was, now = getattr(started.environment, name), getattr(environment, name)
+            if was != now:
+                was, now = was or "none", now or "none"
+                raise UsageError(f"--reuse {path}: {name} was {was}; here it is {now}")
+        if started.obligations != options.obligations:
+            was, now = ", ".join(started.obligations), ", ".join(options.obligations)
+            raise UsageError(f"--reuse {path}: it judged {was}; this run judges {now}")
+        changed = [
+            file
+            for file, digest in started.sources.items()
+            if self.sources.get(file, digest) != digest
+        ]
+        if changed:
+            raise UsageError(
+                f"--reuse {path}: {changed[0]} is not what it was; run its cases again"
+            )
+
 
 def _journals(given: Path) -> list[Path]:
     """Return the journal that is meant, or all below a directory, but for those of earlier runs."""
@@ -82,24 +106,6 @@ def _journals(given: Path) -> list[Path]:
     if not found:
         raise UsageError(f"--reuse {given}: no journal.ndjson is in this directory, or below it")
     return found
-
-
-def _check_same(
-    path: Path, started: RunStarted, options: RunOptions, environment: Environment
-) -> None:
-    """Raise UsageError for a journal whose outcomes this run would not have."""
-    for name in _SAME:
-        was, now = getattr(started.environment, name), getattr(environment, name)
-        if was != now:
-            was, now = was or "none", now or "none"
-            raise UsageError(f"--reuse {path}: {name} was {was}; here it is {now}")
-    if started.obligations != options.obligations:
-        was, now = ", ".join(started.obligations), ", ".join(options.obligations)
-        raise UsageError(f"--reuse {path}: it judged {was}; this run judges {now}")
-    here = sources_of(options)
-    changed = [file for file, digest in started.sources.items() if here.get(file, digest) != digest]
-    if changed:
-        raise UsageError(f"--reuse {path}: {changed[0]} is not what it was; run its cases again")
 
 
 class ReusedTrial:
