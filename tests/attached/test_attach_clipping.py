@@ -77,6 +77,56 @@ def test_a_right_clip_holds(way: str, tmp_path: Path) -> None:
     assert held >= {"gradient", "clip", "update"}
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_that_changes_after_its_clipping_is_found(
+    way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def then_doubled(parameters: list[nn.Parameter]) -> None:
+        WAYS[way](parameters)
+        for one in parameters:
+            assert one.grad is not None
+            one.grad.mul_(2)
+
+    check = trained(then_doubled, tmp_path)
+    said = capsys.readouterr().err
+    assert check.wrong == 2 and "  obligation  clip: " in said, said
+    assert "  cause       changed after clipping" in said, said
+    assert "every element is 2 times what clipping made of it" in said, said
+    assert all("0.bias" in one.tensors for one in check.last.violations)
+
+
+def test_one_parameter_that_changes_after_clipping(tmp_path: Path) -> None:
+    def then_changed(parameters: list[nn.Parameter]) -> None:
+        clip_grad_norm_(parameters, 0.05)
+        assert parameters[-1].grad is not None
+        parameters[-1].grad.add_(torch.tensor([0.5, 0.0]))
+
+    (violation,) = trained(then_changed, tmp_path).last.violations
+    assert violation.causes == ("changed after clipping",) and violation.tensors == ("2.bias",)
+    assert (violation.wrong, violation.total) == (1, 2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscaled", ["before", "after"])
+def test_a_clip_before_the_loss_scale_is_divided_out(
+    unscaled: str, fused: bool, tmp_path: Path
+) -> None:
+    """The limit is then that of the gradient times the loss scale: nearly all is clipped away."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0)
+    check = zerocheck.attach(model, optimizer, directory=tmp_path, on_violation="warn")
+    with check.step():
+        scaler.scale(model(torch.randn(4, 4)).square().sum()).backward()
+        if unscaled == "before":
+            scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.05)
+        scaler.step(optimizer)
+        scaler.update()
+    found = [(one.obligation, one.causes) for one in check.last.violations]
+    assert found == ([("clip", ("clipped before unscaling",))] if unscaled == "after" else [])
+
+
 @pytest.mark.parametrize(
     ("way", "words"),
     [

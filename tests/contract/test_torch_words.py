@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from zerocheck.case.schema import Block, Case, Model
+from zerocheck.case.schema import Block, Case, Model, Optimizer, Training
 from zerocheck.contract.refusals import refused_infinity_norm, refused_while_run, torch_refusals
 from zerocheck.errors import Unsupported
 
@@ -100,4 +100,32 @@ def test_what_fsdp1_refuses_of_recurrent_modules_on_a_gpu() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert "torch refuses it on cuda" in (refused_while_run(gpu, error, recurrent) or "")
     assert refused_while_run(cpu, error, recurrent) is None
+    assert refused_while_run(gpu, error, Case()) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        (
+            Case(training=Training(loss_scale=1024.0)),
+            NotImplementedError(
+                "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
+            ),
+        ),
+        (
+            Case(
+                model=Model(blocks=(Block(kind="mlp", transposed=True),)),
+                optimizer=Optimizer(kernel="fused"),
+            ),
+            RuntimeError(
+                "params, grads, exp_avgs, and exp_avg_sqs must have same dtype, device, and layout"
+            ),
+        ),
+    ],
+)
+def test_what_kernels_refuse_on_a_gpu(case: Case, error: Exception) -> None:
+    """Seen with torch 2.11.0 on an H100; no other case has an excuse for it."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert "torch refuses it on cuda" in (refused_while_run(gpu, error, case) or "")
+    assert refused_while_run(cpu, error, case) is None
     assert refused_while_run(gpu, error, Case()) is None

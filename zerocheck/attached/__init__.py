@@ -1,5 +1,7 @@
 """Checks of chosen steps of a real training run, and the replay of their findings.
 
+- `after_clipping.py`: check that the optimizer is given the clipped gradient, and nothing has
+  changed it since
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
 - `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code

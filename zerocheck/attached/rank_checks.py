@@ -22,6 +22,7 @@ from ..judge.update import UpdateJudge
 from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
+from .after_clipping import after_clipping
 from .slices import BATCH, Slice, SliceContext
 from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, element_of
 
@@ -152,6 +153,8 @@ def _check_clip(context: SliceContext) -> Iterator[Checked]:
             yield Checked(violation=_limited(context, clip))
         else:
             yield _clipped(context, clip) if clip.kind in ("2", "inf") else Checked()
+    if context.summary.clips:
+        yield Checked(violation=after_clipping(context))
 
 
 def _limited(context: SliceContext, clip: Clip) -> Violation | None:

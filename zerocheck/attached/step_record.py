@@ -20,7 +20,8 @@ BEFORE, AFTER = "before", "after"
 
 Key = tuple[str, int]
 """(what, number of the piece). what: "before.parameter", or "after." and the role of a state;
-"gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping."""
+"gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping;
+"reclipped", after the last clipping where there were several."""
 
 
 def dtype_of(name: str) -> torch.dtype:

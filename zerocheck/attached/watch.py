@@ -252,8 +252,10 @@ class Watch:
                 continue
             for shard in holding.shards("gradient", grad):
                 number = self._numbers[entry_of(shard)]
-                if what == "gradient" or number not in clipped:  # or it is a second clipping
+                if what == "gradient" or number not in clipped:
                     self._put(what, number, shard.tensor)
+                elif what == "clipped":  # a second time
+                    self._put("reclipped", number, shard.tensor)
                 numbers.append(number)
         return numbers
 

@@ -120,6 +120,20 @@ COEFFICIENT_INVERTED = cause(
     shows="The gradient was multiplied by the inverse of the coefficient.",
     usual="Norm and maximum changed places.",
 )
+CHANGED_AFTER_CLIPPING = cause(
+    "changed after clipping",
+    of=("clip",),
+    shows="The optimizer is given another gradient than the clipped one, in a step that `attach` "
+    "checks.",
+    usual="Code between clipping and the optimizer's step scales the gradient, or adds to it.",
+)
+CLIPPED_BEFORE_UNSCALING = cause(
+    "clipped before unscaling",
+    of=("clip",),
+    shows="The clipped gradient is divided by the loss scale afterwards, in a step that `attach` "
+    "checks.",
+    usual="scaler.unscale_(optimizer) is not called before the gradient is clipped.",
+)
 CLIPPED_BY_THE_LOCAL_NORM = cause(
     "clipped by the local norm",
     of=("clip",),

@@ -22,6 +22,13 @@ EVALUATION_MODE = cause(
     shows="The loss is that of a model in evaluation mode.",
     usual="model.train() is not called on the wrapped module.",
 )
+MODULE_OF_AN_EARLIER_STEP = cause(
+    "module of an earlier step",
+    of=("loss",),
+    shows="The loss is that of a model in which one module has the parameters of an earlier step.",
+    usual="The module computes with a copy of its parameters that no gather refreshes.",
+    attributed=r"computes? with the parameters of \S+ of (the step|\d+ steps) before",
+)
 BIAS_OF_EACH_TENSOR_PARALLEL_RANK = cause(
     "bias of each tensor-parallel rank",
     of=("loss",),

@@ -17,7 +17,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..case.schema import Case, OptimizerKind
-from ..case.shapes import call_order, empties, leaves_a_rank_empty, sometimes_used, unfrozen
+from ..case.shapes import (
+    call_order,
+    empties,
+    leaves_a_rank_empty,
+    sometimes_used,
+    transposed,
+    unfrozen,
+)
 from ..compat import reduces_unused
 from ..errors import Unsupported
 from ..optimizers import optimizer_of
@@ -50,6 +57,18 @@ ON_GPUS = (
     # torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, for collectives without a form for GPUs
     Refusal(RuntimeError, r"ProcessGroupGloo::\w+: unsupported device type"),
     Refusal(RuntimeError, r"Backend gloo does not (support|implement) \w+"),
+)
+
+GRADIENT_SCALER_ON_GPUS = (
+    # aten/src/ATen/native/cuda/AmpKernels.cu: a GradScaler takes no gradients in bf16 there
+    Refusal(
+        NotImplementedError, r"non_finite_check_and_unscale_cuda. not implemented for .BFloat16"
+    ),
+)
+
+FUSED_ON_GPUS = (
+    # aten/src/ATen/native/cuda/FusedAdamKernel.cu: gradients have the strides of their parameters
+    Refusal(RuntimeError, r"params, grads, exp_avgs, and exp_avg_sqs must have same dtype, device"),
 )
 
 RECURRENT_ON_GPUS = (
@@ -106,7 +125,12 @@ def refused_while_run(device: torch.device, error: BaseException, case: Case) ->
     kinds = {block.kind for block in case.model.blocks}
     calls = call_order(case.model)
     optimizer = optimizer_of(case.optimizer)
-    on_gpus = (*ON_GPUS, *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()))
+    on_gpus = (
+        *ON_GPUS,
+        *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()),
+        *(GRADIENT_SCALER_ON_GPUS if case.training.loss_scale is not None else ()),
+        *(FUSED_ON_GPUS if case.optimizer.kernel == "fused" and transposed(case.model) else ()),
+    )
     listed = {
         f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,
         "torch refuses fused SGD of DTensors": FUSED_SGD,

@@ -44,6 +44,23 @@ class GatherStale(Zero3):
         return super().train_step(step)
 
 
+@fault("zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="found on a GPU: FSDP2, cuDNN")
+class FirstParametersKept(Zero3):
+    """The first unit is gathered anew, and its module computes with those of the first step."""
+
+    first: torch.Tensor | None = None
+
+    def train_step(self, step: Step) -> StepReport:
+        flat = self.flats[0]
+        if self.first is None:
+            self.first = flat.local.clone()
+        elif len(self.flats) > 1:
+            flat.__class__ = _LatePublish
+            assert isinstance(flat, _LatePublish)
+            flat.sent = self.first
+        return super().train_step(step)
+
+
 @fault("zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="seen often")
 class NotPublished(Zero1):
     """The last bucket is not gathered after the update."""

@@ -18,7 +18,7 @@ from ..protocol.observations import Point, RankObservation
 from ..protocol.verdicts import Violation
 from . import hidden, skip, vectors
 from .assemble import Fetch, Observation, RoleState
-from .attribution.forwards import computed_with, other_parameters
+from .attribution.forwards import computed_with, other_parameters, with_a_module_of
 from .attribution.known_vectors import flat_parameters
 from .compare import all_finite
 from .diagnose.loss import equal
@@ -198,22 +198,30 @@ class StepContext:
         """Return a loss's violation, with the causes if other parameters explain it."""
         replayed, buffers = self.judged.replayed, self.judged.flat_buffers()
         found = replayed.of_other_parameters(self.index, self.before, violation, buffers)
+        if not found.causes:
+            mixed = with_a_module_of(self.before.per_rank, self._parameters_before, self.layout)
+            found = replayed.of_a_module(self.index, self.before, found, mixed)
         if self.case.axes.has("tp"):
             tolerance = self.tolerance.initial.loss
             found = replayed.of_repeated_biases(self.index, self.before, found, tolerance)
         return found
 
-    def provenance_of_parameters(self) -> str:
-        """Return the parameters that wrong losses were computed with, in words, if it is found."""
-        judged, tolerance = self.judged, self.tolerance.widest.loss
+    @cached_property
+    def _parameters_before(self) -> Sequence[Sequence[torch.Tensor]]:
+        """Parameters that each rank had in earlier steps, the step before first."""
         earlier = [] if self.earlier is None else [self.earlier]
-        for number in range(self.index - 3, judged.first - 2, -1):
+        for number in range(self.index - 3, self.judged.first - 2, -1):
             held = self.observation.held(number, "state", "parameter")
             if held is not None:
                 earlier.append([held.as_of(rank) for rank in range(len(self.losses))])
+        return earlier
+
+    def provenance_of_parameters(self) -> str:
+        """Return the parameters that wrong losses were computed with, in words, if it is found."""
+        judged, tolerance = self.judged, self.tolerance.widest.loss
         others = other_parameters(
             self.before.per_rank,
-            earlier,
+            self._parameters_before,
             flat_parameters(build_model(self.case), self.layout),
             [buffer for buffer in judged.flat_buffers() if not buffer.whole],
             self.layout,

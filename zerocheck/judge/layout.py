@@ -128,6 +128,17 @@ class ParameterLayout:
         default_factory=dict
     )
 
+    def modules(self) -> dict[str, list[slice]]:
+        """Return, for each module that has parameters, where they lie; not for the whole model."""
+        found: dict[str, list[slice]] = {}
+        for place in self.places:
+            path = place.name.rpartition(".")[0]
+            while path:
+                found.setdefault(path, []).append(slice(place.start, place.stop))
+                path = path.rpartition(".")[0]
+        whole = len(self.places)
+        return {path: slices for path, slices in found.items() if len(slices) < whole}
+
     @classmethod
     def of(cls, model: nn.Module, case: Case) -> ParameterLayout:
         """Build the layout of an unwrapped model. Parameters unfrozen later count as trainable."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..contract.semantics import Semantics
 from ..execution.operator_noise import REPLICAS_EACH
 from ..protocol.verdicts import Violation
 from .assemble import Observation
+from .attribution.forwards import steps_before
 from .diagnose.loss import Losses, Replay, changed_parameters, same
 from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import (
@@ -157,6 +158,28 @@ class StepReplay:
         losses = [rank.losses for rank in self.observation.steps(step)]
         sharded = [buffer for buffer in buffers if not buffer.whole]
         return with_other_parameters(violation, losses, state.parameter, sharded, replay)
+
+    def of_a_module(
+        self,
+        step: int,
+        state: State,
+        violation: Violation,
+        mixtures: Iterable[tuple[int, str, Sequence[torch.Tensor]]],
+    ) -> Violation:
+        """Return a loss's violation, with the cause if one module has parameters of before.
+
+        mixtures: (steps ago, module, parameters of each rank).
+        """
+        losses = [rank.losses for rank in self.observation.steps(step)]
+        for ago, module, parameters in mixtures:
+            if same(losses, self.passes(step, state, parameters=parameters).losses):
+                words = f"; it is that of a model in which {module} has the parameters of "
+                return replace(
+                    violation,
+                    causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
+                    explanation=violation.explanation + words + steps_before(ago),
+                )
+        return violation
 
     def of_repeated_biases(
         self, step: int, state: State, violation: Violation, tolerance: float

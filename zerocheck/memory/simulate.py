@@ -48,11 +48,12 @@ class _Watched(Microbatch):
     tracker: AllocationTracker
     autocast: bool
     first: bool
+    device: str
 
     def loss(self, call: Call) -> torch.Tensor:
         if not self.first:
             self.tracker.enter("forward", self.tracker.step)
-        casts = torch.autocast("cpu", torch.bfloat16) if self.autocast else nullcontext()
+        casts = torch.autocast(self.device, torch.bfloat16) if self.autocast else nullcontext()
         with casts:
             loss = super().loss(call)
         self.tracker.forward_over()
@@ -60,12 +61,18 @@ class _Watched(Microbatch):
 
 
 def simulate(
-    setup: Setup, source: ModelSource, blocks: int | None = None, *, data: bool = False
+    setup: Setup,
+    source: ModelSource,
+    blocks: int | None = None,
+    *,
+    data: bool = False,
+    device: str = "cpu",
 ) -> Simulation:
     """Build the model and the implementation, and take two steps.
 
     blocks: with the first blocks of the model only; data: on tensors with data, as the allocator
-    counts them, with the same collectives that move nothing.
+    counts them, with the same collectives that move nothing; device: of the tensors with data,
+    `cpu` or `cuda`.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
@@ -83,7 +90,7 @@ def simulate(
     tracker = AllocationTracker(fake, setup.world_size, number)
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
-        mesh = init_device_mesh("cpu", (setup.world_size,), mesh_dim_names=("shard",))
+        mesh = init_device_mesh(device, (setup.world_size,), mesh_dim_names=("shard",))
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
             tracker.enter("built", -1)
@@ -92,7 +99,7 @@ def simulate(
             tracker.name(names)
             with on, tracker:
                 tracker.claim(implementation.shards())
-                _steps(setup, implementation, tracker)
+                _steps(setup, implementation, tracker, device)
                 tracker.enter("closed", STEPS - 1)
             implementation.close()
     return Simulation(tracker.log, path)
@@ -109,30 +116,32 @@ def built(
     if traits_of(kind).on_meta:
         sharder: Any = kind(model, case, mesh)
         with on, tracker:
-            materialize(model)
+            materialize(model, mesh.device_type)
             sharder.use(replace(sharder.built, optimizer=sharder.make_optimizer(model, case)), mesh)
         return sharder, model
     with on, tracker:
-        materialize(model)
+        materialize(model, mesh.device_type)
         implementation = kind(model, case, mesh)
     wrapped = implementation.built.model if hasattr(implementation, "built") else model
     return implementation, wrapped
 
 
-def materialize(model: nn.Module) -> None:
+def materialize(model: nn.Module, device: str = "cpu") -> None:
     """Give a model of the meta device memory, in place. Ties stay, which `to_empty` loses."""
     aliases: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             aliases.setdefault(id(parameter), []).append((module, name))
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     for (module, name), *others in aliases.values():
         for other, alias in others:
             setattr(other, alias, getattr(module, name))
 
 
-def _steps(setup: Setup, implementation: Implementation, tracker: AllocationTracker) -> None:
-    tokens = torch.randint(2, (setup.batch, setup.sequence))
+def _steps(
+    setup: Setup, implementation: Implementation, tracker: AllocationTracker, device: str
+) -> None:
+    tokens = torch.randint(2, (setup.batch, setup.sequence), device=device)
     tracker.claim_rest([tokens], "inputs")
     autocast = setup.autocast
     for index in range(STEPS):
@@ -151,6 +160,7 @@ def _steps(setup: Setup, implementation: Implementation, tracker: AllocationTrac
                 tracker=tracker,
                 autocast=autocast,
                 first=not number,
+                device=device,
             )
             for number in range(setup.microbatches)
         ]

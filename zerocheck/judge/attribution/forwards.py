@@ -19,7 +19,7 @@ from .values import ENOUGH
 
 Losses = Sequence[Sequence[float]]
 MOST_TENSORS = 64
-"""Tensors that are taken one by one from the step before, if a model has no more."""
+"""Tensors that are taken one by one from the step before, if a model has no more. Modules too."""
 
 
 class OtherParameters(NamedTuple):
@@ -102,8 +102,7 @@ def other_parameters(
     """
     world = len(per_rank)
     for ago, parameters in enumerate(earlier, 1):
-        words = "the step before" if ago == 1 else f"{ago} steps before"
-        yield OtherParameters(f"the parameters of {words}", parameters)
+        yield OtherParameters(f"the parameters of {steps_before(ago)}", parameters)
     yield OtherParameters("the parameters of the model as it was built", [start] * world)
     for words, made in (
         ("truncated to bf16", _truncated),
@@ -130,6 +129,29 @@ def other_parameters(
             for one, old in zip(mixed, earlier[0], strict=True):
                 one[place.start : place.stop] = old[place.start : place.stop]
             yield OtherParameters(f"{place.name} of the step before", mixed)
+    for ago, module, parts in with_a_module_of(per_rank, earlier, layout):
+        yield OtherParameters(f"the parameters of {module} of {steps_before(ago)}", parts)
+
+
+def with_a_module_of(
+    per_rank: Sequence[torch.Tensor],
+    earlier: Sequence[Sequence[torch.Tensor]],
+    layout: ParameterLayout,
+) -> Iterator[tuple[int, str, Sequence[torch.Tensor]]]:
+    """Iterate over (steps ago, module, parameters in which it alone has those of that step)."""
+    modules = layout.modules()
+    for ago, parameters in enumerate(earlier if len(modules) <= MOST_TENSORS else (), 1):
+        for module, slices in modules.items():
+            mixed = [p.clone() for p in per_rank]
+            for one, old in zip(mixed, parameters, strict=True):
+                for place in slices:
+                    one[place] = old[place]
+            yield ago, module, mixed
+
+
+def steps_before(ago: int) -> str:
+    """Return "the step before" for 1, else "3 steps before"."""
+    return "the step before" if ago == 1 else f"{ago} steps before"
 
 
 def _truncated(parameters: torch.Tensor) -> torch.Tensor:
