@@ -121,6 +121,13 @@ def test_what_fsdp1_refuses_of_recurrent_modules_on_a_gpu() -> None:
                 "params, grads, exp_avgs, and exp_avg_sqs must have same dtype, device, and layout"
             ),
         ),
+        (
+            Case(model=Model(blocks=(Block(kind="recurrent", transposed=True),))),
+            RuntimeError(
+                "view size is not compatible with input tensor's size and stride (at least one "
+                "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+            ),
+        ),
     ],
 )
 def test_what_kernels_refuse_on_a_gpu(case: Case, error: Exception) -> None:

@@ -2,9 +2,10 @@
 
 python tests/gpu/record_allocator.py FOLDER [NAME ...]
 
-Each recording is one `.npz` of columns (action, block, size, address, stream), and one `.json`: the
-setup, and what the allocator counts at the end of each phase. A rank of many is alone on the GPU;
-its collectives move nothing, and allocate what they would.
+Each recording is one `.npz` of columns (action, size, address, stream), and of the free segments
+that were there before, `initial` (address, size, stream); and one `.json`: the setup, and what the
+allocator counts at the end of each phase. A rank of many is alone on the GPU; its collectives move
+nothing, and allocate what they would. tests/memory/recorded_on_a_gpu has those of an H100.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from zerocheck.memory.simulate import simulate
 from zerocheck.memory.source import source
 from zerocheck.memory.timeline import timeline
 
-ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
-           "segment_map", "segment_unmap")  # fmt: skip
+ACTIONS = {"alloc": 0, "free_completed": 2, "segment_alloc": 3, "segment_map": 5}
+"""Actions by their number in the recordings. That a block's release is requested changes nothing
+until it is completed."""
 FEW = 4
 """Blocks of the models that are recorded in part."""
 
@@ -139,11 +141,12 @@ class Recording:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self.history = AllocatorHistory(torch.device("cuda", torch.cuda.current_device()))
-        self.before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         self.phases: list[dict[str, Any]] = []
         self.trace: list[dict[str, Any]] = []
         self.phase: tuple[int, str] = (-1, "built")
-        self.history.start()
+        self.history.start()  # it gives the workspaces of cuBLAS back
+        torch.cuda.empty_cache()
+        self.before = torch.cuda.memory_allocated(), self.history.taken().segments
         torch.cuda.reset_peak_memory_stats()
 
     @contextmanager
@@ -183,23 +186,38 @@ class Recording:
             "torch": torch.__version__,
             "gpu": torch.cuda.get_device_name(),
             "settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-            "before": self.before,
             "outside": total - free - torch.cuda.memory_reserved(),
             "phases": self.phases,
             **facts,
         }
         (folder / f"{name}.json").write_text(json.dumps(facts, indent=1))
-        np.savez_compressed(folder / f"{name}.npz", **columns(self.trace))
+        np.savez_compressed(folder / f"{name}.npz", **columns(self.trace, self.before[1]))
         return facts
 
 
-def columns(trace: list[dict[str, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the events as columns; addresses from the lowest one on, streams by number."""
+def columns(
+    trace: list[dict[str, Any]], before: list[dict[str, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the events as columns; addresses from the lowest one on, streams by number.
+
+    before: segments that were there, of which nothing was in use.
+    """
     trace = [one for one in trace if one["action"] in ACTIONS]
     lowest = min(one["addr"] for one in trace)
     numbers: dict[int, int] = {0: 0}
     return {
-        "action": np.array([ACTIONS.index(one["action"]) for one in trace], np.uint8),
+        "initial": np.array(
+            [
+                (
+                    one["address"] - lowest,
+                    one["total_size"],
+                    numbers.setdefault(one["stream"], len(numbers)),
+                )
+                for one in before
+            ],
+            np.int64,
+        ).reshape(-1, 3),
+        "action": np.array([ACTIONS[one["action"]] for one in trace], np.uint8),
         "size": np.array([one["size"] for one in trace], np.int64),
         "address": np.array([one["addr"] - lowest for one in trace], np.int64),
         "stream": np.array(
@@ -232,7 +250,7 @@ def main(folder: Path, names: list[str]) -> None:
             continue
         recording.end()
         done = recording.write(folder, name + suffix, facts)
-        most = max(one["allocated_peak"] for one in done["phases"]) - done["before"][0]
+        most = max(one["allocated_peak"] for one in done["phases"]) - recording.before[0]
         reserved = max(one["reserved_peak"] for one in done["phases"])
         print(
             f"{name}{suffix}: {time.perf_counter() - started:.1f} s, "

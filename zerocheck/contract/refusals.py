@@ -78,6 +78,12 @@ RECURRENT_ON_GPUS = (
 )
 
 
+TRANSPOSED_RECURRENT_ON_GPUS = (
+    # aten/src/ATen/native/cudnn/RNN.cpp: a recurrent module with transposed weights cannot go there
+    Refusal(RuntimeError, r"view size is not compatible with input tensor's size and stride"),
+)
+
+
 FUSED_SGD = (
     # torch/distributed/tensor/_dispatch.py: FSDP2 and tensor parallelism have DTensors
     Refusal(NotImplementedError, r"Operator aten._fused_sgd_.default does not have a sharding"),
@@ -125,11 +131,13 @@ def refused_while_run(device: torch.device, error: BaseException, case: Case) ->
     kinds = {block.kind for block in case.model.blocks}
     calls = call_order(case.model)
     optimizer = optimizer_of(case.optimizer)
+    crosswise = transposed(case.model)
     on_gpus = (
         *ON_GPUS,
         *(RECURRENT_ON_GPUS if "recurrent" in kinds else ()),
         *(GRADIENT_SCALER_ON_GPUS if case.training.loss_scale is not None else ()),
-        *(FUSED_ON_GPUS if case.optimizer.kernel == "fused" and transposed(case.model) else ()),
+        *(FUSED_ON_GPUS if case.optimizer.kernel == "fused" and crosswise else ()),
+        *(TRANSPOSED_RECURRENT_ON_GPUS if "recurrent" in kinds and crosswise else ()),
     )
     listed = {
         f"torch refuses it on {device.type}": () if device.type == "cpu" else on_gpus,

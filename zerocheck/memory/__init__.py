@@ -3,6 +3,8 @@
 - `advice.py`: advice on what would fit: each alternative is simulated before it is reported
 - `allocation_tracker.py`: allocation tracker of one rank: origin, module, phase and release
 - `analyse.py`: analysis of a setup: simulation, extrapolation where it is proven, and report
+- `caching_allocator.py`: model of the caching allocator of CUDA tensors: which memory it takes from
+  the driver, and keeps
 - `collectives.py`: bytes that one rank sends in a collective, by the algorithms of a ring
 - `experts.py`: mixture of experts of the presets: a router, and MLPs that tokens are sent to
 - `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
@@ -13,6 +15,7 @@
 - `operations.py`: floating-point operations of a forward, counted from the shapes of its operators
 - `optimizer_parts.py`: parts of a model by optimizer, and the formulas for the bytes of them all
 - `presets.py`: shapes and parameter counts of known models, as data
+- `reserved.py`: memory that the caching allocator of a GPU would reserve for a simulated run
 - `result.py`: result of a simulation, as data: `zerocheck memory --json` writes it
 - `setup.py`: input of a simulation: the model, the implementation, ranks and options
 - `simulate.py`: simulation: the implementation's own code on tensors without data

@@ -28,6 +28,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils._pytree import tree_leaves
 
+from ..adapters.shared.simulation import CollectiveStreams
 from ..compat import Operators, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
@@ -43,12 +44,19 @@ class AllocationTracker(Operators):
     """Allocation tracker, active within `with`.
 
     fake: the mode whose tensors count, None for real ones; ranks: of each collective; number: what
-    reading a float of a tensor without data gives.
+    reading a float of a tensor without data gives; streams: on which collectives' buffers are.
     """
 
-    def __init__(self, fake: Any = None, ranks: int = 1, number: float = 1.0) -> None:
+    def __init__(
+        self,
+        fake: Any = None,
+        ranks: int = 1,
+        number: float = 1.0,
+        streams: CollectiveStreams | None = None,
+    ) -> None:
         super().__init__()
         self.fake, self.ranks, self._number_read = fake, ranks, number
+        self._streams = streams or CollectiveStreams()
         self.log = Log()
         self.step = -1
         self.phase: Phase = "built"
@@ -139,6 +147,8 @@ class AllocationTracker(Operators):
 
     def _collective(self, name: str, args: Any, result: Any) -> None:
         """Record the bytes of a collective: of the whole tensor, whichever argument it is."""
+        if "all_gather_copy_in" in name:  # FSDP2 casts shards on its stream, then copies them
+            self._on_stream(self._streams.gather_input, args[0])
         kind = collective_kind(name)
         if kind is None or (kind == "broadcast" and _all_indices(args[0])):
             return
@@ -146,6 +156,17 @@ class AllocationTracker(Operators):
         module = self._stack[-1] if self._stack else self._backward
         sent = sent_bytes(kind, size, self.ranks)
         self.log.collectives.append(SentBytes(self.step, self.phase, module, kind, size, sent))
+        if kind == "all-gather":
+            self._on_stream(self._streams.gather_output, args[0])
+            self._on_stream(self._streams.gather_input, args[1:2])
+        elif kind == "reduce-scatter":
+            self._on_stream(self._streams.reduce_output, args[0])
+
+    def _on_stream(self, stream: int, tree: Any) -> None:
+        """Note the stream of buffers; the implementation's own shards are where the model is."""
+        for tensor in _tensors(tree) if stream else ():
+            storage = self.log.storages[self._number(tensor)]
+            storage.stream = 0 if storage.held else stream
 
     def _for_indices(self, func: Any, kwargs: Any) -> bool:
         """Return True if DDP's reducer allocates the int32 tensor for the order of its buckets.

@@ -10,8 +10,10 @@ from .advice import advise
 from .collectives import StepTraffic, step_traffic, with_more_blocks
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
 from .formulas import STAGES, communicated
+from .log import Log
 from .optimizer_parts import OptimizerPart, paper_words, parts_of, total_of, words_of
-from .result import Alternative, Between, Device, MemoryReport, ModulePeak
+from .reserved import reserved
+from .result import Alternative, Between, Device, MemoryReport, ModulePeak, Reserved
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
 from .source import ModelSource, alike, source
@@ -25,13 +27,15 @@ MANY = 2 * max(TRIED)
 class SimulatedRank:
     """Timeline of the whole model, and its origin.
 
-    counts: bytes of step counts; traffic: of the last step; simulated, reason: see MemoryReport.
+    counts: bytes of step counts; traffic: of the last step; log: None where it was extrapolated;
+    simulated, reason: see MemoryReport.
     """
 
     timeline: Timeline
     counts: int
     traffic: StepTraffic
     path: str
+    log: Log | None = None
     simulated: tuple[int, ...] = ()
     reason: str = ""
 
@@ -52,6 +56,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     device = None
     if limit is not None:
         device = _device(setup, parts, done.timeline, peak, limit, exact=exact)
+    held, unheld = _reserved(setup, done)
     return MemoryReport(
         model=setup.model,
         implementation=setup.implementation,
@@ -75,7 +80,23 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         rows=tuple(_rows(done)),
         assumes=given.assumes,
         device=device,
+        reserved=held,
+        unreserved=unheld,
     )
+
+
+def _reserved(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
+    """Return what the caching allocator would reserve, or None and the reason."""
+    if done.log is None:
+        return None, "as blocks were extrapolated; --exact simulates them"
+    if setup.traits.frees_late:
+        return None, f"{setup.implementation} frees memory when its streams are through"
+    default, expandable = reserved(done.log), reserved(done.log, expandable=True)
+    return Reserved(
+        allocated=default.peak_allocated,
+        default=default.peak_reserved,
+        expandable=expandable.peak_reserved,
+    ), ""
 
 
 def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRank:
@@ -110,7 +131,12 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
 def _whole(setup: Setup, given: ModelSource, reason: str = "") -> SimulatedRank:
     one = simulate(setup, given)
     return SimulatedRank(
-        timeline(one.log, one.blocks), _counts(one), _traffic(one), one.blocks, reason=reason
+        timeline(one.log, one.blocks),
+        _counts(one),
+        _traffic(one),
+        one.blocks,
+        one.log,
+        reason=reason,
     )
 
 

@@ -29,7 +29,7 @@ class Storage:
     """Storage with its classification (`kind`) and its holder.
 
     held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
-    step count.
+    step count; stream: of a GPU, on which it would be allocated.
     """
 
     size: int
@@ -38,6 +38,7 @@ class Storage:
     held: bool = False
     counts: bool = False
     alive: bool = True
+    stream: int = 0
     evidence: int = 0
 
 

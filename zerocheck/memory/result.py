@@ -34,6 +34,18 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
     buffer: int
 
 
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that the caching allocator of a GPU would reserve at most.
+
+    allocated: what it would have handed out at most, with roundings and cuBLAS's workspaces;
+    default: without settings; expandable: with `expandable_segments:True`.
+    """
+
+    allocated: int
+    default: int
+    expandable: int
+
+
 class ModulePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak within a module in the last step. module: all blocks have one row, of the highest."""
 
@@ -72,7 +84,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     elements: parameters of the model; simulated: numbers of blocks that were simulated, empty if it
     was the whole model; reason: why nothing was extrapolated though there are many blocks; lines:
-    bytes at the end of each phase of each step, by category; assumes: what depends on data.
+    bytes at the end of each phase of each step, by category; assumes: what depends on data;
+    reserved: None where it is not modelled, and `unreserved` says why.
     """
 
     model: str
@@ -97,6 +110,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[ModulePeak, ...]
     assumes: tuple[str, ...] = ()
     device: Device | None = None
+    reserved: Reserved | None = None
+    unreserved: str = ""
 
     @property
     def exit_code(self) -> int:

@@ -87,7 +87,7 @@ def simulate(
     show_blocks(model)
     fake = None if data else fake_mode()
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
-    tracker = AllocationTracker(fake, setup.world_size, number)
+    tracker = AllocationTracker(fake, setup.world_size, number, setup.traits.streams)
     on = fake or nullcontext()
     with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh(device, (setup.world_size,), mesh_dim_names=("shard",))

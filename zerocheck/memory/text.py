@@ -12,8 +12,8 @@ from .result import Device, MemoryReport
 from .timeline import HeldBytes, terms
 
 NOT_IN_IT = (
-    "not in it: rounding and fragmentation of the allocator, the CUDA context, buffers of the "
-    "collectives' library, and what kernels allocate inside; operators are those of torch's CPU"
+    "not in the peak: rounding and fragmentation of the allocator, the CUDA context, buffers of "
+    "the collectives' library, and what kernels allocate inside; operators are those of torch's CPU"
 )
 
 AUTOCAST = (
@@ -97,10 +97,24 @@ def _between(report: MemoryReport) -> Iterator[str]:
             yield f"  next to it, {name} of {binary(size)} stay"
 
 
+def _reserved(report: MemoryReport) -> str:
+    """Say what the caching allocator of a GPU would take for it."""
+    held = report.reserved
+    if held is None:
+        return f"reserved by the caching allocator of a GPU: not modelled, {report.unreserved}"
+    more = held.default - held.allocated
+    return (
+        f"reserved by the caching allocator of a GPU: {binary(held.default)}, of which "
+        f"{binary(more)} lie unused at its peak; {binary(held.expandable)} with "
+        "expandable_segments:True"
+    )
+
+
 def _peak(report: MemoryReport) -> Iterator[str]:
     yield f"peak: {binary(report.peak.total)} {where(report.peak)}"
     for category, size in terms(report.peak.bytes):
         yield f"  {_named(category):<18}{_short(size):>12}"
+    yield _reserved(report)
     yield ""
     rows = [
         [

@@ -120,7 +120,7 @@ class Fsdp1(BuiltImplementation):
         "export_offload",
         "offload",
     )
-    simulated = SimulationTraits(own_precision=True)
+    simulated = SimulationTraits(own_precision=True, frees_late=True)
     without = without_schedule()
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     axes = frozenset({"replicate", "shard"})

@@ -39,7 +39,7 @@ from ..shared.compiling import compile_model, forget
 from ..shared.limits import elementwise
 from ..shared.scaling import scaler_of
 from ..shared.schedules import with_schedule, without_schedule
-from ..shared.simulation import SimulationTraits
+from ..shared.simulation import CollectiveStreams, SimulationTraits
 from ..shared.sync import accumulation, deferred, synchronized
 from ..shared.units import in_order_of_calls, unit_modules
 from . import collectives as predicted_calls
@@ -102,7 +102,11 @@ class Fsdp2(BuiltImplementation):
         "offload",
         "tensor_parallel",
     )
-    simulated = SimulationTraits(own_precision=True, on_meta=True)
+    simulated = SimulationTraits(
+        own_precision=True,
+        on_meta=True,
+        streams=CollectiveStreams(gather_input=1, gather_output=1, reduce_output=2),
+    )
     without = without_schedule(memory_since=MEMORY_SINCE)
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     axes = frozenset({"replicate", "shard", "tp"})

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CollectiveStreams:
+    """Streams of a GPU on which buffers of collectives are allocated; 0 is that of the model.
+
+    Each stream has memory of its own in the caching allocator. As recorded on a GPU.
+    """
+
+    gather_input: int = 0
+    gather_output: int = 0
+    reduce_output: int = 0
 
 
 @dataclass(frozen=True)
@@ -16,6 +28,9 @@ class SimulationTraits:
     as torch recommends for models larger than a device. Others get the whole model."""
     prefetch: int = 0
     """`sharding.prefetch` of the simulated case; 0 leaves it to torch."""
+    streams: CollectiveStreams = field(default_factory=CollectiveStreams)
+    frees_late: bool = False
+    """True if memory goes back to the allocator when a stream is through, not when it is let go."""
 
 
 def traits_of(kind: type) -> SimulationTraits:

@@ -1,0 +1,47 @@
+"""Memory that the caching allocator of a GPU would reserve for a simulated run.
+
+The log of the simulation is replayed through the model of the allocator, with the workspaces of
+cuBLAS: one for each thread that calls it, which is that of the forward and that of the backward,
+taken at its first matrix product and kept. Next to what a rank needs at its peak stand the
+roundings, the blocks that are free and too small for what is asked, and the memory that a stream
+keeps for itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from .caching_allocator import MIB, CachingAllocator, DeviceBlock
+from .log import Log
+
+WORKSPACE = 32 * MIB
+"""Workspace of cuBLAS on a Hopper GPU, of each thread. Others have 8.125 MiB. Source:
+aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`."""
+
+PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
+"""Operators that call cuBLAS."""
+
+
+def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) -> CachingAllocator:
+    """Return the allocator as it is after all steps of a simulation, begun with an empty one.
+
+    expandable: `expandable_segments:True`; workspace: bytes of cuBLAS for each thread.
+    """
+    allocator = CachingAllocator(expandable=expandable)
+    sizes: dict[int, int] = defaultdict(int)
+    held: dict[int, DeviceBlock] = {}
+    threads: set[bool] = set()
+    for moment, number, more in log.changes:
+        at = log.moments[moment]
+        if at.phase == "closed":
+            break
+        backward = at.phase == "backward"
+        if workspace and backward not in threads and at.operator.startswith(PRODUCTS):
+            threads.add(backward)
+            allocator.allocate(workspace)
+        if number in held:
+            allocator.free(held.pop(number))
+        sizes[number] += more
+        if sizes[number]:
+            held[number] = allocator.allocate(sizes[number], log.storages[number].stream)
+    return allocator
