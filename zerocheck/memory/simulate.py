@@ -23,6 +23,7 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..models.parts import block_list, show_blocks
 from .allocation_tracker import AllocationTracker
+from .fused_norm import fused_norm
 from .log import Log
 from .optimizer_parts import case_optimizer
 from .setup import NUMBERS_READ, Setup
@@ -89,7 +90,8 @@ def simulate(
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
     tracker = AllocationTracker(fake, setup.world_size, number, setup.traits.streams)
     on = fake or nullcontext()
-    with _nothing_collected(), fake_ranks(setup.world_size, setup.rank):
+    as_on_a_gpu = nullcontext() if data else fused_norm()
+    with _nothing_collected(), as_on_a_gpu, fake_ranks(setup.world_size, setup.rank):
         mesh = init_device_mesh(device, (setup.world_size,), mesh_dim_names=("shard",))
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
