@@ -192,17 +192,22 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
 
 def precision_policies(model: torch.nn.Module) -> Iterator[Any]:
     """Yield the mixed precision policies of FSDP1 and FSDP2, with `param_dtype` and the like."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
     for module in model.modules():
-        policy: Any = None
-        if isinstance(module, FullyShardedDataParallel):
-            policy = module.mixed_precision
-        elif isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            policy = state._mp_policy
+        policy = precision_policy(module)
         if policy is not None:
             yield policy
+
+
+def precision_policy(module: Any) -> Any:
+    """Return the mixed precision policy of one unit of FSDP1 or FSDP2, or None."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if isinstance(module, FullyShardedDataParallel):
+        return module.mixed_precision
+    if isinstance(module, FSDPModule):
+        state: Any = module._get_fsdp_state()
+        return state._mp_policy
+    return None
 
 
 def casts(model: torch.nn.Module) -> bool:

@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -55,6 +61,38 @@ def fsdp2(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+def narrow_fsdp2(model: nn.Module) -> nn.Module:
+    """As recipes have it."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model[0], mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+def bf16_fsdp2(model: nn.Module) -> nn.Module:
+    """Reduced in bf16 too, with outputs in fp32, as accelerate has it."""
+    bf16 = torch.bfloat16
+    inner = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=bf16)
+    outer = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=bf16, output_dtype=torch.float32)
+    fully_shard(model[0], mp_policy=inner)
+    return fully_shard(model, mp_policy=outer)
+
+
+def narrow_fsdp1(model: nn.Module) -> nn.Module:
+    bf16 = torch.bfloat16
+    return FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
+    )
+
+
+def partly_narrow_fsdp2(model: nn.Module) -> nn.Module:
+    """One unit casts, its outputs back too."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    fully_shard(model[0], mp_policy=policy)
+    return fully_shard(model)
+
+
 def compiled_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(torch.compile(model, backend="eager"))
 
@@ -68,6 +106,10 @@ WRAPS: dict[str, Wrap] = {
     "unsharded_fsdp1": unsharded_fsdp1,
     "fsdp2": fsdp2,
     "hybrid_fsdp2": hybrid_fsdp2,
+    "narrow_fsdp2": narrow_fsdp2,
+    "bf16_fsdp2": bf16_fsdp2,
+    "narrow_fsdp1": narrow_fsdp1,
+    "partly_narrow_fsdp2": partly_narrow_fsdp2,
 }
 
 

@@ -25,6 +25,12 @@ from zerocheck.cli import main
         {"wrap": "flat_fsdp1"},
         {"wrap": "fsdp2", "factory": "random_net"},
         {"wrap": "hybrid_fsdp2", "ranks": 4},
+        {"wrap": "narrow_fsdp2", "factory": "random_net"},
+        {"wrap": "narrow_fsdp2", "ranks": 3},
+        {"wrap": "narrow_fsdp2", "autocast": True},
+        {"wrap": "bf16_fsdp2"},
+        {"wrap": "narrow_fsdp1"},
+        {"wrap": "narrow_fsdp1", "autocast": True},
     ],
     ids=str,
 )
@@ -41,6 +47,9 @@ def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
         ({"wrap": "fsdp2", "fault": "world", "ranks": 3}, "gradient x W"),
         ({"wrap": "flat_fsdp1", "fault": "world", "ranks": 3}, "gradient x W"),
         ({"wrap": "ddp", "fault": "world", "ranks": 3, "autocast": True}, "gradient x W"),
+        ({"wrap": "narrow_fsdp2", "fault": "world", "ranks": 3}, "gradient x W"),
+        ({"wrap": "narrow_fsdp1", "fault": "world"}, "gradient x W"),
+        ({"wrap": "bf16_fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
         ({"wrap": "ddp", "fault": "local"}, "local gradient only"),
         ({"wrap": "ddp", "fault": "cleared", "ranks": 3}, "last microbatch only"),
         ({"wrap": "fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
@@ -54,9 +63,10 @@ def test_what_is_wrong_is_named(ask: Ask, given: dict[str, Any], cause: str) -> 
         assert answer["tier"] == "full"
 
 
-def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> None:
-    """Each rank's shards, inputs and random state are in it."""
-    given = {"wrap": "fsdp2", "fault": "world", "factory": "random_net", "ranks": 3}
+@pytest.mark.parametrize("wrap", ["fsdp2", "narrow_fsdp2"])
+def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path, wrap: str) -> None:
+    """Each rank's shards, inputs, casts and random state are in it."""
+    given = {"wrap": wrap, "fault": "world", "factory": "random_net", "ranks": 3}
     ask("referenced", **given)
     bundle = str(tmp_path / "kept" / "step-2")
     model = f"{Path(__file__).parent / 'scenarios.py'}:random_net"
@@ -67,6 +77,13 @@ def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path) -> No
     done = CliRunner().invoke(main, ["replay", bundle])
     assert done.exit_code == 0, done.output
     assert "its gradient was not judged again: it needs --model" in done.output
+
+
+def test_casts_of_a_part_of_the_model_are_not_judged(ask: Ask) -> None:
+    for answer in ask("referenced", wrap="partly_narrow_fsdp2"):
+        assert answer["tier"] == "state only" and "update" in held(answer)
+        message = "FSDP computes in another dtype than the parameters have, "
+        assert answer["unjudged"]["gradient"].startswith(message)
 
 
 def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:

@@ -6,12 +6,15 @@
 - `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
+- `casts.py`: casts of FSDP's mixed precision: which a model has, and the same in a model that is
+  not wrapped
 - `clip_hooks.py`: hooks into the clipping of gradients in a step: what was clipped, to which limit
 - `comparison.py`: comparison of the same step in two jobs: round-off or a bug, tensor by tensor
 - `copies.py`: obligation of all ranks: replicas are equal bit for bit
 - `cross_rank_checks.py`: obligations that need all ranks: ownership, agreement on the step, and
   the norm
 - `digests.py`: digests of tensors that do not depend on how they are sharded
+- `dtypes.py`: dtypes by their names, as records and bundles have them
 - `exchange.py`: judgement of one checked step: each rank judges its own shards, rank 0 the
   reports of all
 - `forwards.py`: calls of a model in a checked step: inputs, random state, gradients that come to

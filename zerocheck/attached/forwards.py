@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from ..contract.names import unwrapped
 from .guard import ErrorGuard
@@ -164,10 +165,16 @@ def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return tree
 
 
-def entered(forward: Forward, model: nn.Module, device: torch.device) -> Any:
+def entered(
+    forward: Forward,
+    model: nn.Module,
+    device: torch.device,
+    parameters: dict[str, torch.Tensor] | None = None,
+) -> Any:
     """Call a model as `forward` was called: mode, random state and autocast.
 
-    The caller keeps the random state for itself.
+    parameters: those that it is called with in place of its own. The caller keeps the random state
+    for itself.
     """
     for name, module in model.named_modules():
         module.training = forward.training ^ (_dotted(name) in forward.other_mode)
@@ -184,6 +191,8 @@ def entered(forward: Forward, model: nn.Module, device: torch.device) -> Any:
     with ExitStack() as stack:
         if forward.autocast is not None:
             stack.enter_context(torch.autocast(device.type, dtype=forward.autocast[1]))
+        if parameters is not None:
+            return functional_call(model, parameters, args, kwargs)
         return model(*args, **kwargs)
 
 

@@ -88,7 +88,9 @@ def judge_gradient(
         reference.load(tensor.name, _whole(observed, tensor, ranks), trains=tensor.trains)
     with _of_reference():
         tokens = semantics.weight == "token"
-        local = reference.local(observed.forwards, observed.buffers, tokens=tokens)
+        local = reference.local(
+            observed.forwards, observed.buffers, tokens=tokens, casts=observed.summary.casts
+        )
     found = Judged(0.0, {}, (), ())
     for tensor in tensors:
         if tensor.trains:

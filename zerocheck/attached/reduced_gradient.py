@@ -27,6 +27,7 @@ from ..judge.local import Passes
 from ..judge.pieces import Enclosing
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
+from .dtypes import dtype_of
 from .reference import Local
 from .run_parameters import RunParameter, layout_of
 from .step_record import Observed, StepSummary
@@ -88,7 +89,8 @@ def enclosure(
     """Return the enclosure of the reduced gradient of a whole tensor.
 
     Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
-    scale that is no power of two; then what the local gradients can be off.
+    scale that is no power of two, in the dtype of the reduction; then what the local gradients can
+    be off.
     """
     divisor = summary.loss_scale * (summary.world_size if semantics.reduction == "mean" else 1)
     roundings = 2 + bounds.gradient_roundings(
@@ -98,7 +100,8 @@ def enclosure(
         divide="loss",
         accumulate="reduce_each",
     )
-    format = Format.of(tensor.torch_dtype)
+    dtype = tensor.torch_dtype if summary.casts is None else dtype_of(summary.casts.reduce)
+    format = Format.of(dtype)
     exact, absolute = total.exact / divisor, total.absolute / divisor
     derived = bounds.gradient(exact, absolute, roundings, format)
     return Enclosure(exact, derived.bound + total.noise / divisor)
@@ -246,7 +249,8 @@ def _diagnosed(
     summary: StepSummary,
     semantics: Semantics,
 ) -> Violation | None:
-    layout = layout_of(asked)
+    reduced_in = summary.casts.reduce if summary.casts is not None else ""
+    layout = layout_of([one._replace(dtype=reduced_in or one.dtype) for one in asked])
     passes = _passes(layout, exhibits, summary)
     noise = torch.zeros(layout.size, dtype=torch.float64)
     parts = []

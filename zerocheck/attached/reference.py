@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,8 @@ from ..devices import forked
 from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT
 from ..judge.estimate import MARGIN, REPLICAS
+from .casts import Casts, casting
+from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
 from .token_weights import TokenWeights, logits_of, weights_of
 
@@ -54,6 +57,7 @@ class Reference:
                 f"reference= must return the model that is not wrapped, got {type(model).__name__}"
             )
         self.device = device
+        self._casts: Casts | None = None
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
         modules = (name for name, _ in self.model.named_modules())
@@ -115,11 +119,14 @@ class Reference:
         buffers: Mapping[str, torch.Tensor],
         *,
         tokens: bool = False,
+        casts: Casts | None = None,
     ) -> Local:
         """Return the gradients of these calls.
 
-        buffers: those that the run had before them; tokens: with the weights of tokens.
+        buffers: those that the run had before them; tokens: with the weights of tokens; casts: of
+        the run's mixed precision.
         """
+        self._casts = casts
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
         weights: list[TokenWeights] = []
@@ -127,7 +134,7 @@ class Reference:
             first = self._run(forwards, buffers, weights if tokens else None)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
-            unit = max((_unit(forward, kept) for forward in forwards), default=0.0)
+            unit = max((_unit(forward, kept, casts) for forward in forwards), default=0.0)
             for number in range(REPLICAS):
                 self._move(kept, unit, number)
                 for name, gradients in self._run(forwards, buffers).items():
@@ -154,7 +161,7 @@ class Reference:
             for parameter in self._parameters.values():
                 parameter.grad = None
             with torch.enable_grad():
-                outputs = tensors_in(entered(forward, self.model, self.device))
+                outputs = tensors_in(self._called(forward))
                 pairs = [
                     _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
@@ -169,6 +176,12 @@ class Reference:
                 found[name].append(None if grad is None else grad.reshape(-1).float().cpu())
                 parameter.grad = None
         return found
+
+    def _called(self, forward: Forward) -> Any:
+        if self._casts is None:
+            return entered(forward, self.model, self.device)
+        with casting(self.model, self._casts, self._bare) as parameters:
+            return entered(forward, self.model, self.device, parameters)
 
     def _move(self, kept: Mapping[str, torch.Tensor], unit: float, number: int) -> None:
         draw = torch.Generator().manual_seed(number)
@@ -193,7 +206,7 @@ def _pair(
     return output, gradient.to(output.device, output.dtype)
 
 
-def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor]) -> float:
+def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor], casts: Casts | None) -> float:
     """Return the relative distance to the next number in the narrowest dtype of the computation.
 
     It is twice the unit round-off.
@@ -201,6 +214,8 @@ def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor]) -> float:
     dtypes = {p.dtype for p in parameters.values() if p.dtype != torch.float64}
     if forward.autocast is not None:
         dtypes.add(forward.autocast[1])
+    if casts is not None:
+        dtypes |= {dtype_of(casts.compute), dtype_of(casts.reduce)}
     return NEXT * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
 
 

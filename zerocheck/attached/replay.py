@@ -196,7 +196,10 @@ def _local_gradients(
                 if piece.name == tensor.name:
                     put(whole, piece.entry, one.values["before.parameter", number].float())
         reference.load(tensor.name, whole, trains=tensor.trains)
-    found = [reference.local(one.forwards, one.buffers, tokens=tokens) for one in ranks]
+    found = [
+        reference.local(one.forwards, one.buffers, tokens=tokens, casts=one.summary.casts)
+        for one in ranks
+    ]
     return LocalGradients(tensors, found)
 
 

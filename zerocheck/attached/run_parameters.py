@@ -11,7 +11,8 @@ from ..floating_point import Format
 from ..judge.layout import ParameterLayout, ParameterPlace
 from ..optimizers import STATES
 from ..protocol.observations import Entry, Point
-from .step_record import AFTER, RankVerdict, StepSummary, dtype_of
+from .dtypes import dtype_of
+from .step_record import AFTER, RankVerdict, StepSummary
 
 
 class RunParameter(NamedTuple):

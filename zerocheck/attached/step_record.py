@@ -13,7 +13,9 @@ from ..case.schema import Group, Optimizer, OptimizerKind
 from ..optimizers import OPTIMIZERS
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
+from .casts import Casts
 from .digests import PartDigest
+from .dtypes import dtype_of
 from .forwards import Forward
 
 BEFORE, AFTER = "before", "after"
@@ -22,13 +24,6 @@ Key = tuple[str, int]
 """(what, number of the piece). what: "before.parameter", or "after." and the role of a state;
 "gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping;
 "reclipped", after the last clipping where there were several."""
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of this name, such as "torch.float32"."""
-    found = getattr(torch, name.removeprefix("torch."))
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +118,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
     was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
     unjudged: why the gradient is not judged, if there is a reason in the step; masters: before the
-    step and after it, of an engine that has them.
+    step and after it, of an engine that has them; casts: of FSDP's mixed precision.
     """
 
     rank: int
@@ -143,6 +138,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     unjudged: str = ""
     clips: tuple[Clip, ...] = ()
     masters: tuple[MasterParts, ...] = ()
+    casts: Casts | None = None
 
 
 @dataclass(frozen=True)

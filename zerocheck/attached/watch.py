@@ -15,12 +15,12 @@ import msgspec
 import torch
 from torch import nn
 
-from ..compat import casts
 from ..contract.names import unwrapped
 from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..protocol.observations import Entry
+from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
 from .forwards import Forward, Forwards
 from .guard import ErrorGuard
@@ -72,6 +72,7 @@ class Watch:
         self._optimizer = optimizer
         self._engine = zero_engine(model)
         self._masters: list[MasterParts] = []
+        self._casts: Casts | None = None
         self.number = number
         self._where = (rank, world_size)
         self._hooks = ExitStack()
@@ -172,6 +173,7 @@ class Watch:
             unjudged=self._unjudged or self._nothing_to_judge(forwards),
             clips=tuple(self._clips.clips),
             masters=tuple(self._masters),
+            casts=self._casts,
         )
         device = str(computes_on(self._model))
         return Observed(summary, self._values, forwards, self._buffers, device, self._clips.norms)
@@ -185,8 +187,8 @@ class Watch:
         self._buffers = {
             unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
         }
-        if casts(self._model):
-            self._unjudged = "FSDP computes in another dtype than the parameters have"
+        self._casts, reason = casts_of(self._model)
+        self._unjudged = reason or self._unjudged
         if self._engine is not None and self._engine.narrow:
             self._unjudged = "the engine computes in another dtype than its masters have"
 
