@@ -21,6 +21,7 @@
   the outputs
 - `full_gradient.py`: check of the gradient over the ranks of a live run, with one reference model
   on each
+- `gradient_scale.py`: check of the length of the whole gradient, where its elements are too coarse
 - `guard.py`: keep errors of the observation out of the training that is observed
 - `holdings.py`: shards of a live model on this rank, read from the local tensors and never from
   an export

@@ -17,6 +17,7 @@ from ..contract.semantics import Semantics
 from ..errors import UsageError
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Status, Violation
+from .gradient_scale import added
 from .published_copies import parted_before
 from .ranks import AllRanks, place_of
 from .reduced_gradient import (
@@ -140,6 +141,7 @@ def joined(one: Judged, other: Judged) -> Judged:
         {**one.wrong, **other.wrong},
         one.missing + other.missing,
         one.needless + other.needless,
+        added(one.scale, other.scale),
     )
 
 

@@ -132,13 +132,13 @@ class RankGroup:
 
     def total(self, share: Total) -> Total:
         """Return the sum over all ranks, on every rank."""
-        few = torch.tensor([share.noise, share.arrived], dtype=torch.float64)
+        few = torch.tensor([share.noise, share.arrived, share.sway], dtype=torch.float64)
         sums = [one.to(self._device, copy=True) for one in (share.exact, share.absolute, few)]
         self._meet(0)
         for one in sums:
             self._call(partial(dist.all_reduce, one, group=self._group))
         exact, absolute, few = (one.cpu() for one in sums)
-        return Total(exact, absolute, float(few[0]), int(few[1]))
+        return Total(exact, absolute, float(few[0]), int(few[1]), float(few[2]))
 
     def fail(self, problem: Problem) -> Problem:
         """Report a problem in the others' next operation, which all of them leave.

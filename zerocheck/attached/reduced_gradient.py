@@ -8,6 +8,7 @@ tensors, and asks which known cause explains them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ from ..judge.pieces import Enclosing
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .dtypes import dtype_of
+from .gradient_scale import NO_SCALE, added, projected, scaled
 from .reference import Local
 from .run_parameters import RunParameter, layout_of
 from .step_record import Observed, StepSummary
@@ -40,13 +42,15 @@ class Total(NamedTuple):
     """Totals of one tensor over all ranks.
 
     exact: the sum of the gradients; absolute: that of their magnitudes; noise: that of their
-    possible errors; arrived: microbatches with a gradient.
+    possible errors; arrived: microbatches with a gradient; sway: the total of how far moves of the
+    gradients go along them.
     """
 
     exact: torch.Tensor
     absolute: torch.Tensor
     noise: float
     arrived: int
+    sway: float = inf
 
 
 def share_of(local: Local, tensor: RunParameter) -> Total:
@@ -58,7 +62,7 @@ def share_of(local: Local, tensor: RunParameter) -> Total:
     for one in there:
         exact += one
         absolute = absolute + one.abs()
-    return Total(exact, absolute, local.noise[tensor.name], len(there))
+    return Total(exact, absolute, local.noise[tensor.name], len(there), local.sway[tensor.name])
 
 
 def total_of(shares: Sequence[Total]) -> Total:
@@ -68,19 +72,22 @@ def total_of(shares: Sequence[Total]) -> Total:
         torch.stack([one.absolute for one in shares]).sum(0),
         sum(one.noise for one in shares),
         sum(one.arrived for one in shares),
+        sum(one.sway for one in shares),
     )
 
 
 class Judged(NamedTuple):
     """Judgement of one rank on the gradient.
 
-    share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient.
+    share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient;
+    scale: of all tensors together.
     """
 
     share: float
     wrong: dict[str, float]
     missing: tuple[str, ...]
     needless: tuple[str, ...]
+    scale: tuple[float, float, float] = NO_SCALE
 
 
 def enclosure(
@@ -119,6 +126,7 @@ def compare_shards(
     """Compare this rank's shards of one tensor with the enclosure."""
     share, wrong = 0.0, 0.0
     missing = needless = False
+    scale = NO_SCALE
     whole = enclosure(total, tensor, observed.summary, semantics)
     for number, piece in enumerate(observed.summary.pieces):
         if piece.name != tensor.name or piece.group < 0:
@@ -129,6 +137,7 @@ def compare_shards(
             continue
         needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
         part = Enclosure(*(local_slice(one, piece.entry) for one in whole))
+        scale = added(scale, projected(gradient.double(), part, whole, total))
         used, misfit = compare(gradient.double(), part)
         share = max(share, used if misfit is None else 0.0)
         if misfit is not None:
@@ -138,6 +147,7 @@ def compare_shards(
         {tensor.name: wrong} if wrong else {},
         (tensor.name,) if missing else (),
         (tensor.name,) if needless else (),
+        scale,
     )
 
 
@@ -240,7 +250,8 @@ def violation(
                 explanation=f"{names[0]} {text}",
                 causes=(cause,),
             )
-    return _diagnosed(asked, exhibits, summary, semantics) if asked else None
+    found_of_elements = _diagnosed(asked, exhibits, summary, semantics) if asked else None
+    return found_of_elements or scaled([one.scale for one in found], summary)
 
 
 def _diagnosed(

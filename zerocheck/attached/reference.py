@@ -4,10 +4,14 @@ The bits of a local gradient depend on kernels, alignment and the order of addit
 chooses as it likes (torch.compile, cuDNN, FSDP's flat parameters). So its round-off is not derived
 but estimated: all parameters are moved by one unit of round-off, up or down at random, and how far
 the gradient of a tensor moves is multiplied by MARGIN, as in judge/estimate.py.
+
+In bf16 an element then may be off by half of the largest one. So it is also estimated how far the
+moves go along the gradient itself, where errors of its elements cancel: see gradient_scale.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +25,12 @@ from zerocheck_reference import unit_roundoff
 from ..contract.names import unwrapped
 from ..devices import forked
 from ..errors import UsageError, did_you_mean
-from ..floating_point import NEXT
+from ..floating_point import NEXT, U
 from ..judge.estimate import MARGIN, REPLICAS
 from .casts import Casts, casting
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
+from .gradient_scale import NARROW_REPLICAS, along
 from .token_weights import TokenWeights, logits_of, weights_of
 
 Factory = Callable[[], nn.Module]
@@ -36,11 +41,13 @@ class Local:
     """Local gradients of one rank.
 
     gradients[name][m]: of microbatch m, flat fp32 on the CPU, None where it has none; noise[name]:
-    the largest error of an element of their sum; tokens: weights of the tokens of each microbatch.
+    the largest error of an element of their sum; sway[name]: how far the moves of that sum go along
+    it, infinite where that was not asked; tokens: weights of the tokens of each microbatch.
     """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
     noise: Mapping[str, float]
+    sway: Mapping[str, float]
     tokens: Sequence[TokenWeights] = ()
 
 
@@ -135,14 +142,17 @@ class Reference:
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept, casts) for forward in forwards), default=0.0)
-            for number in range(REPLICAS):
+            narrow = unit > NEXT * U
+            sway = dict.fromkeys(self._parameters, 0.0 if narrow else math.inf)
+            for number in range(NARROW_REPLICAS if narrow else REPLICAS):
                 self._move(kept, unit, number)
                 for name, gradients in self._run(forwards, buffers).items():
                     moved, was = _summed(gradients), _summed(first[name])
                     if moved is not None and was is not None and was.numel():
-                        distance = float((moved - was).abs().nan_to_num(nan=0.0).max())
-                        noise[name] = max(noise[name], MARGIN * distance)
-        return Local(first, noise, weights)
+                        apart = (moved - was).nan_to_num(nan=0.0)
+                        noise[name] = max(noise[name], MARGIN * float(apart.abs().max()))
+                        sway[name] = max(sway[name], along(apart, was))
+        return Local(first, noise, sway, weights)
 
     def _run(
         self,
