@@ -190,6 +190,22 @@ def work_from_future(future: torch.futures.Future[Any]) -> Any:
     return make(future).boxed()
 
 
+def draws_by_itself(model: torch.nn.Module) -> bool:
+    """Return True if inductor compiled a module so that it draws random numbers of its own.
+
+    Their seed is of torch's generator, and the numbers are not those that torch would draw.
+    """
+    for module in model.modules():
+        compiled: Any = module._compiled_call_impl
+        if compiled is None and hasattr(module, "_orig_mod"):
+            compiled = module.forward
+        asked = getattr(compiled, "get_compiler_config", None)
+        config = asked() if asked is not None else None
+        if config is not None and not config.get("fallback_random", False):
+            return True
+    return False
+
+
 def precision_policies(model: torch.nn.Module) -> Iterator[Any]:
     """Yield the mixed precision policies of FSDP1 and FSDP2, with `param_dtype` and the like."""
     for module in model.modules():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from asking import Ask, held
 from click.testing import CliRunner
+from torch import nn
 
+import zerocheck
+from zerocheck.adapters.shared.compiling import COMPILERS
 from zerocheck.cli import main
 
 
@@ -77,6 +82,32 @@ def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path, wrap:
     done = CliRunner().invoke(main, ["replay", bundle])
     assert done.exit_code == 0, done.output
     assert "its gradient was not judged again: it needs --model" in done.output
+
+
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("own", [False, True])
+def test_random_numbers_of_inductor(tmp_path: Path, own: bool) -> None:
+    """Its dropout masks are not torch's, unless it is told so."""
+
+    def make_model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 2))
+
+    model = make_model()
+    model.compile(dynamic=False, options={"fallback_random": not own})
+    optimizer = torch.optim.AdamW(model.parameters())
+    check = zerocheck.attach(model, optimizer, reference=make_model, directory=tmp_path)
+    with check.step():
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+    assert check.last is not None and "update" in held_by(check)
+    assert ("gradient" in held_by(check)) is not own
+    assert ("inductor draws random numbers" in check.last.unjudged.get("gradient", "")) is own
+
+
+def held_by(check: zerocheck.Attached) -> set[str]:
+    assert check.last is not None
+    return {name for name, status in check.last.statuses.items() if status == "holds"}
 
 
 def test_casts_of_a_part_of_the_model_are_not_judged(ask: Ask) -> None:

@@ -48,6 +48,7 @@ def test_a_right_training_holds(tmp_path: Path, trainer: str, sharding: str, ran
 def test_a_right_training_in_bf16_holds(tmp_path: Path, trainer: str, sharding: str) -> None:
     said = trained(tmp_path, 2, trainer, sharding, "bf16")
     assert "4 of 4 steps checked, all hold" in said, said
+    assert "violated []; not judged {}" in said, said
 
 
 @pytest.mark.parametrize(

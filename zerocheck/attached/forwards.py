@@ -19,9 +19,15 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from ..compat import draws_by_itself
 from ..contract.names import unwrapped
 from .guard import ErrorGuard
 from .output_gradients import OutputGradients
+
+OWN_NUMBERS = (
+    "inductor draws random numbers of its own (dropout); torch._inductor.config.fallback_random = "
+    "True has it draw those of torch"
+)
 
 Autocast = tuple[str, torch.dtype] | None
 
@@ -59,6 +65,9 @@ class Forwards:
         self._model = model
         self._guard = guard
         self._open: list[tuple[Forward, Any] | None] = []
+        self._own_numbers = draws_by_itself(model)
+        self.reason = ""
+        """Why the calls cannot be repeated, if they cannot."""
         self.summary: list[Forward] = []
         self.gradients = OutputGradients(model, guard)
 
@@ -106,6 +115,8 @@ class Forwards:
             if opened is not None:
                 forward, entry = opened
                 forward.returned = self.gradients.leave(entry, tensors_in(outputs))
+                if self._own_numbers and not all(map(torch.equal, forward.random, _random())):
+                    self.reason = OWN_NUMBERS
                 self.summary.append(forward)
 
 

@@ -148,7 +148,8 @@ class Watch:
         forwards: list[Forward] = []
         if self._listens is not None:
             forwards = [forward for forward in self._listens.summary if forward.counts]
-            self._unjudged = self._unjudged or self._listens.gradients.reason
+            reason = self._listens.reason or self._listens.gradients.reason
+            self._unjudged = self._unjudged or reason
         self._listens = None
         options = self._options or self._groups()
         late = [float(group["lr"]) for group in self._optimizer.param_groups]

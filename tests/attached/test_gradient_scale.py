@@ -1,0 +1,78 @@
+"""The length of the whole gradient: factors are named, round-off is not called one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zerocheck.attached.gradient_scale import NO_SCALE, added, along, projected, scaled
+from zerocheck.attached.reduced_gradient import Total
+from zerocheck.attached.step_record import StepSummary
+from zerocheck.floating_point import Enclosure
+from zerocheck.judge.estimate import MARGIN
+
+GRADIENT = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def summary(ranks: int = 4, microbatches: int = 3) -> StepSummary:
+    return StepSummary(
+        rank=0, world_size=ranks, number=1, what="", pieces=(), options=(), before=(), after=(),
+        ran=1, forwards=microbatches,
+    )  # fmt: skip
+
+
+def seen(factor: float, sway: float = 0.003, divisor: float = 4.0) -> tuple[float, float, float]:
+    """A tensor of which each of two ranks holds half. sway: relative to the gradient."""
+    length = float(GRADIENT.norm())
+    total = Total(GRADIENT * divisor, GRADIENT.abs(), 0.0, 12, sway * length * divisor)
+    whole = Enclosure(GRADIENT, torch.zeros(64, dtype=torch.float64))
+    found = NO_SCALE
+    for half in (slice(0, 32), slice(32, 64)):
+        part = Enclosure(*(one[half] for one in whole))
+        found = added(found, projected(factor * GRADIENT[half], part, whole, total))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("factor", "causes"),
+    [
+        (4.0, ("gradient x W",)),
+        (0.25, ("gradient / W",)),
+        (3.0, ("gradient x GA",)),
+        (1 / 3, ("gradient / GA",)),
+        (12.0, ("gradient x W x GA",)),
+        (2.0, ("gradient x sqrt(W)", "gradient doubled")),
+        (0.9, ("gradient scaled",)),
+        (-1.0, ("gradient scaled",)),
+    ],
+)
+def test_factors_are_named(factor: float, causes: tuple[str, ...]) -> None:
+    found = scaled([seen(factor)], summary())
+    assert found is not None and found.causes == causes
+    assert found.observed == pytest.approx(factor) and found.bound == pytest.approx(MARGIN * 0.003)
+
+
+def test_a_right_length_holds() -> None:
+    assert scaled([seen(1.0, sway=0.0)], summary()) is None
+    assert scaled([seen(1 + 0.99 * MARGIN * 0.003)], summary()) is None
+    assert scaled([seen(1 + 1.01 * MARGIN * 0.003)], summary()) is not None
+
+
+def test_copies_on_several_ranks_count_on_both_sides() -> None:
+    once, twice = (scaled([seen(0.5)] * count, summary()) for count in (1, 2))
+    assert once is not None and twice is not None
+    assert (once.observed, once.bound) == pytest.approx((twice.observed, twice.bound))
+
+
+def test_what_was_not_asked_is_not_judged() -> None:
+    assert scaled([seen(2.0, sway=math.inf)], summary()) is None
+    assert scaled([NO_SCALE], summary()) is None
+
+
+def test_moves_across_a_gradient_are_none_along_it() -> None:
+    gradient = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert along(torch.tensor([4.0, -3.0], dtype=torch.float64), gradient) == 0
+    assert along(0.1 * gradient, gradient) == pytest.approx(0.5)
+    assert along(gradient, torch.zeros(2, dtype=torch.float64)) == 5
