@@ -86,6 +86,13 @@ def narrow_fsdp1(model: nn.Module) -> nn.Module:
     )
 
 
+def reduced_fsdp2(model: nn.Module) -> nn.Module:
+    """Computes in fp32, and reduces in bf16."""
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    fully_shard(model[0], mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
 def partly_narrow_fsdp2(model: nn.Module) -> nn.Module:
     """One unit casts, its outputs back too."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
@@ -109,6 +116,7 @@ WRAPS: dict[str, Wrap] = {
     "narrow_fsdp2": narrow_fsdp2,
     "bf16_fsdp2": bf16_fsdp2,
     "narrow_fsdp1": narrow_fsdp1,
+    "reduced_fsdp2": reduced_fsdp2,
     "partly_narrow_fsdp2": partly_narrow_fsdp2,
 }
 

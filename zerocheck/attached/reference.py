@@ -225,7 +225,7 @@ def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor], casts: Casts
     if forward.autocast is not None:
         dtypes.add(forward.autocast[1])
     if casts is not None:
-        dtypes |= {dtype_of(casts.compute), dtype_of(casts.reduce)}
+        dtypes.add(dtype_of(casts.compute))
     return NEXT * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
 
 

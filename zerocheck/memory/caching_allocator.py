@@ -1,7 +1,7 @@
 """Model of the caching allocator of CUDA tensors: which memory it takes from the driver, and keeps.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp, as torch 2.11 to 2.15 have them without
-settings, or with `expandable_segments:True`:
+The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.11.0, without settings or with
+`expandable_segments:True`:
 
 - A size is rounded up to a multiple of 512 bytes. Up to 1 MiB it comes from the small pool.
 - Memory comes from the driver in segments of one stream and pool: 2 MiB for the small pool; 20 MiB
