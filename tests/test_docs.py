@@ -132,6 +132,9 @@ RUN = {
     "zerocheck memory --tables": Row(message="7B in fp32 on 8 ranks"),
     "zerocheck memory llama3-8b --implementation fsdp2 --world-size 8 --batch 2 --sequence 8192 "
     "--checkpoint-activations": Row(message="40.910 GiB"),
+    "zerocheck memory llama-8b --implementation fsdp2 --world-size 8 --sequence 2048 --exact": Row(
+        message="33.840 GiB, of which 7.344 GiB lie unused"
+    ),
     "zerocheck memory gpt2 --optimizer muon --world-size 8 --precision fp32": Row(
         message="(12 Psi/N of 84,934,656 by muon) + (16 Psi/N of 39,505,152 by adamw)"
     ),

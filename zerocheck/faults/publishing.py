@@ -44,17 +44,21 @@ class GatherStale(Zero3):
         return super().train_step(step)
 
 
-@fault("zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="found on a GPU: FSDP2, cuDNN")
+@fault(
+    "zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="found on a GPU: FSDP2, cuDNN",
+    features=("several-steps", "wrap-block"), without=("mixed-dtypes", "block-experts"),
+)  # fmt: skip
 class FirstParametersKept(Zero3):
     """The first unit is gathered anew, and its module computes with those of the first step."""
 
     first: torch.Tensor | None = None
 
     def train_step(self, step: Step) -> StepReport:
-        flat = self.flats[0]
+        learn = [flat for flat in self.flats if flat.reduces]
+        flat = learn[0] if learn else self.flats[0]
         if self.first is None:
             self.first = flat.local.clone()
-        elif len(self.flats) > 1:
+        elif len(learn) > 1 and len(self.first) == len(flat.local):
             flat.__class__ = _LatePublish
             assert isinstance(flat, _LatePublish)
             flat.sent = self.first
