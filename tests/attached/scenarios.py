@@ -250,6 +250,14 @@ def random_net() -> nn.Sequential:
     return model
 
 
+def deep_net() -> nn.Sequential:
+    """Without biases: that of a head has a gradient of which every bit is known."""
+    torch.manual_seed(1)
+    norm = nn.LayerNorm(24, elementwise_affine=False)
+    deep = [one for _ in range(8) for one in (nn.Linear(24, 24, bias=False), norm, nn.GELU())]
+    return nn.Sequential(nn.Linear(6, 24, bias=False), norm, *deep, nn.Linear(24, 3, bias=False))
+
+
 def other_names() -> nn.Module:
     return nn.ModuleDict({"layer": net()})
 
@@ -273,7 +281,7 @@ def referenced(
 ) -> dict[str, Any]:
     """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any;
     beside: what the loss uses beside the outputs."""
-    made = random_net() if factory == "random_net" else net()
+    made = {"random_net": random_net, "deep_net": deep_net}.get(factory, net)()
     inner: list[torch.Tensor] = []
     made[1].register_forward_hook(lambda *given: inner.append(given[-1]))
     model = WRAPS[wrap](made)
@@ -314,6 +322,8 @@ def referenced(
                 scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             for parameter in model.parameters():
+                if fault == "short" and number:
+                    local(parameter.grad).mul_(0.8)
                 if fault == "world" and number:
                     local(parameter.grad).mul_(dist.get_world_size())
             scaler.step(optimizer)

@@ -70,6 +70,14 @@ def test_what_is_wrong_is_named(ask: Ask, given: dict[str, Any], cause: str) -> 
         assert answer["tier"] == "full"
 
 
+@pytest.mark.parametrize("given", [{"wrap": "narrow_fsdp2"}, {"wrap": "ddp", "autocast": True}])
+def test_a_short_gradient_is_found_in_bf16(ask: Ask, given: dict[str, Any]) -> None:
+    """No element of it is out of its bound: it is the length that says it."""
+    for answer in ask("referenced", fault="short", factory="deep_net", ranks=3, **given):
+        found = {one["obligation"]: one for one in answer["violations"]}
+        assert found["gradient"]["causes"] == ["gradient scaled"], answer
+
+
 @pytest.mark.parametrize("wrap", ["fsdp2", "narrow_fsdp2"])
 def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path, wrap: str) -> None:
     """Each rank's shards, inputs, casts and random state are in it."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from zerocheck.attached.gradient_scale import NO_SCALE, added, along, projected, scaled
-from zerocheck.attached.reduced_gradient import Total
 from zerocheck.attached.step_record import StepSummary
 from zerocheck.floating_point import Enclosure
 from zerocheck.judge.estimate import MARGIN
@@ -23,15 +22,15 @@ def summary(ranks: int = 4, microbatches: int = 3) -> StepSummary:
     )  # fmt: skip
 
 
-def seen(factor: float, sway: float = 0.003, divisor: float = 4.0) -> tuple[float, float, float]:
+def seen(factor: float, sway: float = 0.003) -> tuple[float, float, float]:
     """A tensor of which each of two ranks holds half. sway: relative to the gradient."""
     length = float(GRADIENT.norm())
-    total = Total(GRADIENT * divisor, GRADIENT.abs(), 0.0, 12, sway * length * divisor)
     whole = Enclosure(GRADIENT, torch.zeros(64, dtype=torch.float64))
     found = NO_SCALE
     for half in (slice(0, 32), slice(32, 64)):
         part = Enclosure(*(one[half] for one in whole))
-        found = added(found, projected(factor * GRADIENT[half], part, whole, total))
+        held = factor * GRADIENT[half]
+        found = added(found, projected(held, part, length=length, sway=sway * length, noise=0.0))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,26 @@ def pool() -> Iterator[Pool]:
 
     with start_ranks("cuda:0") as running:
         yield running
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """torchrun of a script of this folder, in an empty folder."""
+    here = Path(__file__).parent
+    path = [str(here.parent / "field"), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+    def run(script: str, ranks: int, *given: object) -> subprocess.CompletedProcess[str]:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return subprocess.run(
+            [*start, "--nproc-per-node", str(ranks), str(here / script), *map(str, given)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+
+    return run
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ torchrun --nproc-per-node N trainers_on_gpu.py TRAINER SHARDING PRECISION [FAULT
 
 TRAINER: transformers, accelerate or lightning; SHARDING: ddp, fsdp1 or fsdp2; PRECISION: fp32 or
 bf16; FAULT: doubled, for gradients that are doubled from step 2 on. Ranks share a GPU where there
-are fewer.
+are fewer. With tests/field in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if SHARED:
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from trainer_faults import line  # noqa: E402
 
 BACKEND = "cpu:gloo,cuda:gloo" if SHARED else "nccl"
 OPTIONS: dict[str, Any] = {"steps": (1, 2, 3, 4), "every": None, "on_violation": "warn"}
@@ -219,10 +220,5 @@ if __name__ == "__main__":
     trained, sharded, precision, *faults = sys.argv[1:]
     check = TRAINERS[trained](sharded, precision == "bf16", bool(faults))
     if dist.get_rank() == 0:
-        causes = [f"{one.obligation}: {', '.join(one.causes)}" for one in check.last.violations]
-        held = [name for name, status in check.last.statuses.items() if status == "holds"]
-        print(
-            f"RESULT holds {', '.join(held)}; violated {causes}; not judged {check.last.unjudged}",
-            flush=True,
-        )
+        print(line(check), flush=True)
     dist.destroy_process_group()

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from zerocheck_reference import unit_roundoff
+
 from .. import causes as bugs
-from ..floating_point import U
 from ..judge.compare import different_bits
 from ..protocol.verdicts import Violation
 from .slices import SliceContext
@@ -90,14 +91,13 @@ def _factor(one: _Changed) -> float | None:
 def _all_times(found: list[_Changed], factor: float) -> bool:
     """Return True if all is `factor` times the clipped gradient, but for the roundings.
 
-    A product by a rounded factor has two roundings, each of at most the unit of the narrower
-    format; what underflows is off by the smallest normal number.
+    There are three: of the factor, of the product by it, and of the product that the factor was
+    taken from. What underflows is off by the smallest normal number.
     """
     return all(_times(one.given, one.clipped, factor) for one in found)
 
 
 def _times(given: torch.Tensor, clipped: torch.Tensor, factor: float) -> bool:
-    unit = U if given.dtype == torch.float32 else torch.finfo(given.dtype).eps
     expected = clipped.double() * factor
-    bound = 3 * unit * expected.abs() + torch.finfo(given.dtype).tiny
+    bound = 3 * unit_roundoff(given.dtype) * expected.abs() + torch.finfo(given.dtype).tiny
     return bool(((given.double() - expected).abs() <= bound).all())

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from .dtypes import dtype_of
 from .forwards import Autocast, Forward
 
 _TENSOR, _TUPLE = "a tensor", "a tuple"
@@ -107,7 +108,7 @@ def _words(autocast: Autocast) -> Words:
 
 
 def _autocast(words: Words) -> Autocast:
-    return None if words is None else (words[0], getattr(torch, words[1].removeprefix("torch.")))
+    return None if words is None else (words[0], dtype_of(words[1]))
 
 
 def _plain(tree: Any, tensors: list[torch.Tensor]) -> Any:

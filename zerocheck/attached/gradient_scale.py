@@ -17,19 +17,16 @@ chance 0.05 ** 4 = 6e-6.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
 from .. import causes as bugs
 from ..floating_point import Enclosure
+from ..judge.diagnose.factors import known_factors
 from ..judge.estimate import MARGIN
 from ..protocol.verdicts import Violation
 from .step_record import StepSummary
-
-if TYPE_CHECKING:
-    from .reduced_gradient import Total
 
 NARROW_REPLICAS = 4
 """Runs with parameters moved, where the model computes in bf16 or fp16."""
@@ -45,20 +42,20 @@ def along(move: torch.Tensor, gradient: torch.Tensor) -> float:
     return abs(float(move @ gradient)) / length if length else float(move.norm())
 
 
-def projected(observed: torch.Tensor, part: Enclosure, whole: Enclosure, total: Total) -> Scale:
-    """Project a rank's shard of a tensor. part, whole: enclosures of the shard and the tensor."""
-    if not math.isfinite(total.sway):
+def projected(
+    observed: torch.Tensor, part: Enclosure, *, length: float, sway: float, noise: float
+) -> Scale:
+    """Project a rank's shard of a tensor.
+
+    part: enclosure of the shard; length: of the whole tensor's expected gradient; sway, noise: of
+    that tensor, the latter as it is in the bounds of `part`.
+    """
+    if not math.isfinite(sway):
         return 0.0, 0.0, math.inf
     inside = float(part.exact @ part.exact)
-    length = float(whole.exact.norm())
-    divisor = float(total.exact.norm()) / length if length else 1.0
-    off = MARGIN * total.sway / divisor
-    rounded = float((part.bound - total.noise / divisor).clamp(min=0.0) @ part.exact.abs())
-    return (
-        float(observed @ part.exact),
-        inside,
-        (off / length * inside if length else 0.0) + rounded,
-    )
+    rounded = float((part.bound - noise).clamp(min=0.0) @ part.exact.abs())
+    swayed = MARGIN * sway / length * inside if length else 0.0
+    return float(observed @ part.exact), inside, swayed + rounded
 
 
 def added(one: Scale, other: Scale) -> Scale:
@@ -77,9 +74,8 @@ def scaled(scales: Sequence[Scale], summary: StepSummary) -> Violation | None:
     factor, bound = observed / expected, off / expected
     if abs(factor - 1) <= bound:
         return None
-    known = [
-        (name, words) for name, value, words in _factors(summary) if abs(factor - value) <= bound
-    ]
+    factors = known_factors(summary.world_size, summary.forwards)
+    known = [(name, words) for name, value, words in factors if abs(factor - value) <= bound]
     words = " or ".join(words for _, words in known) or f"{factor:.3g} times what it must be"
     return Violation(
         obligation="gradient",
@@ -94,21 +90,3 @@ def scaled(scales: Sequence[Scale], summary: StepSummary) -> Violation | None:
         ratio=abs(factor - 1) / bound if bound else None,
         causes=tuple(name for name, _ in known) or (bugs.GRADIENT_SCALED,),
     )
-
-
-def _factors(summary: StepSummary) -> Iterator[tuple[str, float, str]]:
-    """Yield (cause, factor, words) of the factors that are known."""
-    world, count = summary.world_size, summary.forwards
-    if world > 1:
-        yield bugs.GRADIENT_TIMES_W, world, f"W = {world} times too large"
-        yield bugs.GRADIENT_OVER_W, 1 / world, f"W = {world} times too small"
-        root = math.sqrt(world)
-        yield bugs.GRADIENT_TIMES_ROOT_W, root, f"sqrt(W) = {root:.4g} times too large"
-        yield bugs.GRADIENT_OVER_ROOT_W, 1 / root, f"sqrt(W) = {root:.4g} times too small"
-    if count > 1:
-        yield bugs.GRADIENT_TIMES_GA, count, f"GA = {count} times too large"
-        yield bugs.GRADIENT_OVER_GA, 1 / count, f"GA = {count} times too small"
-    if count > 1 and world > 1:
-        both = world * count
-        yield bugs.GRADIENT_TIMES_W_TIMES_GA, both, f"W x GA = {both} times too large"
-    yield bugs.GRADIENT_DOUBLED, 2.0, "2 times too large"

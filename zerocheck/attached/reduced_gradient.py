@@ -90,6 +90,11 @@ class Judged(NamedTuple):
     scale: tuple[float, float, float] = NO_SCALE
 
 
+def divisor_of(summary: StepSummary, semantics: Semantics) -> float:
+    """Return what the sum of the local gradients is divided by."""
+    return summary.loss_scale * (summary.world_size if semantics.reduction == "mean" else 1)
+
+
 def enclosure(
     total: Total, tensor: RunParameter, summary: StepSummary, semantics: Semantics
 ) -> Enclosure:
@@ -99,7 +104,7 @@ def enclosure(
     scale that is no power of two, in the dtype of the reduction; then what the local gradients can
     be off.
     """
-    divisor = summary.loss_scale * (summary.world_size if semantics.reduction == "mean" else 1)
+    divisor = divisor_of(summary, semantics)
     roundings = 2 + bounds.gradient_roundings(
         world_size=summary.world_size,
         microbatches=max(1, summary.forwards),
@@ -128,6 +133,8 @@ def compare_shards(
     missing = needless = False
     scale = NO_SCALE
     whole = enclosure(total, tensor, observed.summary, semantics)
+    length, divisor = float(whole.exact.norm()), divisor_of(observed.summary, semantics)
+    sway, noise = total.sway / divisor, total.noise / divisor
     for number, piece in enumerate(observed.summary.pieces):
         if piece.name != tensor.name or piece.group < 0:
             continue
@@ -137,7 +144,8 @@ def compare_shards(
             continue
         needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
         part = Enclosure(*(local_slice(one, piece.entry) for one in whole))
-        scale = added(scale, projected(gradient.double(), part, whole, total))
+        projection = projected(gradient.double(), part, length=length, sway=sway, noise=noise)
+        scale = added(scale, projection)
         used, misfit = compare(gradient.double(), part)
         share = max(share, used if misfit is None else 0.0)
         if misfit is not None:

@@ -64,7 +64,6 @@ class Reference:
                 f"reference= must return the model that is not wrapped, got {type(model).__name__}"
             )
         self.device = device
-        self._casts: Casts | None = None
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
         modules = (name for name, _ in self.model.named_modules())
@@ -133,12 +132,11 @@ class Reference:
         buffers: those that the run had before them; tokens: with the weights of tokens; casts: of
         the run's mixed precision.
         """
-        self._casts = casts
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
         weights: list[TokenWeights] = []
         with _separate_random(self.device):
-            first = self._run(forwards, buffers, weights if tokens else None)
+            first = self._run(forwards, buffers, casts, weights if tokens else None)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept, casts) for forward in forwards), default=0.0)
@@ -146,7 +144,7 @@ class Reference:
             sway = dict.fromkeys(self._parameters, 0.0 if narrow else math.inf)
             for number in range(NARROW_REPLICAS if narrow else REPLICAS):
                 self._move(kept, unit, number)
-                for name, gradients in self._run(forwards, buffers).items():
+                for name, gradients in self._run(forwards, buffers, casts).items():
                     moved, was = _summed(gradients), _summed(first[name])
                     if moved is not None and was is not None and was.numel():
                         apart = (moved - was).nan_to_num(nan=0.0)
@@ -158,6 +156,7 @@ class Reference:
         self,
         forwards: Sequence[Forward],
         buffers: Mapping[str, torch.Tensor],
+        casts: Casts | None,
         weights: list[TokenWeights] | None = None,
     ) -> dict[str, list[torch.Tensor | None]]:
         """Return the gradients of each call. weights: list that takes those of tokens."""
@@ -171,7 +170,7 @@ class Reference:
             for parameter in self._parameters.values():
                 parameter.grad = None
             with torch.enable_grad():
-                outputs = tensors_in(self._called(forward))
+                outputs = tensors_in(self._called(forward, casts))
                 pairs = [
                     _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
@@ -187,10 +186,10 @@ class Reference:
                 parameter.grad = None
         return found
 
-    def _called(self, forward: Forward) -> Any:
-        if self._casts is None:
+    def _called(self, forward: Forward, casts: Casts | None) -> Any:
+        if casts is None:
             return entered(forward, self.model, self.device)
-        with casting(self.model, self._casts, self._bare) as parameters:
+        with casting(self.model, casts, self._bare) as parameters:
             return entered(forward, self.model, self.device, parameters)
 
     def _move(self, kept: Mapping[str, torch.Tensor], unit: float, number: int) -> None:

@@ -58,7 +58,6 @@ class CachingAllocator:
         addresses: Callable[[int, int], int] | None = None,
     ) -> None:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self.segments = 0
         self._expandable = expandable
         self._addresses = addresses or self._behind_the_last
         self._top = 0
@@ -88,7 +87,6 @@ class CachingAllocator:
         """Take a segment from the driver, and return it as one free block."""
         block = DeviceBlock(address, size, (stream, small))
         self._more(size)
-        self.segments += 1
         self._put(block)
         return block
 

@@ -43,7 +43,12 @@ def _by_loss_scale(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _scaled(evidence: Evidence) -> Iterator[Candidate]:
-    world, count = evidence.passes.gradients.shape[:2]
+    for name, factor, words in known_factors(*evidence.passes.gradients.shape[:2]):
+        yield Candidate(name, f"the gradient is {words}", [times(evidence, factor)])
+
+
+def known_factors(world: int, count: int) -> Iterator[tuple[str, float, str]]:
+    """Iterate over (cause, factor, words), with so many ranks and microbatches."""
     factors: dict[str, tuple[float, str]] = {}
     if world > 1:
         root = math.sqrt(world)
@@ -77,4 +82,4 @@ def _scaled(evidence: Evidence) -> Iterator[Candidate]:
         )
     factors[bugs.GRADIENT_DOUBLED] = (2.0, "2 times too large")
     for name, (factor, words) in factors.items():
-        yield Candidate(name, f"the gradient is {words}", [times(evidence, factor)])
+        yield name, factor, words
