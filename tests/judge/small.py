@@ -44,7 +44,9 @@ def layout(*, frozen: str = "", narrow: bool = False) -> ParameterLayout:
 NAMES = frozenset("abcde")
 
 
-def held(*parts: Sequence[float], absent: str = "", ranges: Sequence[range] = ()) -> RoleState:
+def held(
+    *parts: Sequence[float], absent: str = "", ranges: Sequence[Sequence[int]] = ()
+) -> RoleState:
     """What each rank holds: all elements, or those of its range; absent: names without any."""
     plans = []
     whole = torch.full((SIZE,), torch.nan)

@@ -46,6 +46,7 @@ def test_all_obligations_hold(observe: Callable, implementation: str) -> None:
     assert all(share <= 1.0 for share in judgement.share.values())
     assert judgement.share["gradient"] > 0.05
     assert judgement.share["update"] > 0.3
+    assert judgement.share["publish"] == judgement.share["ownership"] == 0.0, "bit for bit"
 
 
 UNUSUAL = msgspec.structs.replace(

@@ -85,6 +85,11 @@ def test_flat_ranges_among_boxes() -> None:
     assert "mixed" in tiling_fault(list(enumerate(mixed)), (2, 3))
 
 
+def test_a_shard_without_elements_is_in_nobodys_way() -> None:
+    assert _flat((0, (0, 5)), (1, (3, 3)), shape=(5,)) == ""
+    assert _flat((0, (0, 2)), (1, (2, 2)), (2, (2, 5)), (3, (5, 5)), shape=(5,)) == ""
+
+
 def test_an_empty_tensor_and_a_scalar() -> None:
     assert _flat((0, (0, 0)), shape=(0,)) == ""
     assert _flat((0, (0, 1)), shape=()) == ""

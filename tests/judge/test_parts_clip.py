@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from small import SIZE, held, layout
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.floating_point import BF16, ETA, U
+from zerocheck.floating_point import BF16, ETA, FP32, U
+from zerocheck.judge import pieces
 from zerocheck.judge.bounds import narrow_norm_relative
 from zerocheck.judge.clipping import (
     coefficient,
@@ -21,7 +23,8 @@ from zerocheck.judge.clipping import (
     true_norm,
 )
 from zerocheck.judge.diagnose.clip import Norm, norm_causes, sentence_of
-from zerocheck.judge.obligations.clip import check_clipped, check_norm
+from zerocheck.judge.layout import Formats
+from zerocheck.judge.obligations.clip import _norm_bound, check_clipped, check_norm
 from zerocheck.protocol.verdicts import Violation
 
 SECOND_ORDER = 1.000001
@@ -200,6 +203,70 @@ def test_what_is_left_out_is_asked_for_last() -> None:
     assert norm_causes([first], "2") == ("local norm",)
     # The other rank, whose shard is not that, reports the same.
     assert norm_causes([first, first._replace(rank=1)], "2") == ("norm without some parameters",)
+
+
+def test_squares_of_bf16_underflow_earlier() -> None:
+    case = _case()
+    narrow = Formats(((FP32, torch.tensor([0])), (BF16, torch.tensor([1, 2, 3]))), 4)
+    _, floor = _norm_bound(torch.zeros(4), narrow, case)
+    assert floor == math.sqrt(4 * BF16.eta) > math.sqrt(4 * ETA)
+    assert _norm_bound(torch.zeros(4), Formats(((FP32, None),), 4), case)[1] == math.sqrt(4 * ETA)
+
+
+@pytest.mark.parametrize("at_once", [3, 4, 8])
+def test_the_norm_of_pieces(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_ONCE", at_once)
+    assert true_norm(torch.tensor(GRADIENT), _case()) == pytest.approx(NORM, rel=1e-15)
+    assert true_norm(torch.tensor(GRADIENT[::-1]), _case("inf")) == 4.0
+
+
+def test_each_rank_by_its_own_gradient() -> None:
+    """Where copies differ, which is another finding; shards that came otherwise by the whole."""
+    other = [3.0, *GRADIENT[1:]]
+    shown = held(GRADIENT, other)
+    given = [NORM, NORM], layout(), _case(), Semantics()
+    own = held(_times(FACTOR), [3.0 * FACTOR, *_times(FACTOR)[1:]])
+    own = replace(own, plans=shown.plans)
+    assert check_clipped(own, shown, *given, step=0)[1] is None
+    turned = held([*_times(FACTOR)[4:], *_times(FACTOR)[:4]], ranges=([*range(4, 8), *range(4)],))
+    assert check_clipped(turned, held(GRADIENT), [NORM], *given[1:], step=0)[1] is None
+
+
+def test_the_error_of_a_norm_that_is_not_told_is_relative() -> None:
+    small = [x / 1024 for x in GRADIENT]
+    norm, case = NORM / 1024, _case(clip=NORM / 2048)
+    factor = case.training.clip / (norm + 1e-6)  # type: ignore[operator]
+    for units, fine in ((0.9, True), (3.0, False)):
+        off = [x * factor * (1 + units * RELATIVE) for x in small]
+        _, violation = check_clipped(
+            held(off), held(small), [None], layout(), case, Semantics(), step=0
+        )
+        assert (violation is None) is fine, units
+
+
+def test_an_infinite_gradient_stays_infinite() -> None:
+    infinite = [math.inf, *GRADIENT[1:]]
+    clipped = [math.inf, *[0.0] * 7]
+    _, violation = check_clipped(
+        held(clipped[:1], ranges=(range(1),)),
+        held(infinite[:1], ranges=(range(1),)),
+        [NORM],
+        layout(),
+        _case(),
+        Semantics(),
+        step=0,
+    )
+    assert violation is None
+    _, violation = check_clipped(
+        held([3.0], ranges=(range(1),)),
+        held(infinite[:1], ranges=(range(1),)),
+        [NORM],
+        layout(),
+        _case(),
+        Semantics(),
+        step=0,
+    )
+    assert violation is not None
 
 
 def test_elements_that_somebody_holds() -> None:

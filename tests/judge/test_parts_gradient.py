@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ from small import SIZE, held, layout
 
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.contract.semantics import Semantics
-from zerocheck.floating_point import ETA, U
+from zerocheck.floating_point import BF16, ETA, FP32, U
+from zerocheck.judge import bounds
 from zerocheck.judge.compare import compare
 from zerocheck.judge.expected import Expected, expected, loss_divisor
+from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import Passes
 from zerocheck.judge.obligations.gradient import check
+from zerocheck.judge.precision import path_of
 
 SECOND_ORDER = 1.000001
 CASE = Case(mesh=(3,), training=Training(microbatches=2))
@@ -80,6 +84,20 @@ def test_what_is_not_finite_must_be_just_that() -> None:
     assert _enclosure(Semantics(), passes=passes) == (math.inf, 0.0)
 
 
+@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
+def test_a_parameter_in_bf16_is_rounded_once_more(reduce: str) -> None:
+    """A path ends with the rounding to the parameter's dtype, if its last one is another."""
+    semantics = Semantics(compute="bf16", accumulate_dtype="fp32", reduce=reduce)  # type: ignore[arg-type]
+    made = expected(_passes(), layout(narrow=True), CASE, semantics)
+    path = path_of(CASE, semantics, microbatches=2)
+    assert path[0][1] == FP32 and path[-1][1] == (BF16 if reduce == "bf16" else FP32)
+    numbers = torch.tensor([4 / 3]).double(), torch.tensor([6 / 3]).double()
+    once_more = () if reduce == "bf16" else ((1, BF16),)
+    for element, more in ((0, ()), (2, once_more)):
+        wanted = bounds.along(*numbers, (*path, *more)).bound
+        assert float(made.enclosure.bound[element]) == pytest.approx(float(wanted), rel=1e-9)
+
+
 def test_loss_divisor() -> None:
     assert loss_divisor(CASE, Semantics()) == 2.0
     assert loss_divisor(CASE, Semantics(divide="gradient")) == 1.0
@@ -127,6 +145,23 @@ def test_the_ranks_that_are_wrong(wrong: tuple[int, ...]) -> None:
     assert share > 1.0 and tensors == ("b",) and ranks == wrong
 
 
+@pytest.mark.parametrize("wrong", [(), (0, 1, 2), (2,)])
+def test_ranks_that_share_a_plan_are_compared_once(wrong: tuple[int, ...]) -> None:
+    """As observations have it: with bits that rank 0 has too, what holds of it holds."""
+    parts = [[*RIGHT[:5], 1.34, *RIGHT[6:]] if rank in wrong else RIGHT for rank in range(3)]
+    shown = held(*parts)
+    shown = replace(shown, plans=(shown.plans[0],) * 3)
+    _, tensors, ranks, _ = _check(shown)
+    assert (tensors, ranks) == ((("b",), wrong) if wrong else ((), ()))
+
+
+def test_shards_with_equal_bits_are_judged_each_where_it_lies() -> None:
+    wanted = _expected()
+    wanted.enclosure.exact[4:] += 1.0
+    shown = held(RIGHT[:4], RIGHT[:4], ranges=(range(4), range(4, 8)))
+    assert _check(shown, wanted)[2] == (1,)
+
+
 def test_a_shard_is_judged_where_it_lies() -> None:
     ranges = (range(5), range(5, 8))
     wanted = _expected()
@@ -151,8 +186,6 @@ def test_who_must_have_a_gradient() -> None:
 
 def test_one_rank_without_a_gradient() -> None:
     both, one = held(RIGHT, RIGHT), held(RIGHT, RIGHT, absent="c")
-    from dataclasses import replace
-
     mixed = replace(both, plans=(both.plans[0], one.plans[1]))
     assert _check(mixed)[1:] == (("c",), (1,), ("gradient missing",))
 
@@ -171,10 +204,6 @@ def test_zeros_that_an_earlier_step_made() -> None:
 def test_unfreezing() -> None:
     model = Model(frozen=("head.bias",))
     case = Case(mesh=(3,), model=model, training=Training(microbatches=2, steps=4, unfreeze=2))
-    from dataclasses import replace
-
-    from zerocheck.judge.layout import ParameterLayout
-
     plain = layout()
     places = [replace(p, name="head.bias") if p.name == "c" else p for p in plain.places]
     by_name = {place.name: place for place in places}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from small import NAMES, SIZE, held, layout, state
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
 from zerocheck.floating_point import BF16, FP32
+from zerocheck.judge import pieces
 from zerocheck.judge.assemble import ManifestPlan, Observation
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 from zerocheck.judge.obligations import publish
@@ -80,6 +82,15 @@ def test_names_come_worst_first() -> None:
     weight = torch.tensor([1.0, 3.0, 9.0, 9.0, 9.0, 5.0, 9.0, 2.0])
     assert layout().names_of(mask, weight) == ("b", "a", "e")
     assert layout().names_of(mask & False, weight) == ()
+
+
+def test_memory_order_of_a_transposed_parameter_beside_others() -> None:
+    assert layout().memory_order is None
+    places = [
+        replace(place, strides=(1, 2)) if place.name == "b" else place for place in layout().places
+    ]
+    order = replace(layout(), places=tuple(places)).memory_order
+    assert order is not None and order.tolist() == [0, 1, 2, 4, 3, 5, 6, 7]
 
 
 def test_flags_are_spread_over_elements() -> None:
@@ -206,6 +217,28 @@ def test_another_order_is_put_right() -> None:
     assert twice is not None and twice.plans[0].index is not None and not twice.whole_everywhere
 
 
+def test_boxes_that_are_all_elements_are_put_in_order() -> None:
+    columns = [Entry("b", (2, 2), 0, 2, ((0, 2), (n, n + 1))) for n in range(2)]
+    found = _seen([A, *columns, C, E]).held(0, "state", "parameter")
+    assert found is not None and found.plans[0].index is None
+    assert found.parts[0].tolist() == found.whole.tolist() == [10.0 * i for i in range(SIZE)]
+
+
+def test_a_large_part_that_rank_0_has_too_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is widened takes memory, so ranks that hold the same bits share it."""
+
+    def same(rank: int, record: Recorded) -> torch.Tensor:
+        return torch.arange(float(SIZE), dtype=torch.bfloat16) + (rank == 2)
+
+    records = (Recorded(0, "state", "parameter", 0, 0, SIZE, "bfloat16"),)
+    seen = RankObservation(manifests=((A, B, C, E),), records=records, steps=())
+    for at_once, shared in ((SIZE - 1, True), (SIZE, False)):
+        monkeypatch.setattr(pieces, "AT_ONCE", at_once)
+        found = Observation(layout(), [seen] * 3, same).held(0, "state", "parameter")
+        assert found is not None and (found.parts[1] is found.parts[0]) is shared
+        assert found.parts[2] is not found.parts[0] and found.parts[2][0] == 1.0
+
+
 def test_ranks_that_hold_the_same_share_a_plan_and_what_is_forgotten_is_made_anew() -> None:
     one = _seen([A, C], [A, C], [C, A])
     found = one.held(0, "state", "parameter")
@@ -216,6 +249,14 @@ def test_ranks_that_hold_the_same_share_a_plan_and_what_is_forgotten_is_made_ane
     assert one.held(0, "state", "parameter") is found
     one.forget(0)
     assert one.held(0, "state", "parameter") is not found
+
+
+def test_the_last_step_that_exposed_a_role() -> None:
+    records = tuple(Recorded(step, "state", "parameter", 0, 0, 2, "float32") for step in (1, 3, 2))
+    seen = RankObservation(manifests=((A,),), records=records, steps=())
+    one = Observation(layout(), [seen], lambda rank, record: torch.zeros(2))
+    assert one.last("state", "parameter") == 3
+    assert one.last("reduced", "parameter") is None
 
 
 def test_names_without_a_gradient() -> None:
@@ -274,10 +315,38 @@ def test_copies_that_differ() -> None:
     assert violation.tensors[0] == "e" and set(violation.tensors) == {"a", "b", "e"}
     assert (violation.observed, violation.expected) == (9.0, 7.0) and violation.element == (0,)
     assert (violation.wrong, violation.total, violation.bound) == (3, SIZE, 0.0)
+    under = _copies(WHOLE, [*WHOLE[:5], 5.5, *WHOLE[6:7], 3.0])
+    assert under is not None and (under.observed, under.expected) == (3.0, 7.0)
+    assert "copies of parameter differ" in violation.explanation
     minus = [-0.0, *WHOLE[1:]]
     assert _copies(WHOLE, minus) is not None
     violation = _copies(WHOLE, [*WHOLE[:4], math.nan, *WHOLE[5:7], 99.0])
     assert violation is not None and violation.tensors[0] == "b"
+
+
+def test_copies_of_states_where_no_parameter_is_shown() -> None:
+    shown = held(WHOLE, [9.0, *WHOLE[1:]])
+    answer = SimpleNamespace(
+        layout=layout(),
+        states=("exp_avg",),
+        held=lambda step, point, role: shown if role == "exp_avg" else None,
+    )
+    violation = publish.check(answer, state(WHOLE), step=4)  # type: ignore[arg-type]
+    assert violation is not None and violation.role == "exp_avg" and violation.ranks == (1,)
+
+
+def test_a_parameter_is_its_master_rounded() -> None:
+    answer = SimpleNamespace(layout=layout(), states=(), held=lambda *_: held(WHOLE, WHOLE))
+    owned = replace(
+        state(WHOLE),
+        rounded=torch.tensor([9.0, *WHOLE[1:]]),
+        mastered=torch.ones(SIZE, dtype=torch.bool),
+    )
+    violation = publish.check(answer, owned, step=4)  # type: ignore[arg-type]
+    assert violation is not None and violation.ranks == (0, 1)
+    assert violation.explanation.startswith("parameters are not their fp32 masters, rounded")
+    right = replace(owned, rounded=torch.tensor(WHOLE))
+    assert publish.check(answer, right, step=4) is None  # type: ignore[arg-type]
 
 
 def test_copies_of_shards() -> None:

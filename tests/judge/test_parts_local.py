@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from small import held
+from small import held, layout
 
-from zerocheck.case.schema import Block, Case, Model, Training
+from zerocheck.case.schema import Block, Case, Model, Start, Training
 from zerocheck.judge.layout import ParameterLayout
-from zerocheck.judge.local import LocalRunner, as_on_a_rank
-from zerocheck.judge.state import _by_owner, _per_rank
+from zerocheck.judge.local import LocalRunner, _put, as_on_a_rank
+from zerocheck.judge.precision import Computing
+from zerocheck.judge.state import StartState, State, _by_owner, _per_rank
+from zerocheck.models.batches import batch
 from zerocheck.models.network import build_model
+from zerocheck.models.start import initial_state
 from zerocheck.protocol.observations import StepObservation
 
 
@@ -105,6 +110,56 @@ def test_gradients_of_divided_losses_are_multiplied_in_float64() -> None:
     assert whole.dtype == torch.float64 and torch.equal(whole, 3 * divided.double())
 
 
+@pytest.mark.parametrize("cast", [False, True])
+def test_outputs_are_cast_where_that_is_declared(cast: bool) -> None:
+    case = Case(mesh=(2,), model=Model(inputs=3, width=4, outputs=2))
+    module = build_model(case)
+    computing = Computing(torch.bfloat16, parameters=False, outputs=cast)
+    runner = LocalRunner(module, case, ParameterLayout.of(module, case), computing=computing)
+    outputs = runner._outputs(module, batch(case, step=0, rank=0, microbatch=0))
+    assert outputs.dtype == (torch.bfloat16 if cast else torch.float32)
+
+
+@pytest.mark.parametrize("restrided", [False, True])
+def test_inputs_pass_the_node_that_the_ranks_have(restrided: bool) -> None:
+    """FSDP2's gives dims of size 1 other strides, and DeepSpeed's does not."""
+    runner, module = _runner()
+    name = "blocks.0"
+    runner._hook(
+        StepObservation(losses=(), passed_through=(name,), restrided=(name,) if restrided else ())
+    )
+    given: list[torch.Tensor] = []
+    module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    module.get_submodule(name)(torch.randn(1, 4, requires_grad=True).as_strided((1, 4), (7, 1)))
+    assert (given[0].stride() == (7, 1)) is not restrided
+
+
+def test_a_forward_is_put_in_place_and_taken_back() -> None:
+    module = torch.nn.Identity()
+    _put(module, "forward", lambda x: x + 1)
+    assert module(1) == 2
+    _put(module, "forward", None)
+    assert module(1) == 1 and "forward" not in module.__dict__
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_masters_are_made_of_rounded_parameters_unless_a_state_was_restored(restored: bool) -> None:
+    case = Case(mesh=(2,), start=Start(step=2, moments="typical"))
+    module = build_model(case)
+    start = StartState.of(
+        case, module, ParameterLayout.of(module, case), restored=restored, rounded=torch.bfloat16
+    )
+    values = (
+        initial_state(case, module)["stem.weight", "parameter"]
+        if restored
+        else module.get_parameter("stem.weight").detach()
+    )
+    rounded = values.bfloat16().float()
+    assert not torch.equal(values, rounded)
+    wanted = values if restored else rounded
+    assert torch.equal(start.parameter[: values.numel()], wanted.reshape(-1))
+
+
 A, B = [1.0] * 8, [2.0] * 8
 
 
@@ -131,3 +186,23 @@ def test_what_each_rank_computes_with() -> None:
     assert own[0] is copies.whole and own[1] is copies.parts[1] and own[2] is copies.parts[2]
     shards = held(A[:5], B[4:], ranges=(range(0, 5), range(4, 8)))
     assert all(one is shards.whole for one in _per_rank(shards, shards.whole))
+
+
+@pytest.mark.parametrize("of", [range(8), range(2, 8)])
+def test_masters_round_to_what_ranks_compute_with(of: range) -> None:
+    """Where every element has a master, and where the first two have none."""
+    fine = [1 + 2.0**-9] * len(of)
+    masters = held(fine) if len(of) == 8 else held(fine, ranges=(of,))
+    roles = {"parameter": held(A), "master": masters}
+    observation = SimpleNamespace(
+        states=(),
+        held=lambda step, point, role: roles.get(role),
+        scalars=lambda *_: [{}],
+        layout=layout(),
+        dtype=lambda *_: torch.bfloat16,
+    )
+    found = State.observed(observation, 0)  # type: ignore[arg-type]
+    assert found.mastered is not None
+    assert found.mastered.tolist() == [element in of for element in range(8)]
+    assert found.parameter.tolist() == [1 + 2.0**-9 if e in of else 1.0 for e in range(8)]
+    assert found.published.tolist() == [1.0] * 8

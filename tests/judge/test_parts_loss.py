@@ -102,6 +102,14 @@ def test_buffers() -> None:
         assert buffers.check([one], [other], Semantics(), step=0, before=[one]) is not None
 
 
+@pytest.mark.parametrize(("by", "fine"), [(0.5, True), (-0.5, True), (0.625, False)])
+def test_the_edge_of_a_buffer_with_a_tolerance(by: float, fine: bool) -> None:
+    wanted = [{"m": torch.tensor([2.0, 3.0])}]
+    seen = [{"m": torch.tensor([2.0, 3.0 + by])}]
+    given = {"step": 0, "before": wanted, "tolerances": {"m": 0.5}}
+    assert (buffers.check(seen, wanted, Semantics(), **given) is None) is fine  # type: ignore[arg-type]
+
+
 def test_whose_buffers_enter_a_step() -> None:
     own = [{"m": torch.zeros(1)}, {"m": torch.ones(1)}]
     assert entering(own, Semantics()) == own

@@ -16,6 +16,7 @@ from zerocheck.judge.recipe import Update, UpdateRecipe
 from zerocheck.judge.state import State
 from zerocheck.judge.update import UpdateJudge
 from zerocheck.optimizers.adamw import bounds as adamw
+from zerocheck.optimizers.adamw.optimizer import AdamW
 from zerocheck.protocol.verdicts import Violation
 
 GROUP = Group(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1)
@@ -85,6 +86,64 @@ def test_who_has_no_elements_needs_no_step_count() -> None:
     after = replace(_after(_case(), before), steps=[5.0, 5.0, 5.0, None, 5.0])
     share, violation = _judge(before, after)
     assert violation is None and 0.05 < share <= 1.0
+
+
+class CountedInGroup(AdamW):
+    """Counts the steps of a group of parameters once, as users' optimizers do."""
+
+    counts_in_group = True
+
+
+def test_a_group_counts_without_those_that_have_no_gradient() -> None:
+    before = _before()
+    recipe = UpdateRecipe.of(_case())._replace(optimizer=CountedInGroup())
+    for steps, fine in (([5.0] * 5, True), ([4.0, *[5.0] * 4], False)):
+        after = replace(_after(_case(), before, still=range(2, 6)), steps=steps)
+        has = [True, False, True, True, True]
+        update = Update(before, after, torch.tensor(G), 0.0, [GROUP.lr], has)
+        violation = UpdateJudge(layout(), recipe).check(update, step=3)[1]
+        assert (violation is None) is fine
+        assert violation is None or (violation.role, violation.tensors) == ("step", ("a",))
+
+
+def test_only_what_kept_every_bit_was_never_updated() -> None:
+    before = _before()
+    after = _after(_case(), before, still=[0, 1])
+    # Of `b` the count alone stands still, and of `e` the values alone.
+    after = replace(after, steps=[4.0, 4.0, 5.0, 5.0, 5.0])
+    for vector, old in (
+        (after.parameter, before.parameter),
+        *((after.moments[role], before.moments[role]) for role in after.moments),
+    ):
+        vector[7] = old[7]
+    _, violation = _judge(before, after)
+    assert violation is not None and violation.causes == ("never updated",)
+    assert violation.tensors == ("a",)
+
+
+MUON = Case(mesh=(2,), optimizer=Optimizer(kind="muon"))
+"""Muon updates `b`, the only matrix, and AdamW the rest."""
+
+
+@pytest.mark.parametrize(
+    ("buffers", "moments", "wrong"),
+    [("b", "acde", ()), ("ab", "acde", ("a",)), ("b", "abcde", ("b",))],
+)
+def test_states_of_the_optimizer_that_updates_others(
+    buffers: str, moments: str, wrong: tuple[str, ...]
+) -> None:
+    present = {"momentum_buffer": frozenset(buffers), "exp_avg": frozenset(moments)}
+    after = replace(_after(_case(), _before()), present=present)
+    update = Update(_before(), after, torch.tensor(G), 0.0, [GROUP.lr], [True] * 5)
+    violation = UpdateJudge(layout(), UpdateRecipe.of(MUON))._of_others(update, 3)
+    assert (violation.tensors if violation else ()) == wrong
+
+
+def test_one_rule_that_is_left_with_an_estimate_makes_the_judgement_one() -> None:
+    judge = UpdateJudge(layout(), UpdateRecipe.of(MUON))
+    assert not judge.estimated
+    judge.readings["Muon"] = ["estimated"]
+    assert judge.estimated
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -186,10 +187,11 @@ def test_pieces_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part.stop - part.start for part in split(11)] == [3, 4, 4]
     exact = torch.arange(12.0, dtype=torch.float64)
     bound = torch.full((12,), 0.5, dtype=torch.float64)
-    elements = torch.tensor([11, 3, 4, 5, 0, 1, 9, 8, 7])
+    some = torch.tensor([11, 3, 4, 5, 0, 1, 9, 8, 7])
     made = Enclosing(12, lambda there: Enclosure(exact[there], bound[there]))
-    for wrong in ((), (0,), (8,), (2, 6)):
-        observed = exact[elements] + 0.25
+    for wrong, elements in itertools.product(((), (0,), (8,), (2, 6)), (some, None)):
+        positions = slice(None) if elements is None else elements
+        observed = exact[positions] + 0.25
         observed[list(wrong)] += 1.0
 
         def at(
@@ -197,7 +199,7 @@ def test_pieces_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
         ) -> tuple[torch.Tensor, Enclosure]:
             return observed[here], made.at(there)
 
-        whole = compare(observed, Enclosure(exact[elements], bound[elements]))
+        whole = compare(observed, Enclosure(exact[positions], bound[positions]))
         found = compare_pieces(at, elements, 12)
         assert found[0] == whole[0] == (0.5 if not wrong else 2.5)
         for one, other in zip(found[1] or (), whole[1] or (), strict=True):

@@ -72,7 +72,7 @@ CHOSEN = {
 """The modules, and the share of their mutants that is tried. Which ones: by a hash of what they
 change, so that a change elsewhere does not choose others."""
 
-DIAGNOSIS = ("UpdateJudge._of_count",)
+DIAGNOSIS = ("UpdateJudge._of_count", "_attribution", "_evidence")
 """Not mutated: they say what explains a violation, as judge/diagnose does, which faults that ranks
 run with see."""
 
@@ -86,6 +86,9 @@ KILLED = 0.95
 PATIENCE = 20.0
 """A mutant is killed too if its tests take longer than this many times what they took, and a
 minute: it does not come to an end."""
+
+SURVIVES = "survives"
+"""In the column of a report that names the killer."""
 
 HERE = Path(__file__).parent
 
@@ -114,6 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", action="store_true", help="all mutants, not a choice of them")
     parser.add_argument("--only", default="", help="those with this text in their name")
     parser.add_argument("--report", type=Path, help="file for the report (tab-separated)")
+    parser.add_argument(
+        "--again", type=Path, help="those that survive in this report, and are not explained"
+    )
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
     # A rank, or a kernel, that shares the two cores is one more at once.
@@ -155,10 +161,20 @@ class _Run:
             for one in mutants(module, source)
             if (self.asked.every or _is_chosen(one)) and self.asked.only in one.name
         ]
+        if self.asked.again is not None:
+            left = _survivors(self.asked.again)
+            known = {one.name for one in explained()}
+            chosen = [
+                one
+                for one in chosen
+                if (one.module, one.function, one.before, one.after) in left
+                and one.name not in known
+            ]
         print(f"\n{len(chosen)} mutants", flush=True)
         covered = self._record(session.items)
         verdicts = dict(self._try(chosen, sources, covered, session.items))
-        self.code = _conclude(chosen, verdicts, whole=not (self.asked.only or self.asked.every))
+        part = self.asked.only or self.asked.every or self.asked.again
+        self.code = _conclude(chosen, verdicts, whole=not part)
         if self.asked.report is not None:
             self.asked.report.write_text(_report(chosen, verdicts))
         return True
@@ -287,12 +303,18 @@ def _report(chosen: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> str:
                 str(one.line),
                 one.before,
                 one.after,
-                verdict.killer or "survives",
+                verdict.killer or SURVIVES,
                 str(verdict.tests),
                 f"{verdict.seconds:.1f}",
             )
         )
     return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def _survivors(report: Path) -> set[tuple[str, ...]]:
+    """Return (module, function, before, after) of each mutant that survives in a report."""
+    rows = [line.split("\t") for line in report.read_text().splitlines()]
+    return {(row[0], row[1], row[3], row[4]) for row in rows if row[5] == SURVIVES}
 
 
 if __name__ == "__main__":

@@ -57,8 +57,19 @@ def test_the_first_buffer_is_the_gradient_and_shares_no_memory() -> None:
     assert bool((g == 0.5).all())
 
 
+def test_a_copy_has_the_buffer_and_shares_no_memory() -> None:
+    state = SGDState(torch.ones(3), torch.full((3,), 0.5))
+    copy = state.copy()
+    assert copy.momentum_buffer is not None and copy.momentum_buffer.tolist() == [0.5] * 3
+    copy.parameter.zero_()
+    copy.momentum_buffer.zero_()
+    assert bool((state.parameter == 1).all()) and bool((state.momentum_buffer == 0.5).all())  # type: ignore[union-attr]
+    assert SGDState(torch.ones(3)).copy().momentum_buffer is None
+
+
 def test_what_is_refused() -> None:
-    for given in ({"lr": -1.0}, {"momentum": 1.0}, {"nesterov": True}, {"weight_decay": -0.1}):
+    for given in ({"lr": -1.0}, {"momentum": 1.0}, {"nesterov": True}, {"weight_decay": -0.1},
+                  {"momentum": 0.9, "nesterov": 1}, {"maximize": "yes"}):  # fmt: skip
         with pytest.raises(ValueError, match="allowed"):
             SGDOptions(**given)  # type: ignore[arg-type]
     p = torch.ones(3)

@@ -364,23 +364,22 @@ def plan_of(manifest: tuple[Entry, ...], layout: ParameterLayout) -> ManifestPla
     Raises KeyError for names that the model does not have: left out, they would shift all others.
     Ownership reports them first.
     """
-    present = {entry.name for entry in manifest if entry.present}
-    absent = {entry.name for entry in manifest if not entry.present}
+    present = frozenset(entry.name for entry in manifest if entry.present)
+    missing = frozenset(entry.name for entry in manifest) - present
     if _in_order(manifest, layout):
-        return ManifestPlan(None, frozenset(present), frozenset(absent - present))
+        return ManifestPlan(None, present, missing)
     entries = [entry for entry in manifest if entry.present]
     starts = [layout.by_name[entry.name].start + entry.start for entry in entries]
     counts = [entry.stop - entry.start for entry in entries]
-    missing = frozenset(absent - present)
     boxed = any(entry.box is not None for entry in entries)
     if not boxed and _tiles(starts, counts, layout.size):
         # All elements, but the shards came in another order.
         first = [0, *accumulate(counts)]
         turn = sorted(range(len(starts)), key=starts.__getitem__)
         order = vectors.ranges([first[n] for n in turn], [counts[n] for n in turn])
-        return ManifestPlan(None, frozenset(present), missing, order)
+        return ManifestPlan(None, present, missing, order)
     if not boxed:
-        return ManifestPlan(vectors.ranges(starts, counts), frozenset(present), missing)
+        return ManifestPlan(vectors.ranges(starts, counts), present, missing)
     parts: list[torch.Tensor] = []
     for entry, start in zip(entries, starts, strict=True):
         place = layout.by_name[entry.name]
@@ -391,12 +390,10 @@ def plan_of(manifest: tuple[Entry, ...], layout: ParameterLayout) -> ManifestPla
             parts.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
     index = vectors.joined(parts)
     if len(index) != layout.size:
-        return ManifestPlan(index, frozenset(present), missing)
+        return ManifestPlan(index, present, missing)
     positions, order = index.sort()
     every = torch.equal(positions, torch.arange(layout.size))
-    return ManifestPlan(
-        None if every else index, frozenset(present), missing, order if every else None
-    )
+    return ManifestPlan(None if every else index, present, missing, order if every else None)
 
 
 def _tiles(starts: Sequence[int], counts: Sequence[int], size: int) -> bool:

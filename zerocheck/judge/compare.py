@@ -12,7 +12,7 @@ from ..floating_point import Enclosure
 from ..protocol.verdicts import Obligation, Violation
 from . import vectors
 from .layout import Elements, ParameterLayout
-from .pieces import Positions, in_pieces, pieces
+from .pieces import Positions, pieces
 
 
 class Misfit(NamedTuple):
@@ -75,9 +75,6 @@ def compare_pieces(
     at(here, there): what was observed of a piece, and its enclosure; here: where it lies among the
     elements, there: in the flat vector of `size` elements.
     """
-    if not in_pieces(elements, size):
-        ((here, there),) = pieces(elements, size)
-        return compare(*at(here, there))
     share = 0.0
     for here, there in pieces(elements, size):
         used, misfit = compare(*at(here, there))

@@ -45,7 +45,7 @@ class UpdateJudge:
     @property
     def estimated(self) -> bool:
         """True if a bound of the updates so far was an estimate."""
-        return any(left[:1] == ["estimated"] for left in self.readings.values())
+        return any(left[0] == "estimated" for left in self.readings.values())
 
     def check(self, update: Update, *, step: int) -> tuple[float, Violation | None]:
         """Check an update: (share of the bound, violation or None)."""
@@ -284,7 +284,6 @@ class UpdateJudge:
                 share = max(share, used)
                 if misfit is not None:
                     outside.append(role)
-                    break
         if not outside:
             return share, "", None
         # What a wrong one leads to is judged by itself.
