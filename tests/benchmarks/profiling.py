@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from zerocheck.drive import poison, rank, recorder, steps
-from zerocheck.judge import assemble, local, ownership, state, update
+from zerocheck.judge import assemble, context, local, ownership, state, update
 from zerocheck.judge import case as judge_case
 from zerocheck.judge.obligations import gradient, loss, publish
 from zerocheck.ranks.context import RankContext
@@ -59,6 +59,15 @@ class Timers:
 
 _timers = Timers(time.process_time)
 
+RANK_PARTS: tuple[tuple[object, str, str], ...] = (
+    (steps, "batch", "drawing samples"),
+    (recorder.Recorder, "take", "recorder"),
+    (poison, "_resize_and_fill", "filling storages that grow"),
+    (steps.ForwardProbe, "_before", "forward hooks"),
+    (steps.ForwardProbe, "_after", "forward hooks"),
+)
+"""(owner, attribute, section) of what `train_step()` and its surroundings call."""
+
 
 def run(payload: bytes, context: RankContext) -> bytes:
     """A job of zerocheck's, timed, or the times so far, which begin anew."""
@@ -96,13 +105,7 @@ def _instrument() -> None:
         _timers.seconds[name] = _timers.seconds.get(name, 0.0) + extra
         return seen
 
-    for owner, attribute, name in (
-        (steps, "batch", "drawing samples"),
-        (recorder.Recorder, "take", "recorder"),
-        (poison, "_resize_and_fill", "filling storages that grow"),
-        (steps.ForwardProbe, "_before", "forward hooks"),
-        (steps.ForwardProbe, "_after", "forward hooks"),
-    ):
+    for owner, attribute, name in RANK_PARTS:
         setattr(owner, attribute, _timers.around(name, getattr(owner, attribute)))
     steps.Driver._built = built_and_timed  # type: ignore[method-assign]
     steps.Driver._observe = observe_and_tell_apart  # type: ignore[method-assign]
@@ -110,14 +113,14 @@ def _instrument() -> None:
 
 # The judge
 
-_JUDGE_PARTS: tuple[tuple[object, str, str], ...] = (
+JUDGE_PARTS: tuple[tuple[object, str, str], ...] = (
     (judge_case, "judge", "the rest of the judge"),
-    (judge_case, "build_model", "model and layout"),
+    (context, "build_model", "model and layout"),
     (state, "initial_state", "model and layout"),
     (local.LocalRunner, "run", "local passes: loading, harvesting"),
     (local, "local_pass", "local passes: forward and backward"),
     (local, "batch", "local passes: drawing samples"),
-    (gradient, "expected", "gradient: enclosure"),
+    (context, "expected", "gradient: enclosure"),
     (gradient, "check", "gradient: comparison"),
     (update.UpdateJudge, "check", "update"),
     (publish, "check", "publish"),
@@ -133,7 +136,7 @@ def judge_timed() -> Iterator[dict[str, float]]:
     """Within it, the judge's parts are timed; the seconds are in the mapping afterwards."""
     timers = Timers(time.perf_counter)
     with contextlib.ExitStack() as stack:
-        for owner, attribute, name in _JUDGE_PARTS:
+        for owner, attribute, name in JUDGE_PARTS:
             timed = timers.around(name, getattr(owner, attribute))
             stack.enter_context(mock.patch.object(owner, attribute, timed))
         # What imported the function by its name has another reference to it.
