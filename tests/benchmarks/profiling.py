@@ -140,7 +140,7 @@ def judge_timed() -> Iterator[dict[str, float]]:
             timed = timers.around(name, getattr(owner, attribute))
             stack.enter_context(mock.patch.object(owner, attribute, timed))
         # What imported the function by its name has another reference to it.
-        from zerocheck.run.execute import trial
+        from zerocheck.run.execute import outcome
 
-        stack.enter_context(mock.patch.object(trial, "judge", judge_case.judge))
+        stack.enter_context(mock.patch.object(outcome, "judge", judge_case.judge))
         yield timers.seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.profiling import JUDGE_PARTS, RANK_PARTS, judge_timed
 
 
