@@ -77,6 +77,7 @@ def test_the_reduced_gradient_in_several_formats() -> None:
     is_enclosed(bounds.along(*inputs, narrow_last, 4.0), 1.0, 2 * before + u)
     is_enclosed(bounds.along(*nothing, narrow_last, 4.0), 0.0, (lost + eta / 2) / 4)
     is_enclosed(bounds.along(*nothing, ((3, FP32),), 4.0), 0.0, 3 * ETA / 4)
+    is_enclosed(bounds.along(*inputs, ((3, FP32),), 4.0), 1.0, 3 * U / (1 - 3 * U) * 2)
 
 
 def test_the_norm() -> None:

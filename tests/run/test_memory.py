@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from slices import sliced
 
 from zerocheck.case.schema import (
     Block,
@@ -66,7 +67,7 @@ def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) 
     assert held
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", sliced(tuple(BUILT_IN), ("ddp", "fsdp1", "fsdp2", "zero2")))
 def test_without_a_layout_every_implementation_holds_its_share(pool: Pool, name: str) -> None:
     """What its stage and its shards tell is no false alarm, and no exact prediction."""
     kind = BUILT_IN[name].partition(":")[2]

@@ -67,6 +67,12 @@ def call_order(model: Model) -> tuple[int, ...]:
     return tuple(range(len(model.blocks))) if model.calls is None else model.calls
 
 
+def calls_twice(model: Model) -> bool:
+    """Return True if the forward calls a block more than once."""
+    order = call_order(model)
+    return len(set(order)) < len(order)
+
+
 def called_blocks(model: Model) -> Iterable[Block]:
     """Return the blocks that the forward calls, each once."""
     if model.calls is None:

@@ -16,7 +16,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from zerocheck.adapters.fsdp1.adapter import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
 from zerocheck.adapters.fsdp1.refusals import unused_become_zero
-from zerocheck.case.schema import Block, Case, Group, Model, Optimizer, Precision, Sharding
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Group,
+    Model,
+    Optimizer,
+    Precision,
+    Sharding,
+    Training,
+)
 from zerocheck.contract import Implementation
 from zerocheck.contract.memory_order import boxes, in_memory_order, order_of
 
@@ -173,6 +182,25 @@ def _case(**given: Any) -> Case:
 def test_refusals_say_why(case: Case, reason: str) -> None:
     for kind in (Fsdp1, Fsdp1NoShard):
         assert reason in (kind.supports(case) or "")
+
+
+def test_a_unit_called_twice_in_mixed_precision_is_refused_where_a_gradient_is_there() -> None:
+    """What each call gives is added to it by itself. Zeros are there where nothing is sharded."""
+    bf16 = Precision(compute="bf16")
+    twice = msgspec.structs.replace(MLP, calls=(0, 0))
+    for training, sharded, whole in (
+        (Training(), True, True),
+        (Training(microbatches=2), False, False),
+        (Training(set_to_none=False), True, False),
+    ):
+        for ranks in (1, 2):
+            given = _case(mesh=(ranks,), model=twice, training=training, precision=bf16)
+            fine = sharded if ranks > 1 else whole
+            assert (Fsdp1.supports(given) is None) is fine
+            assert (Fsdp1NoShard.supports(given) is None) is whole
+            assert Fsdp1NoShard.supports(msgspec.structs.replace(given, model=MLP)) is None
+            wide = msgspec.structs.replace(given, precision=Precision())
+            assert Fsdp1NoShard.supports(wide) is None
 
 
 def test_what_is_not_refused() -> None:

@@ -35,7 +35,7 @@ from ...contract.layout import Layout
 from ...contract.refusals import torch_refusals
 from ...devices import placed
 from ..shared.compiling import compile_model, forget
-from ..shared.limits import one_axis_fp32
+from ..shared.limits import one_axis
 from ..shared.meshes import replicate_group, shard_group
 from ..shared.scaling import sharded_scaler_of
 from ..shared.schedules import with_schedule, without_schedule
@@ -146,7 +146,8 @@ class Fsdp1(BuiltImplementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        self.semantics = of_fsdp1(synchronized(self.semantics, case), case)
+        shards = self.strategy != ShardingStrategy.NO_SHARD
+        self.semantics = of_fsdp1(synchronized(self.semantics, case), case, shards=shards)
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model by the units of the case."""
@@ -242,10 +243,9 @@ class Fsdp1NoShard(Fsdp1):
 
     strategy = ShardingStrategy.NO_SHARD
     stage = 0
-    capabilities = frozenset({"loss_scale", "unfreeze", "compile"})
     axes = frozenset({"shard"})
 
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
-        return one_axis_fp32(case) or super().supports(case)
+        return one_axis(case) or refusal(case, shards=False)

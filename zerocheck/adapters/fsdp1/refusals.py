@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ...case.schema import Case, Model, Sharding
-from ...case.shapes import call_order, sometimes_used, uncalled, unfrozen
+from ...case.shapes import calls_twice, sometimes_used, uncalled, unfrozen
+from ...case.traits import meshes
 from ...compat import size_based_units
 from ...contract.groups import group_of
 from ...optimizers import optimizer_of
@@ -24,10 +25,13 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
     return unit_modules(model, sharding)
 
 
-def refusal(case: Case) -> str | None:
-    """Return the reason to reject what torch refuses or documents as wrong use, or None."""
+def refusal(case: Case, *, shards: bool = True) -> str | None:
+    """Return the reason to reject what torch refuses or documents as wrong use, or None.
+
+    shards: False for NO_SHARD.
+    """
     reason = elementwise(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
-    reason = reason or _summed_by_call(case) or same_units(case) or _deferred(case)
+    reason = reason or _summed_by_call(case, shards) or same_units(case) or _deferred(case)
     reason = reason or _offloading(case) or uncompiled(case)
     if reason is not None:
         return reason
@@ -82,19 +86,20 @@ def refusal(case: Case) -> str | None:
     return None
 
 
-def _summed_by_call(case: Case) -> str | None:
-    """Return the reason why the judge cannot reproduce the sum over microbatches, or None.
+def _summed_by_call(case: Case, shards: bool) -> str | None:
+    """Return the reason why the judge cannot reproduce the sum over calls, or None.
 
     Where the dtype of a flat parameter changes between calls of its unit, each call gets an
     autograd node of its own that adds to the gradient. Those of one microbatch give the sum that
-    they give together, but added to that of the microbatch before, each is rounded by itself.
+    they give together, but added to that of the microbatch before, each is rounded by itself. So
+    they are where nothing is sharded, and `zero_grad(set_to_none=False)` leaves zeros in fp32.
     """
-    calls = call_order(case.model)
-    several = case.training.microbatches > 1 and len(set(calls)) < len(calls)
-    if case.precision.compute != "fp32" and several:
+    whole = not shards or any(mesh.size("shard") == 1 for mesh in meshes(case))
+    there = case.training.microbatches > 1 or (whole and not case.training.set_to_none)
+    if case.precision.compute != "fp32" and there and calls_twice(case.model):
         return (
             "FSDP1 in mixed precision adds the gradients of a module that is called twice, one "
-            "after the other, to those of earlier microbatches: their sum alone is known"
+            "after the other, to one that is there: their sum alone is known"
         )
     return None
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..schema import Block, Case, Model
 from ..shapes import (
-    call_order,
     called_blocks,
+    calls_twice,
     empties,
     frozen_names,
     scalars,
@@ -32,11 +32,6 @@ def _called(names: Callable[[Model], tuple[str, ...]]) -> Present:
         return any(not name.startswith(idle) for name in names(case.model))
 
     return present
-
-
-def _twice(case: Case) -> bool:
-    calls = call_order(case.model)
-    return len(set(calls)) < len(calls)
 
 
 MODEL = table(
@@ -73,7 +68,7 @@ MODEL = table(
     ("head-without-bias", "head without bias", lambda c: not c.model.head_bias),
     ("tied", "head tied to the embedding", lambda c: c.model.tied),
     ("padding-idx", "embedding with a padding row", lambda c: c.model.padding_idx is not None),
-    ("module-twice", "a module used twice", _twice),
+    ("module-twice", "a module used twice", lambda c: calls_twice(c.model)),
     ("mixed-dtypes", "a block with bf16 parameters", _any_block(lambda b: b.dtype == "bf16")),
     ("unused", "parameters that no forward uses", lambda c: bool(uncalled(c.model))),
     (

@@ -192,7 +192,7 @@ def check_clipped(
             exact, bound = _enclosure(
                 before.to(torch.float64), norm, formats, only, case, semantics
             )
-            return part[here], Enclosure(exact, bound + slack * exact.abs() if slack else bound)
+            return part[here], Enclosure(exact, bound + slack * exact.abs())
 
         used, misfit = compare_pieces(at, plan.index, layout.size)
         share = max(share, used)
