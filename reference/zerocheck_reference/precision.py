@@ -83,8 +83,6 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float64 and x.dtype.is_floating_point:
         return x.detach().to(dtype)
     spacing = 2.0 * half_ulp(x, dtype)
-    if dtype == torch.float32:
-        return x.detach().to(dtype)
     wide = x.detach().to(torch.float64)
     # Quotient and product are exact, because the spacing is a power of two.
     exact = torch.round(wide / spacing) * spacing

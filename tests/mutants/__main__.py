@@ -72,7 +72,14 @@ CHOSEN = {
 """The modules, and the share of their mutants that is tried. Which ones: by a hash of what they
 change, so that a change elsewhere does not choose others."""
 
-DIAGNOSIS = ("UpdateJudge._of_count", "_attribution", "_evidence")
+DIAGNOSIS = (
+    "UpdateJudge._of_count",
+    "_attribution",
+    "_diagnosed",
+    "_earlier_norm",
+    "_evidence",
+    "_local_coefficient",
+)
 """Not mutated: they say what explains a violation, as judge/diagnose does, which faults that ranks
 run with see."""
 

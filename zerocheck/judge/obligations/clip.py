@@ -300,6 +300,14 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
         yield Checked(*step.recovered_clip)
 
 
+def _earlier_norm(step: StepContext) -> float | None:
+    """Return the norm that was reported in the step before, for the diagnosis."""
+    observation = step.observation
+    if step.index == observation.first:
+        return None
+    return observation.steps(step.index - 1)[0].grad_norm
+
+
 def _exposed(
     step: StepContext, gradient: RoleState, clipped: RoleState | None
 ) -> Iterator[Checked]:
@@ -307,7 +315,6 @@ def _exposed(
     if "ownership" in step.verdicts.violations:
         return
     norms = [rank.grad_norm for rank in observation.steps(index)]
-    earlier = observation.steps(index - 1)[0].grad_norm if index > observation.first else None
     if any(norm is not None for norm in norms):
         yield Checked(
             *check_norm(
@@ -318,7 +325,7 @@ def _exposed(
                 step.case,
                 step.semantics,
                 step=index,
-                previous=earlier,
+                previous=_earlier_norm(step),
                 loss_scale=observation.loss_scales(index)[0],
             )
         )

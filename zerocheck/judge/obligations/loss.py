@@ -157,11 +157,19 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
         text = "" if step.judged.brief else guarded(step.provenance_of_parameters)
         yield Checked(violation=publish.stale(step.index, violation, text))
         return
-    elif not (violation.causes or step.judged.brief or "loss" in step.verdicts.violations):
-        violation = step.with_causes_of_parameters(violation) if named() else violation
-        if not violation.attribution:
-            violation = replace(violation, attribution=guarded(step.provenance_of_parameters))
+    else:
+        violation = _diagnosed(step, violation)
     yield Checked(violation=violation)
+
+
+def _diagnosed(step: StepContext, violation: Violation) -> Violation:
+    """Add the cause and the attribution of the first wrong loss, by the parameters it is of."""
+    if violation.causes or step.judged.brief or "loss" in step.verdicts.violations:
+        return violation
+    found = step.with_causes_of_parameters(violation) if named() else violation
+    if found.attribution:
+        return found
+    return replace(found, attribution=guarded(step.provenance_of_parameters))
 
 
 def _is_stale(step: StepContext) -> bool:

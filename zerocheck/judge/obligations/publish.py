@@ -85,8 +85,8 @@ def _copies(
         found = causes(part[where], wanted[where], earlier) if named() else ()
         names = found if names is None else tuple(name for name in names if name in found)
         if sample is None:
-            error = (part[where].double() - wanted[where].double()).abs().nan_to_num(nan=torch.inf)
-            worst = int(error.argmax())
+            error = (part[where].double() - wanted[where].double()).abs()
+            worst = int(error.argmax())  # NaN is the largest
             sample = float(part[where][worst]), float(wanted[where][worst]), int(positions[worst])
     if sample is None:
         return None
