@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
-from ..adapters.shared.limits import one_axis_fp32
+from ..adapters.shared.limits import fp32, one_axis
 from ..case.schema import Case
 from ..contract import Implementation, Semantics, Shard, Step, StepReport, grouped
 from ..optimizers import STATES
@@ -39,7 +39,7 @@ class ArticleStage1(Implementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
-        return one_axis_fp32(case)
+        return one_axis(case) or fp32(case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         self.model = model

@@ -19,11 +19,6 @@ from ...case.traits import meshes, reduced_precision
 from ...optimizers import OPTIMIZERS, optimizer_of
 
 
-def one_axis_fp32(case: Case) -> str | None:
-    """Return the reason to reject a replicate axis or mixed precision, or None."""
-    return one_axis(case) or fp32(case)
-
-
 def one_axis(case: Case) -> str | None:
     """Return the reason to reject a replicate axis, or None."""
     if any(mesh.has("replicate") for mesh in meshes(case)):
