@@ -76,7 +76,7 @@ def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
 @pytest.mark.parametrize("name", OF_EXTRAS)
 def test_mixed_precision_holds(pool: Pool, name: str) -> None:
     """Of stage 2 with a bucket and without: it divides in bf16, or in fp32."""
-    names = ("restore", "frozen", "microbatches", "mixed") if WHOLE else ("restore",)
+    names = ("restore", "frozen", "microbatches") if WHOLE else ("restore",)
     stage = loading.load(name)
     for one, precision in itertools.product(names, MIXED):
         case = msgspec.structs.replace(
