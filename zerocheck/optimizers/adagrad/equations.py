@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..inputs import gradients
 from ..specification import Equation, Segment
-
-if TYPE_CHECKING:
-    from .optimizer import DividesBySquares
+from .bounds import SquaresRule
 
 
-def equations(segment: Segment, rule: DividesBySquares) -> Iterator[Equation]:
+def equations(segment: Segment, rule: SquaresRule) -> Iterator[Equation]:
     """Iterate over the line that gives the segment's role, the right one first."""
     if segment.role == rule.squares:
         yield from _of_squares(segment, rule)
@@ -40,7 +37,7 @@ def _directions(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"with {words} in the gradient", e.gradient + other * e.parameter
 
 
-def _of_squares(segment: Segment, rule: DividesBySquares) -> Iterator[Equation]:
+def _of_squares(segment: Segment, rule: SquaresRule) -> Iterator[Equation]:
     """Squares = kept old squares + taken gradient^2."""
     s, old = segment.scalars, segment.elements.old[rule.squares]
     kept, taken = {"1": 1.0, "0": 0.0}, {"1": 1.0, "0": 0.0, "lr": s.lr}
@@ -60,7 +57,7 @@ def _of_squares(segment: Segment, rule: DividesBySquares) -> Iterator[Equation]:
         )
 
 
-def _quotients(segment: Segment, rule: DividesBySquares) -> Iterator[tuple[str, torch.Tensor]]:
+def _quotients(segment: Segment, rule: SquaresRule) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterate over the gradient by the root, the right one first, and over others in words."""
     s, e = segment.scalars, segment.elements
     v, old = e.new[rule.squares], e.old[rule.squares]
@@ -75,7 +72,7 @@ def _quotients(segment: Segment, rule: DividesBySquares) -> Iterator[tuple[str, 
             yield f"with eps of another group ({group.pattern!r})", d / (v.sqrt() + group.eps)
 
 
-def _of_buffer(segment: Segment, rule: DividesBySquares) -> Iterator[Equation]:
+def _of_buffer(segment: Segment, rule: SquaresRule) -> Iterator[Equation]:
     """Buffer = momentum old buffer + gradient / (root + eps)."""
     s, old = segment.scalars, segment.elements.old["momentum_buffer"]
     for words, n in _quotients(segment, rule):
@@ -90,7 +87,7 @@ def _of_buffer(segment: Segment, rule: DividesBySquares) -> Iterator[Equation]:
         )
 
 
-def _of_parameter(segment: Segment, rule: DividesBySquares) -> Iterator[Equation]:
+def _of_parameter(segment: Segment, rule: SquaresRule) -> Iterator[Equation]:
     """Parameter = parameter - lr update."""
     s, e = segment.scalars, segment.elements
     lines: list[tuple[str, torch.Tensor]] = []

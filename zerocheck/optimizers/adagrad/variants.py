@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,15 +12,12 @@ from ...floating_point import BF16, Enclosure, Format, U, all_inside
 from ..coupled_decay import Direction
 from ..specification import Segment
 from . import bounds
-from .bounds import SquareScalars
-
-if TYPE_CHECKING:
-    from .optimizer import DividesBySquares
+from .bounds import SquareScalars, SquaresRule
 
 Named = Iterator[tuple[str, Enclosure]]
 
 
-def variants(segment: Segment, rule: DividesBySquares) -> Named:
+def variants(segment: Segment, rule: SquaresRule) -> Named:
     """Enclose the result of the segment's role with each known mistake: (cause, enclosure)."""
     made = _Step(segment, rule)
     observed, format = segment.observed, segment.elements.format
@@ -36,7 +33,7 @@ def variants(segment: Segment, rule: DividesBySquares) -> Named:
 class _Step:
     """Step of a segment, with some inputs changed."""
 
-    def __init__(self, segment: Segment, rule: DividesBySquares) -> None:
+    def __init__(self, segment: Segment, rule: SquaresRule) -> None:
         self.segment, self.rule = segment, rule
 
     def result(
