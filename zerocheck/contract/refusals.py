@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..case.schema import Case, OptimizerKind
 from ..case.shapes import (
-    call_order,
+    calls_twice,
     empties,
     leaves_a_rank_empty,
     sometimes_used,
@@ -129,7 +129,6 @@ WITHOUT_CLOSURE = (
 def refused_while_run(device: torch.device, error: BaseException, case: Case) -> str | None:
     """Return the reason why torch cannot run a case that raised `error` in a step, or None."""
     kinds = {block.kind for block in case.model.blocks}
-    calls = call_order(case.model)
     optimizer = optimizer_of(case.optimizer)
     crosswise = transposed(case.model)
     on_gpus = (
@@ -151,7 +150,7 @@ def refused_while_run(device: torch.device, error: BaseException, case: Case) ->
             WITHOUT_CLOSURE if case.optimizer.user is not None else ()
         ),
         "torch refuses a module that is called twice": (
-            CALLED_TWICE if len(set(calls)) < len(calls) else ()
+            CALLED_TWICE if calls_twice(case.model) else ()
         ),
     }
     for words, refusals in listed.items():

@@ -216,6 +216,8 @@ class UpdateJudge:
             not (place.trainable and has)
             for place, has in zip(self.layout.places, update.has, strict=True)
         ]
+        if not any(still):
+            return None
         mask = self.layout.spread(still)
         roles = [("parameter", update.before.parameter, update.after.parameter)]
         roles += [

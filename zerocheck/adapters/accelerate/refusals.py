@@ -38,7 +38,9 @@ def refusal(given: AccelerateConfig, case: Case) -> str | None:
             return "accelerate has a model tie its weights again by tie_weights(), which it has not"
     if given.mixed == "bf16" and (reason := norms_cast(case)):
         return reason
-    return fsdp2.refusal(case) if fsdp.version == 2 else fsdp1.refusal(case)
+    if fsdp.version == 2:
+        return fsdp2.refusal(case)
+    return fsdp1.refusal(case, shards=fsdp.strategy != "no_shard")
 
 
 def _of_resume(given: AccelerateConfig, case: Case) -> str | None:

@@ -129,7 +129,12 @@ class Fsdp1(BuiltImplementation):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
-        return refusal(case)
+        return refusal(case, shards=cls._shards())
+
+    @classmethod
+    def _shards(cls) -> bool:
+        """Return False for NO_SHARD."""
+        return cls.strategy != ShardingStrategy.NO_SHARD
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -139,15 +144,14 @@ class Fsdp1(BuiltImplementation):
         """
         if reduced_precision(case):
             return None
-        shards = cls.strategy != ShardingStrategy.NO_SHARD
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
-        held = fsdp1_layout(model, case, rank, shards=shards, keeps=keeps)
+        held = fsdp1_layout(model, case, rank, shards=cls._shards(), keeps=keeps)
         return with_schedule(held, predicted_calls.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
-        shards = self.strategy != ShardingStrategy.NO_SHARD
-        self.semantics = of_fsdp1(synchronized(self.semantics, case), case, shards=shards)
+        declared = synchronized(self.semantics, case)
+        self.semantics = of_fsdp1(declared, case, shards=self._shards())
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
         """Wrap the model by the units of the case."""
@@ -248,4 +252,4 @@ class Fsdp1NoShard(Fsdp1):
     @classmethod
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
-        return one_axis(case) or refusal(case, shards=False)
+        return one_axis(case) or super().supports(case)

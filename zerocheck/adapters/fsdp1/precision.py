@@ -22,7 +22,7 @@ def fsdp1_policy(case: Case) -> MixedPrecision | None:
     return None
 
 
-def of_fsdp1(semantics: Semantics, case: Case, *, shards: bool = True) -> Semantics:
+def of_fsdp1(semantics: Semantics, case: Case, *, shards: bool) -> Semantics:
     """Return the semantics of a mixed-precision step of FSDP1.
 
     Under no_sync autograd sums whole gradients in the compute dtype; with a reduction they are cast

@@ -25,7 +25,7 @@ def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
     return unit_modules(model, sharding)
 
 
-def refusal(case: Case, *, shards: bool = True) -> str | None:
+def refusal(case: Case, *, shards: bool) -> str | None:
     """Return the reason to reject what torch refuses or documents as wrong use, or None.
 
     shards: False for NO_SHARD.

@@ -57,7 +57,7 @@ def _of_fsdp(fsdp: FsdpArguments, case: Case) -> str | None:
         return reason
     if case.precision.compute != "fp32" and (reason := norms_cast(case)):
         return reason
-    return fsdp1.refusal(case)
+    return fsdp1.refusal(case, shards=fsdp.sharding != "NO_SHARD")
 
 
 def _of_sharded(case: Case) -> str | None:
