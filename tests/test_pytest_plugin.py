@@ -231,8 +231,8 @@ def test_workers_share_a_run(
 
 SLOW = """
 import time
-from zerocheck import pytest_progress
-pytest_progress.INTERVAL_S = 0.2
+from zerocheck.testing import progress
+progress.INTERVAL_S = 0.2
 
 def slowly(records):
     for record in records:

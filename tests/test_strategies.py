@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from slices import sliced
 
-from zerocheck import shared_ranks
 from zerocheck.case.drawing import draw
 from zerocheck.case.features import FEATURES, OF_OPTIMIZERS, OF_STEPS, features
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
+from zerocheck.run.execute import shared_ranks
 from zerocheck.run.execute.rank_requests import refusals
 from zerocheck.strategies import Case, cases
 

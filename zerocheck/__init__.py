@@ -4,24 +4,14 @@
 - `catalogue.py`: registry of implementations by name, and of faults to inject
 - `compat.py`: private torch API that zerocheck needs, probed in this one place
 - `compat_memory.py`: private torch API for the measurement and simulation of memory, in one place
-- `devices.py`: devices of cases: their names, and the random states that a forward can draw from
 - `errors.py`: errors of zerocheck, and hints that help a user to fix them
 - `floating_point.py`: model of rounding: formats, enclosures, and the last rounding of a result
 - `foreign_text.py`: foreign text, made safe for a terminal, a report or a shell
-- `host.py`: memory of this host, files that replace it, limits of control groups
-- `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
-- `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it
 - `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
-- `pytest_progress.py`: progress of the runs behind tests, in pytest's terminal
-- `shared_ranks.py`: rank processes that all tests of single cases share
-- `shared_run.py`: one run behind many tests, on any number of pytest's workers
-- `signals.py`: signals that end a command, raised where they strike and where zerocheck waits
-- `single_case.py`: verdicts on single cases, on the shared rank processes
 - `sizes.py`: sizes in bytes, as people write them
 - `strategies.py`: hypothesis strategies for cases
-- `testing.py`: zerocheck in pytest: tests of obligations, and of single cases
 - `user_code.py`: import of the user's code by name, and the name by which to import an object
-- `warning_filters.py`: filters of warnings in the processes of zerocheck
+- `version.py`: version of zerocheck
 - `adapters/`: built-in implementations: DDP, FSDP, DeepSpeed, the textbook ZeRO
 - `attached/`: checks of chosen steps of a real training run (`zerocheck.attach`)
 - `case/`: case: everything that determines a run, as data
@@ -35,20 +25,26 @@
 - `integrations/`: checks of steps in trainers of other libraries, in one line each
 - `job_metrics/`: metrics of a running job, and the failure patterns that they show
 - `judge/`: verdicts on what ranks observed, and their causes
+- `kill_matrix/`: kill matrix (`zerocheck faults`): proof that each planted bug is caught
+- `machine/`: machine on which ranks run: memory, devices, signals, launcher
 - `memory/`: memory of a rank in advance (`zerocheck memory`)
-- `models/`: model, samples and start of a case
+- `models/`: model and samples of a case
 - `optimizers/`: optimizers: what a step of each computes, and what can go wrong in it
 - `protocol/`: data that crosses the border of a rank process, and verdicts
 - `ranks/`: rank processes: pool, transport, watchdog, torchrun
 - `report/`: reports, one file per format
 - `run/`: engine of a run: choice of cases, execution, findings, records
 - `script/`: script of a case that needs torch alone
+- `testing/`: zerocheck in pytest: tests of obligations, and of single cases
+- `timing/`: timings of steps: their figures, and what they point to
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .attached.attach import attach as attach
@@ -67,9 +63,7 @@ if TYPE_CHECKING:
     from .errors import UsageError as UsageError
     from .errors import Violated as Violated
     from .job_metrics.options import JobMetrics as JobMetrics
-    from .testing import parametrize_with_checks as parametrize_with_checks
-
-__version__ = "0.1.0"
+    from .testing.checks import parametrize_with_checks as parametrize_with_checks
 
 # Where each public name lives. They are imported on first use, so that `zerocheck --help`, and
 # every pytest session that only has the plugin installed, starts without torch.
@@ -90,7 +84,7 @@ _WHERE = {
     "Violated": "errors",
     "attach": "attached.attach",
     "groups": "contract.groups",
-    "parametrize_with_checks": "testing",
+    "parametrize_with_checks": "testing.checks",
 }
 
 __all__ = [*_WHERE]

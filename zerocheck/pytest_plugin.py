@@ -7,75 +7,23 @@ neither torch nor what takes time.
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from . import pytest_progress
 from .errors import UsageError
 from .foreign_text import printable
 from .run.plan.settings import SETTINGS, of_texts, placed, project_settings
+from .testing import progress
+from .testing.session import current, start
 
 if TYPE_CHECKING:
-    from .run.records.tally import Tally
-    from .shared_run import SharedRun
+    from .testing.shared_run import SharedRun
 
 _PREFIX = "zerocheck_"
-
-
-class _Session:
-    """Options and runs of this pytest session.
-
-    under, over: settings of lower and of higher precedence than those of a test; directory: where
-    runs write; id: the same on all workers; runs: those that tests were collected for; write:
-    prints a line of progress; watch: of the runs of workers.
-    """
-
-    def __init__(self) -> None:
-        self.under: dict[str, Any] = {}
-        self.over: dict[str, Any] = {}
-        self.directory: Path | None = None
-        self.id = uuid.uuid4().hex
-        self.runs: list[SharedRun] = []
-        self.write: pytest_progress.Write | None = None
-        self.watch: pytest_progress.JournalWatch | None = None
-
-    def place(self) -> Path:
-        """Return the directory, made where pytest has no cache."""
-        if self.directory is None:
-            self.named().mkdir(mode=0o700, exist_ok=True)
-        return self.named()
-
-    def named(self) -> Path:
-        """Return the directory, which may not be there yet."""
-        return self.directory or Path(tempfile.gettempdir()) / f"zerocheck-{self.id}"
-
-
-_session = _Session()
-
-
-def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a test's settings with those of files, which yield, and the command line's."""
-    found = {**_session.under, **given, **_session.over}
-    found.pop("report_dir", None)
-    return found
-
-
-def case_folder() -> Path:
-    """Return the folder of case files of tests that judge single cases."""
-    return _session.place() / "findings"
-
-
-def result_of(run: SharedRun) -> Tally:
-    """Return the counts of a run, made by this worker or another one."""
-    write = _session.write
-    handlers = () if write is None else (pytest_progress.RunLines(write),)
-    return run.result(_session.place(), _session.id, _session.runs, handlers)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,35 +49,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take the settings; decide where reports go: as set, pytest's cache, or elsewhere."""
-    global _session
-    _session = _Session()
+    session = start()
     try:
-        _session.under = {**project_settings(config.rootpath), **_from_ini(config)}
-        _session.over = _from_options(config)
+        session.under = {**project_settings(config.rootpath), **_from_ini(config)}
+        session.over = _from_options(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
-    _session.id = getattr(config, "workerinput", {}).get("testrunuid", _session.id)
-    directory = {**_session.under, **_session.over}.get("report_dir")
+    session.id = getattr(config, "workerinput", {}).get("testrunuid", session.id)
+    directory = {**session.under, **session.over}.get("report_dir")
     cache: Any = getattr(config, "cache", None)
     if directory is None and cache is not None:
         directory = Path(cache.mkdir("zerocheck"))
     if directory is not None and directory.is_relative_to(Path.cwd()):
         directory = directory.relative_to(Path.cwd())  # so that commands to replay stay short
-    _session.directory = directory
+    session.directory = directory
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Show the progress of runs: of those here, or of those of workers."""
-    write = _session.write = pytest_progress.writer(session.config)
-    if write is not None and pytest_progress.controls_workers(session.config):
-        _session.watch = pytest_progress.JournalWatch(_session.named(), time.time(), write)
+    ours = current()
+    write = ours.write = progress.writer(session.config)
+    if write is not None and progress.controls_workers(session.config):
+        ours.watch = progress.JournalWatch(ours.named(), time.time(), write)
 
 
 def pytest_unconfigure() -> None:
     """End the rank processes of tests that judged single cases, and the watch."""
-    if _session.watch is not None:
-        _session.watch.stop()
-    shared = sys.modules.get("zerocheck.shared_ranks")
+    watch = current().watch
+    if watch is not None:
+        watch.stop()
+    shared = sys.modules.get("zerocheck.run.execute.shared_ranks")
     if shared is not None:
         shared.close()
 
@@ -168,7 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note the runs of the tests that were selected."""
     runs = {run.key: run for run in map(_run_of, session.items) if run is not None}
-    _session.runs = list(runs.values())
+    current().runs = list(runs.values())
 
 
 def _run_of(item: pytest.Item) -> SharedRun | None:
@@ -186,7 +135,7 @@ def pytest_runtest_makereport(
     run = _run_of(item)
     if run is None or report.when != "call":
         return report
-    report.zerocheck_run = str(_session.place() / run.key)  # pytest-xdist sends it along
+    report.zerocheck_run = str(current().place() / run.key)  # pytest-xdist sends it along
     error = None if call.excinfo is None else call.excinfo.value
     detail = getattr(error, "detail", None)
     if call.excinfo is not None and isinstance(error, UsageError):

@@ -101,12 +101,12 @@ def _asked(name: str, options: RunOptions) -> tuple[Description, Asking]:
     """Return an implementation's declarations, and what asks it whether cases are supported."""
     from .run.execute.environment import environment
     from .run.execute.rank_requests import describe, refusals
+    from .run.execute.shared_ranks import shared_ranks
     from .run.execute.user_model import with_models
     from .run.execute.user_optimizer import with_optimizers
     from .run.findings.issue_matcher import KnownIssueMatcher
     from .run.known_issues.releases import Releases
     from .run.plan.plan import PlannedCase
-    from .shared_ranks import shared_ranks
 
     size = min(options.world_sizes)
     declared = {name: describe(shared_ranks(name), name, world_size=size)}

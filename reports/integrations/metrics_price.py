@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-import zerocheck
+from zerocheck.attached.attach import attach
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS, EMPTY, TIMES = 300, 5000, 3
@@ -47,7 +47,7 @@ def job(folder: str) -> None:
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    check = zerocheck.attach(model, optimizer, steps=(), every=None, metrics=folder or None)
+    check = attach(model, optimizer, steps=(), every=None, metrics=folder or None)
     x = torch.randn(64, 256)
     started = time.perf_counter()
     for _ in range(STEPS):

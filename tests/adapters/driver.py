@@ -20,13 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from zerocheck.case.schema import Case
 from zerocheck.contract import Implementation, Microbatch, Semantics, Shard, Step
 from zerocheck.contract.groups import learning_rates
+from zerocheck.contract.start import initial_state
 from zerocheck.drive.forward_probe import ForwardProbe
 from zerocheck.drive.poison import poison_memory
 from zerocheck.errors import Unsupported
 from zerocheck.execution.kernels import deterministic
 from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.network import build_model
-from zerocheck.models.start import initial_state
 
 torch.set_num_threads(1)
 # The first AdamW imports torch._dynamo: once, before the ranks are forked.

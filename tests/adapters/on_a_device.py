@@ -162,10 +162,10 @@ def steps(name: str) -> dict[str, list[str]]:
         Training,
     )
     from zerocheck.contract import Microbatch, Step
+    from zerocheck.contract.start import initial_state
     from zerocheck.drive.rank import load
     from zerocheck.models.batches import batch, loss_of
     from zerocheck.models.network import build_model
-    from zerocheck.models.start import initial_state
 
     blocks = (Block(kind="mlp"), Block(kind="layer_norm"), Block(kind="batch_norm"))
     case = Case(

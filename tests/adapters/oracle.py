@@ -11,9 +11,9 @@ from zerocheck.case.schema import Case
 from zerocheck.contract import grouped
 from zerocheck.contract.groups import learning_rates
 from zerocheck.contract.semantics import Semantics
+from zerocheck.contract.start import initial_state
 from zerocheck.execution.alignment import place
 from zerocheck.models.network import build_model
-from zerocheck.models.start import initial_state
 
 from .driver import Placed, Seen, View, assembled, microbatches
 

@@ -21,10 +21,10 @@ from zerocheck.case.schema import Block, Case, CheckpointKind, Model, Training, 
 from zerocheck.contract import Built, Implementation, groups
 from zerocheck.contract.build import BuiltImplementation, from_function
 from zerocheck.contract.checkpoint import _groups
+from zerocheck.contract.start import initial_state, scramble
 from zerocheck.drive.checkpoints import Position
 from zerocheck.errors import Unsupported
 from zerocheck.models.network import build_model
-from zerocheck.models.start import initial_state, scramble
 
 from .cases import CASES, GROUPS, MLP, on
 from .driver import View, assembled, copied, in_ranks, step_of

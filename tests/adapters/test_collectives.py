@@ -17,12 +17,12 @@ from zerocheck.adapters.shared.units import unit_modules
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Block, Case, Disturbance, Model, Sharding, Training, WrapKind
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.contract.layout import Call
 from zerocheck.contract.loading import load
 from zerocheck.drive.rank import _refusal
 from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import predicted, volume
 from zerocheck.models.network import build_model
+from zerocheck.protocol.layout import Call
 from zerocheck.run.records.footprint import in_psi
 
 AFTER_THE_UNIT = Model(

@@ -21,9 +21,9 @@ from zerocheck.models.batches import batch
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import ESTIMATED
 from zerocheck.ranks.pool import Pool
-from zerocheck.report.text import finding_text
 from zerocheck.run.execute.trial import Trial
 from zerocheck.run.findings.findings import failures_of
+from zerocheck.run.records.finding_text import finding_text
 
 from .driver import in_ranks
 

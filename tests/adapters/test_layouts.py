@@ -27,8 +27,8 @@ from zerocheck.case.schema import (
     Training,
 )
 from zerocheck.contract.implementation import Implementation
-from zerocheck.contract.layout import Call, Layout, Line
 from zerocheck.models.network import build_model
+from zerocheck.protocol.layout import Call, Layout, Line
 
 # stem.weight (3, 2), stem.bias (3,), head.weight (5, 3), head.bias (5,): 6 + 3 + 15 + 5 elements.
 MODEL = Model(inputs=2, width=3, outputs=5)

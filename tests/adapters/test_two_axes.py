@@ -24,9 +24,9 @@ from zerocheck.case.schema import (
     TrainingSegment,
 )
 from zerocheck.contract.implementation import Implementation
-from zerocheck.contract.layout import Call
 from zerocheck.drive.rank import load
 from zerocheck.models.network import build_model
+from zerocheck.protocol.layout import Call
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial

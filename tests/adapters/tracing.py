@@ -15,12 +15,12 @@ from zerocheck.case.schema import Case
 from zerocheck.case.shapes import unfrozen
 from zerocheck.contract import Implementation
 from zerocheck.contract.implementation import Moment, Step
-from zerocheck.contract.layout import Call, Phase
+from zerocheck.contract.start import initial_state
 from zerocheck.drive.collective_trace import CallTrace
 from zerocheck.errors import Unsupported
 from zerocheck.execution.kernels import deterministic
 from zerocheck.models.network import build_model
-from zerocheck.models.start import initial_state
+from zerocheck.protocol.layout import Call, Phase
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -13,7 +13,7 @@ from zerocheck.case.features import features
 from zerocheck.case.reductions import left, simpler
 from zerocheck.case.schema import Case, Training
 from zerocheck.errors import UsageError
-from zerocheck.hosts import Hosts, RankPlace, counts, drawn, places, spelled
+from zerocheck.machine.hosts import Hosts, RankPlace, counts, drawn, places, spelled
 from zerocheck.run.findings.extent import extent, size
 
 

@@ -14,7 +14,7 @@ from hand_made_faults import DONE, started, tried
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
 from zerocheck.faults.registry import FAULTS, OF_EXTRAS
-from zerocheck.run.kill_matrix.options import MatrixOptions
+from zerocheck.kill_matrix.options import MatrixOptions
 from zerocheck.run.records.matrix_records import MatrixRecord
 
 
@@ -45,7 +45,7 @@ def with_engine(
             raise then
         return code
 
-    monkeypatch.setattr("zerocheck.run.kill_matrix.engine.run", run)
+    monkeypatch.setattr("zerocheck.kill_matrix.engine.run", run)
     monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", lambda *_, **__: nullcontext())
     return asked
 

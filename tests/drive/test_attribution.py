@@ -21,10 +21,10 @@ from zerocheck.case.measurement import settled
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.compat_memory import Allocation, AllocatorLog, ReducerBuffers
 from zerocheck.contract import Shard
-from zerocheck.contract.layout import Line
 from zerocheck.drive.attribution import GONE, MARK, Attribution, PhaseEnd
 from zerocheck.drive.holders import Claim, address, fresh_objects, object_claims, shard_claims
 from zerocheck.drive.measure import has_a_holder, measured_end
+from zerocheck.protocol.layout import Line
 from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED
 
 BUILT, FORWARD, STEP = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "step")

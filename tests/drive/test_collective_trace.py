@@ -13,8 +13,8 @@ from adapters.driver import in_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
-from zerocheck.contract.layout import Call
 from zerocheck.drive.collective_trace import CallTrace
+from zerocheck.protocol.layout import Call
 
 RANKS = 2
 Run = Callable[[], object]

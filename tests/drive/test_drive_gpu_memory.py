@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from zerocheck.case.schema import Case
 from zerocheck.compat_memory import Allocation, LastOfNccl, Snapshot
-from zerocheck.contract.layout import Layout, Line
 from zerocheck.drive import gpu_memory
 from zerocheck.drive.attribution import MARK, Attribution, PhaseEnd
 from zerocheck.drive.gpu_memory import DeviceLog, changes, events_of, pool_of
 from zerocheck.drive.holders import Claim, Claims
 from zerocheck.judge.obligations import peak, persistent
+from zerocheck.protocol.layout import Layout, Line
 from zerocheck.protocol.measurements import UNEXPLAINED, CudaPool, Measured
 
 BUILT, FORWARD, BACKWARD = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "backward")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from zerocheck.compat_memory import Allocation
-from zerocheck.contract.layout import NUMBER_BYTES, Peak
 from zerocheck.drive.attribution import GONE, LOOKED, LOOKING, USED, Attribution, PhaseEnd
 from zerocheck.drive.holders import Claim, Claims
 from zerocheck.drive.measure import peaks
+from zerocheck.protocol.layout import NUMBER_BYTES, Peak
 from zerocheck.protocol.measurements import HARNESS, LOCAL
 
 BUILT, FORWARD, BACKWARD = PhaseEnd(-1, "built"), PhaseEnd(0, "forward"), PhaseEnd(0, "backward")

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from zerocheck import host
+from zerocheck.machine import host
 
 # Root has no limit of processes. Another user may not be allowed to read what Python is made of.
 _READS_ALL = "+dac_override,+dac_read_search"

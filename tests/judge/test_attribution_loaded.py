@@ -11,6 +11,7 @@ import torch
 from zerocheck import causes as bugs
 from zerocheck.case.schema import Block, Case, Model, Training, TrainingSegment
 from zerocheck.causes.registry import find
+from zerocheck.contract.start import scramble
 from zerocheck.judge.attribution.carried import (
     data_position,
     loaded_buffers,
@@ -25,7 +26,6 @@ from zerocheck.judge.diagnose.loss import equal as equal_losses
 from zerocheck.judge.diagnose.named import without_names
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.models.network import build_model
-from zerocheck.models.start import scramble
 from zerocheck.protocol.verdicts import Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial

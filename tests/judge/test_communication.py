@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from zerocheck.case.schema import Block, Case, Model, Training
-from zerocheck.contract.layout import Call, Layout
 from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import check, predicted, volume
+from zerocheck.protocol.layout import Call, Layout
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Violation
 from zerocheck.run.records.footprint import in_psi

@@ -12,10 +12,10 @@ from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, St
 from zerocheck.case.shapes import unfrozen
 from zerocheck.contract.groups import groups, learning_rates
 from zerocheck.contract.semantics import Semantics
+from zerocheck.contract.start import initial_state
 from zerocheck.judge.free_run import trajectory
 from zerocheck.models.batches import batch, carried_seed, loss_of, overflows, weight
 from zerocheck.models.network import build_model
-from zerocheck.models.start import initial_state
 
 PLAIN = Case(
     mesh=(3,),

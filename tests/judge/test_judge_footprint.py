@@ -6,10 +6,10 @@ import pytest
 
 from zerocheck.case.schema import Block, Case, Model, Optimizer
 from zerocheck.catalogue import BUILT_IN
-from zerocheck.contract.layout import Call, Layout, Line
 from zerocheck.contract.loading import load
 from zerocheck.judge.footprint import copy_bytes, measured_bytes
 from zerocheck.memory.formulas import STAGES, recipe, total
+from zerocheck.protocol.layout import Call, Layout, Line
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import MeasuredBytes
 from zerocheck.run.records.footprint import ideal, in_psi, nearest

@@ -9,13 +9,13 @@ import torch
 from small import held, layout
 
 from zerocheck.case.schema import Block, Case, Model, Start, Training
+from zerocheck.contract.start import initial_state
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, _put, as_on_a_rank
 from zerocheck.judge.precision import Computing
 from zerocheck.judge.state import StartState, State, _by_owner, _per_rank
 from zerocheck.models.batches import batch
 from zerocheck.models.network import build_model
-from zerocheck.models.start import initial_state
 from zerocheck.protocol.observations import StepObservation
 
 

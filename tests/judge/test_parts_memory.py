@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from zerocheck.case.schema import Case, Model, Optimizer, Sharding, Training
-from zerocheck.contract.layout import Category, Layout, Line, Phase
 from zerocheck.judge.measurements import judge_measured, merged
 from zerocheck.judge.obligations import persistent, release
+from zerocheck.protocol.layout import Category, Layout, Line, Phase
 from zerocheck.protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from zerocheck.protocol.replies import MemoryReply
 from zerocheck.protocol.verdicts import MEMORY, Judgement

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from zerocheck.case.schema import Case, Training
-from zerocheck.contract.layout import Call, Highest, Layout, Peak, Phase, Term
 from zerocheck.judge.obligations import peak
+from zerocheck.protocol.layout import Call, Highest, Layout, Peak, Phase, Term
 from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.verdicts import Violation
 

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from zerocheck.case.schema import Case, Model, Optimizer, Training
-from zerocheck.contract.layout import Category, Layout, Line
 from zerocheck.judge import placement
 from zerocheck.judge.obligations import persistent
+from zerocheck.protocol.layout import Category, Layout, Line
 from zerocheck.protocol.measurements import Exposed, Held, Measured
 
 MODEL = Model(inputs=9, width=10, outputs=8)

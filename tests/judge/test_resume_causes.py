@@ -7,11 +7,11 @@ import torch
 
 from zerocheck import causes as bugs
 from zerocheck.case.schema import Case, Group, Model, Optimizer, OptimizerKind, Precision
+from zerocheck.contract.start import scramble
 from zerocheck.judge.diagnose.resume import ResumeEvidence, Wrong, causes, data_causes
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
-from zerocheck.models.start import scramble
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from zerocheck.case.codec import merged
 from zerocheck.case.schema import Block, Case, Data, Model, Start
 from zerocheck.case.validity import check
-from zerocheck.models import batch, build_model, initial_state
+from zerocheck.contract.start import initial_state
+from zerocheck.models import batch, build_model
 
 torch.set_num_threads(1)
 X = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0))

@@ -25,7 +25,9 @@ from zerocheck.case.shapes import (
     transposed,
     uncalled,
 )
-from zerocheck.models import Network, batch, build_model, check, initial_state, loss_of
+from zerocheck.case.validity import check
+from zerocheck.contract.start import initial_state
+from zerocheck.models import Network, batch, build_model, loss_of
 from zerocheck.models.batches import IGNORED
 from zerocheck.models.seeds import seed_of
 

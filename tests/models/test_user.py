@@ -12,12 +12,12 @@ from own_models import Gpt
 from torch import nn
 
 from zerocheck.case.schema import Case, Data, Model, Start, UserModel
+from zerocheck.contract.start import initial_state, scramble
 from zerocheck.errors import UsageError
-from zerocheck.models import build_model, initial_state
+from zerocheck.models import build_model
 from zerocheck.models.batches import batch, loss_of
 from zerocheck.models.inspection import inspect_model
 from zerocheck.models.parts import block_list, show_blocks
-from zerocheck.models.start import scramble
 from zerocheck.models.user import call_with
 
 MODELS = Path(__file__).parents[1] / "own_models.py"

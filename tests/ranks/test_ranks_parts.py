@@ -128,9 +128,9 @@ class TestArena:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(arena_module, "KEPT_BYTES", 1 << 20)
-        monkeypatch.setattr("zerocheck.host.total_bytes", lambda: 100 << 20)
+        monkeypatch.setattr("zerocheck.machine.host.total_bytes", lambda: 100 << 20)
         left = [60 << 20]
-        monkeypatch.setattr("zerocheck.host.available_bytes", lambda: left[0])
+        monkeypatch.setattr("zerocheck.machine.host.available_bytes", lambda: left[0])
         memory, disk = tmp_path / "memory", tmp_path / "disk"
         memory.mkdir()
         disk.mkdir()

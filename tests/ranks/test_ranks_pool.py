@@ -13,7 +13,7 @@ import torch
 from ranks_asking import TARGET, Ask, answers
 
 from zerocheck.errors import HarnessError, UsageError
-from zerocheck.host import available_bytes
+from zerocheck.machine.host import available_bytes
 from zerocheck.ranks import Pool, Slot
 from zerocheck.ranks.context import load_target
 

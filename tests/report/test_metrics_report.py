@@ -15,7 +15,7 @@ from zerocheck.report.progress import Detail, ProgressDisplay
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFinished, Record
 from zerocheck.run.records.tally import tally
-from zerocheck.run.records.timings import Kind, Pace
+from zerocheck.timing.pace import Kind, Pace
 
 BLOCK = Block(kind="mlp")
 PACE = Pace(

@@ -8,7 +8,8 @@ from hand_made import HOSTILE, KNOWN, VIOLATION, finding, hostile_finding
 
 from zerocheck.foreign_text import printable
 from zerocheck.protocol.verdicts import Status
-from zerocheck.report.text import cell_text, finding_text, replay_line
+from zerocheck.report.text import cell_text
+from zerocheck.run.records.finding_text import finding_text, replay_line
 from zerocheck.run.records.tally import Cell
 
 

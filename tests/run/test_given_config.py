@@ -12,10 +12,10 @@ from borrowing import borrowed
 
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
-from zerocheck.report.text import replay_line
 from zerocheck.run import engine
 from zerocheck.run.findings.case_file import read, read_for_replay
 from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.finding_text import replay_line
 from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
 from zerocheck.script import script_of

@@ -24,8 +24,8 @@ from ..case.schema import MAX_WORLD_SIZE
 from ..checkpoint.safetensors_file import SafetensorsFile, write_safetensors
 from ..checkpoint.source import Stored
 from ..contract.semantics import Semantics
-from ..devices import CPU
 from ..errors import UsageError
+from ..machine.devices import CPU
 from ..protocol.verdicts import Judgement
 from ..run.execute.environment import environment
 from ..run.records.journal import encode

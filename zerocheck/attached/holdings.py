@@ -17,8 +17,8 @@ from ..compat import flat_parameters, local_index
 from ..contract.flat import optimized, piece_shards
 from ..contract.names import unwrapped
 from ..contract.shard import Role, Shard
-from ..devices import CPU, placed
 from ..errors import UsageError
+from ..machine.devices import CPU, placed
 from ..optimizers import STATES
 from .zero_engine import ZeroEngine, zero_engine
 

@@ -23,10 +23,10 @@ from torch import nn
 from zerocheck_reference import unit_roundoff
 
 from ..contract.names import unwrapped
-from ..devices import forked
 from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT, U
 from ..judge.estimate import MARGIN, REPLICAS
+from ..machine.devices import forked
 from .casts import Casts, casting
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..devices import CPU, kind_of, placed
 from ..errors import ExitCode, UsageError
+from ..machine.devices import CPU, kind_of, placed
 from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
 from ..user_code import import_user_code

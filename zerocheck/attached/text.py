@@ -6,9 +6,9 @@ import sys
 
 from ..foreign_text import one_line, printable
 from ..protocol.verdicts import Judgement, Violation
-from ..report.text import finding_text
 from ..run.findings.consequences import independent
 from ..run.known_issues.entries import joined
+from ..run.records.finding_text import finding_text
 from ..run.records.records import Finding
 from .ranks import Problem
 from .recorder import Trace

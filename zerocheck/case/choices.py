@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..hosts import drawn as drawn_hosts
+from ..machine.hosts import drawn as drawn_hosts
 from .mesh import mesh_of
 from .optimizer_options import with_options
 from .options import drawn as drawn_options

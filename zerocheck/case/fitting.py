@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..hosts import counts, spelled
+from ..machine.hosts import counts, spelled
 from .mesh import INNER, fits
 from .schema import Block, BlockKind, Case, Model, Optimizer, Training
 from .shapes import matching, overflowing, parameter_shapes, trainable

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import click
 
-from .. import __version__
+from ..version import __version__
 from .checkpoint import checkpoint
 from .compare import compare
 from .faults import faults

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..devices import CPU
+from ..machine.devices import CPU
 from . import options as option
 from .journal import start_faults
 from .list import list_faults
@@ -65,7 +65,7 @@ def faults(
 
     if listed:
         return list_faults()
-    from ..run.kill_matrix.options import MatrixOptions
+    from ..kill_matrix.options import MatrixOptions
 
     options = MatrixOptions(
         names=names,

@@ -7,20 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import launcher, signals
-from ..devices import CPU
 from ..errors import ExitCode, UsageError, did_you_mean_path
 from ..foreign_text import copyable, printable
+from ..machine import launcher, signals
+from ..machine.devices import CPU
 from .output import remark, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..kill_matrix.options import MatrixOptions
     from ..report.comparison import ComparedReport
     from ..report.history import PastRun
     from ..report.progress import Detail
     from ..run.execute.rank_pool import RankPool
-    from ..run.kill_matrix.options import MatrixOptions
     from ..run.plan.options import RunOptions
     from ..run.records.records import CaseFile, Record
     from ..run.records.tally import Tally
@@ -42,7 +42,7 @@ def start_run(
         return _run_recorded(options, None, detail=detail, history=history)
     from ..run.execute.launch import with_ranks_of
 
-    # The other ranks are let go when the reports are written: see launcher.py.
+    # The other ranks are let go when the reports are written: see machine/launcher.py.
     return with_ranks_of(
         options, lambda opened: _run_recorded(options, opened, detail=detail, history=history)
     )
@@ -345,7 +345,7 @@ def start_faults(options: MatrixOptions) -> int:
 
     def start(*handlers: Any) -> int:
         def hunt(opened: RankPool) -> int:
-            from ..run.kill_matrix import engine
+            from ..kill_matrix import engine
 
             note_untested()
             return engine.run(options, handlers, ranks=opened)

@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__, launcher, signals
 from ..errors import ExitCode, HarnessError, RanksLost, UsageError, unknown
 from ..foreign_text import printable
-from ..warning_filters import relax_warnings
+from ..machine import launcher, signals
+from ..machine.warning_filters import relax_warnings
+from ..version import __version__
 from .output import remark, say
 
 LINGER_S = 10.0
@@ -43,7 +44,7 @@ class Program(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run the program and exit."""
-        if launcher.has_launcher():  # its signals have handlers of their own, see launcher.py
+        if launcher.has_launcher():  # its signals have handlers of their own
             self._main(args, prog_name, **extra)
         handlers = signals.StopSignals()
         handlers.__enter__()
@@ -133,7 +134,7 @@ def _flush() -> bool:
 
 
 def _harness_failed(error: Exception, args: list[str]) -> int:
-    from ..devices import NO_MEMORY, out_of_memory
+    from ..machine.devices import NO_MEMORY, out_of_memory
 
     if out_of_memory(error):
         return _say(NO_MEMORY.format(device="the GPU"), ExitCode.USAGE)

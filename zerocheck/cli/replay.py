@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ..devices import CPU, CUDA
 from ..errors import UsageError, did_you_mean_path
+from ..machine.devices import CPU, CUDA
 from . import options as option
 from .journal import show_replay
 from .output import say
@@ -64,7 +64,7 @@ def replay(
 
     check_process_memory()  # before torch is imported
     from ..catalogue import check_factory, check_spelling
-    from ..devices import check_device
+    from ..machine.devices import check_device
     from ..run.plan.options import check_backend, check_timeout, choose_ranks
 
     if implementation is not None:

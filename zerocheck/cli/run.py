@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..devices import CPU
+from ..machine.devices import CPU
 from ..run.plan.settings import as_options, project_settings
 from . import options as option
 from .journal import note_configs, start_run

@@ -5,7 +5,6 @@
 - `flat.py`: shards of a rank's flat parameters as parts of the original ones
 - `groups.py`: parameter groups by name pattern, and learning rates per step
 - `implementation.py`: interface that an implementation needs in order to be judged
-- `layout.py`: prediction of an implementation's memory and collectives: exact, per rank
 - `loading.py`: loading of an implementation by name
 - `memory_order.py`: ranges in the order of memory, as boxes of a tensor
 - `names.py`: names of parameters in the unwrapped model, whatever wraps it
@@ -14,6 +13,7 @@
 - `refusals.py`: refusals by torch of any caller's code: such cases are unsupported
 - `semantics.py`: declarations of an implementation's semantics: correct trainers differ
 - `shard.py`: local view of a tensor, with its location in the whole
+- `start.py`: state of a model before a case: a start in mid-training, other weights before a load
 - `states.py`: optimizer states by role, read from and written into optimizers
 - `user_optimizers.py`: user-defined optimizer classes: hidden state, effects of their `step()`
 - `versions.py`: numbered checkpoints in one directory, so that a killed writer leaves the last one

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from ..devices import CPU, CUDA, placed, random_state, set_random_state
+from ..machine.devices import CPU, CUDA, placed, random_state, set_random_state
 from .implementation import Loader, Saving
 
 # A directory that holds an older checkpoint is what the contract allows.

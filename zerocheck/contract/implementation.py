@@ -15,7 +15,7 @@ from ..case.capabilities import Capability
 from ..case.mesh import AxisName
 from ..case.schema import Case
 from ..models.user import call_with
-from .layout import Layout
+from ..protocol.layout import Layout
 from .semantics import Semantics
 from .shard import Shard
 

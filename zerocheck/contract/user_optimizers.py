@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..case.schema import Case
 from ..case.shapes import parameter_dtypes
-from ..devices import placed
 from ..errors import Unsupported
+from ..machine.devices import placed
 from .implementation import Hidden
 from .optimizers import Optimizers
 from .states import States

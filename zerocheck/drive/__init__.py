@@ -4,7 +4,7 @@
 - `checkpoints.py`: harness around a checkpoint: before the load, at the load, at the save
 - `collective_release.py`: release of memory used by a collective on the thread that is measured
 - `collective_storages.py`: storages that collectives gather into and reduce from
-- `collective_trace.py`: trace of collectives within the steps, as `contract.layout.Call`
+- `collective_trace.py`: trace of collectives within the steps, as `protocol.layout.Call`
 - `collectives.py`: dispatch mode that sees every collective of torch's `c10d` operators
 - `delays.py`: random delays that reorder ranks, and so show races that a quiet machine hides
 - `forward_probe.py`: probe of a forward for what decides the last bits of a local gradient

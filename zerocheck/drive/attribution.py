@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..compat_memory import Allocation
-from ..contract.layout import Category, Line, Phase
+from ..protocol.layout import Category, Line, Phase
 from ..protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Held
 from .holders import Claim, Claims
 

@@ -15,9 +15,9 @@ from ..case.schema import Case, Optimizer
 from ..case.segments import in_background, samples_read
 from ..contract.implementation import KEPT, Implementation, Kept, Saving
 from ..contract.shard import OF_NO_STATE, Shard
-from ..devices import drawn_from, random_state
+from ..contract.start import scramble
 from ..errors import UsageError, did_you_mean, unknown
-from ..models.start import scramble
+from ..machine.devices import drawn_from, random_state
 from ..optimizers import SCALAR_NAMES, factored
 from ..protocol.jobs import SegmentCheckpoints
 from ..protocol.observations import CheckpointObservation

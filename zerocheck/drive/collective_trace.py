@@ -1,4 +1,4 @@
-"""Trace of every collective that this rank calls within the steps, as `contract.layout.Call`.
+"""Trace of every collective that this rank calls within the steps, as `protocol.layout.Call`.
 
 One dispatch mode on torch's `c10d` operators, which all of them pass: those of Python, of DDP's
 reducer and of FSDP's backward.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..compat import Operators, process_group
-from ..contract.layout import Call, Phase
+from ..protocol.layout import Call, Phase
 from .collectives import is_collective, name_of
 
 _KINDS = (

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compat_memory import ReducerBuffers, gathered_by_fsdp1, reducer_buffers
 from ..contract.implementation import Implementation
-from ..contract.layout import OF_ROLE, Category, Phase
+from ..protocol.layout import OF_ROLE, Category, Phase
 from ..protocol.measurements import HARNESS, LOCAL, Exposed
 
 

@@ -14,9 +14,9 @@ from ..case.measurement import settled
 from ..case.schema import Case
 from ..compat_memory import Allocation, AllocatorLog, ReducerBuffers, users_of
 from ..contract.implementation import Implementation, Moment, Step
-from ..contract.layout import ALLOCATED, Call, Category, Layout, Peak, Phase, Term, works
-from ..devices import CPU
+from ..machine.devices import CPU
 from ..models.network import build_model
+from ..protocol.layout import ALLOCATED, Call, Category, Layout, Peak, Phase, Term, works
 from ..protocol.measurements import HARNESS, LOCAL, Exposed, Measured
 from .attribution import (
     GONE,

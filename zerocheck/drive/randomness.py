@@ -9,7 +9,7 @@ import torch
 from ..case.schema import Case
 from ..case.shapes import draws_random
 from ..contract.implementation import seed_all
-from ..devices import CPU, drawn_from, random_state
+from ..machine.devices import CPU, drawn_from, random_state
 from ..models.batches import carried_seed
 
 ON_CPU = torch.device(CPU)

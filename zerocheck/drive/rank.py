@@ -25,9 +25,9 @@ from ..contract import loading
 from ..contract.implementation import Implementation
 from ..contract.refusals import advise, refused_while_run
 from ..contract.semantics import Semantics
-from ..devices import CPU
 from ..errors import Unsupported, UsageError, unknown
 from ..execution.kernels import deterministic
+from ..machine.devices import CPU
 from ..models.inspection import inspect_model
 from ..optimizers.user.inspection import inspect_optimizer
 from ..protocol.jobs import (

@@ -27,13 +27,13 @@ from ..contract.implementation import (
     StepReport,
 )
 from ..contract.refusals import refused_while_run
-from ..devices import CPU, processor
+from ..contract.start import initial_state
 from ..errors import Unsupported, UsageError, unknown
 from ..execution.graph import GraphNotes
+from ..machine.devices import CPU, processor
 from ..models.batches import batch, loss_of, weight
 from ..models.network import build_model
 from ..models.overflow import Overflow
-from ..models.start import initial_state
 from ..protocol.observations import (
     CheckpointObservation,
     Declaration,

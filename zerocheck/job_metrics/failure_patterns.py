@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from ..run.records.metrics import middle_of
-from ..run.records.timings import REDUCING
 from ..sizes import binary
+from ..timing.pace import REDUCING, middle_of
 from .records import CheckpointTime, CollectiveFigures, ModelSize, TimedStep
 
 MOST = 0.5

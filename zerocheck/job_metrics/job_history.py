@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from ..run.execute.timing_analysis import pace_of_steps, rounded
-from ..run.records.metrics import middle_of
+from ..timing.analysis import pace_of_steps, rounded
+from ..timing.pace import middle_of
 from .failure_patterns import JobFigures, failure_patterns
 from .records import (
     CheckpointTime,

@@ -12,7 +12,7 @@ from ..case.segments import end_of
 from ..case.traits import estimated
 from ..contract.groups import learning_rates
 from ..contract.semantics import Semantics
-from ..devices import CPU
+from ..machine.devices import CPU
 from ..models.network import build_model
 from ..protocol.observations import Point, RankObservation
 from ..protocol.verdicts import Violation

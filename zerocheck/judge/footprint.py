@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..case.schema import Case
 from ..case.shapes import learning, parameter_bytes, parameter_elements
-from ..contract.layout import Call, Category
+from ..protocol.layout import Call, Category
 from ..protocol.measurements import Measured
 from ..protocol.verdicts import MeasuredBytes
 from .obligations.communication import volume

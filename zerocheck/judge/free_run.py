@@ -20,11 +20,11 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..contract.groups import group_of, learning_rates
 from ..contract.semantics import Semantics
-from ..devices import CPU, random_state, seed_device, set_random_state
+from ..contract.start import initial_state
+from ..machine.devices import CPU, random_state, seed_device, set_random_state
 from ..models.batches import batch, carried_seed, loss_of, weight
 from ..models.network import build_model
 from ..models.overflow import infinite_loss
-from ..models.start import initial_state
 from ..models.user import call_with
 from ..optimizers import UpdateRule, rule_of
 from .local import as_on_a_rank

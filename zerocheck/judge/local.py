@@ -17,11 +17,11 @@ from zerocheck_reference import local_pass
 from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import use_deterministic, without_recomputation
-from ..devices import CPU, forked, seed_device, set_random_state
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
 from ..execution.operator_noise import CancellationNoise, OperatorNoise
+from ..machine.devices import CPU, forked, seed_device, set_random_state
 from ..models.batches import Batch, batch, loss_of, weight
 from ..models.overflow import Overflow
 from ..models.user import call_with

@@ -9,7 +9,7 @@ from .. import causes as bugs
 from ..case.mesh import Mesh
 from ..contract.shard import Role
 from ..errors import did_you_mean
-from ..hosts import Hosts
+from ..machine.hosts import Hosts
 from ..protocol.observations import Entry, Point
 from ..protocol.verdicts import Violation
 from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words

@@ -41,9 +41,9 @@ from .. import causes as bugs
 from ..case.measurement import settled
 from ..case.schema import Case
 from ..case.shapes import ITEMSIZE, learning, parameter_bytes, parameter_dtypes, parameter_shapes
-from ..contract.layout import NUMBER_BYTES, Category
 from ..contract.shard import OF_NO_STATE
 from ..optimizers import most_states, state_elements, states_of
+from ..protocol.layout import NUMBER_BYTES, Category
 from ..protocol.measurements import UNEXPLAINED, Exposed, Held, Measured
 from ..protocol.verdicts import Violation, merge_violations
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..devices import CPU, drawn_from, processor
 from ..errors import Unsupported
+from ..machine.devices import CPU, drawn_from, processor
 from ..protocol.observations import RankObservation
 from .local import Passes
 

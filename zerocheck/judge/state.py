@@ -11,7 +11,7 @@ from torch import nn
 
 from ..case.schema import Case
 from ..contract.shard import Role
-from ..models.start import initial_state
+from ..contract.start import initial_state
 from ..optimizers import optimizer_of
 from ..protocol.observations import Point
 from . import vectors

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import HarnessError
-from ..host import FULL, leaves_half, reserve
+from ..machine.host import FULL, leaves_half, reserve
 
 LARGE_BYTES = 1 << 26
 """Bytes from which on a vector may lie in a file."""

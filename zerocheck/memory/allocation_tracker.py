@@ -32,7 +32,7 @@ from ..adapters.shared.simulation import CollectiveStreams
 from ..compat import Operators, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
-from ..contract.layout import OF_ROLE, Category, Phase
+from ..protocol.layout import OF_ROLE, Category, Phase
 from .collectives import collective_kind, sent_bytes
 from .log import Log, Moment, SentBytes, Storage
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from ..contract.layout import Category, Phase
+from ..protocol.layout import Category, Phase
 from .collectives import CollectiveKind
 
 

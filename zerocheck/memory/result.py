@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..contract.layout import Category, Line, Phase
+from ..protocol.layout import Category, Line, Phase
 from .timeline import HeldBytes
 
 

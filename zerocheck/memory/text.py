@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from ..contract.layout import CATEGORIES, Category
+from ..protocol.layout import CATEGORIES, Category
 from ..sizes import binary
 from .result import Device, MemoryReport
 from .timeline import HeldBytes, terms

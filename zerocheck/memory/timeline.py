@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ..contract.layout import CATEGORIES, PHASES, Category, Line, Phase
+from ..protocol.layout import CATEGORIES, PHASES, Category, Line, Phase
 from .log import Log, Moment
 
 Bytes = tuple[int, ...]

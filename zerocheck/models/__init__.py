@@ -1,4 +1,4 @@
-"""Model, samples and start of a case; everything follows from the case alone.
+"""Model and samples of a case; everything follows from the case alone.
 
 - `batches.py`: samples of a case, different on every rank, at every step and in every microbatch
 - `blocks.py`: blocks of a model: each maps (batch, length, width) to the same shape
@@ -8,15 +8,12 @@
 - `overflow.py`: overflow of a microbatch: an infinite loss, or one element of one gradient alone
 - `parts.py`: parts of a user's model: the factory's module, and its repeated blocks
 - `seeds.py`: one case seed, many streams of random numbers that never coincide
-- `start.py`: state of a model before a case: a start in mid-training, other weights before a load
 - `user.py`: user's own model as the model of a case: `--model path/to/file.py:factory`
 """
 
-from ..case.validity import check
 from .batches import Batch, batch, loss_of
 from .blocks import BlockModule
 from .network import Network, build_model
-from .start import initial_state
 
 __all__ = [
     "Batch",
@@ -24,7 +21,5 @@ __all__ = [
     "Network",
     "batch",
     "build_model",
-    "check",
-    "initial_state",
     "loss_of",
 ]

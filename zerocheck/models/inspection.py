@@ -17,8 +17,8 @@ from torch import nn
 from ..case.schema import UseKind, UserModel, UserParameter
 from ..case.validity import MAX_ELEMENTS
 from ..catalogue import check_factory
-from ..devices import CPU, forked, random_state, seed_device
 from ..errors import UsageError
+from ..machine.devices import CPU, forked, random_state, seed_device
 from .seeds import DATA, DROPOUT, WEIGHTS, generator_of, seed_of
 from .user import call_with, describe_model, make_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..contract.layout import Call, Category, Layout, Line, Peak, Phase
+from .layout import Call, Category, Layout, Line, Peak, Phase
 
 LOCAL = "local variable"
 """Beginning of the holder's name of memory that only a running function holds."""
@@ -96,7 +96,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
     """Times of one rank in a collective, in ns of the clock of `Timed`.
 
-    kind, bytes, ranks: as of `contract.layout.Call`; root: rank within the group, -1 without one;
+    kind, bytes, ranks: as of `protocol.layout.Call`; root: rank within the group, -1 without one;
     begun: its operator was called; returned: the operator gave the caller the Work; stalled: since
     when the caller had called no operator when the collective was over, not before `returned`, and
     the same as `over` where it was within one; over: the Work was complete.

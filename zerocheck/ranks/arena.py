@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zerocheck.errors import HarnessError
-from zerocheck.host import FULL, leaves_half, reserve
+from zerocheck.machine.host import FULL, leaves_half, reserve
 from zerocheck.ranks.view import KEPT_BYTES, Slot, align
 
 FIRST_BYTES = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zerocheck.devices import CPU
+from zerocheck.machine.devices import CPU
 from zerocheck.ranks.messages import Leak
 
 if TYPE_CHECKING:

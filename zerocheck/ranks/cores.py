@@ -15,7 +15,7 @@ import stat
 import tempfile
 import time
 
-from zerocheck import signals
+from zerocheck.machine import signals
 from zerocheck.ranks.watchdog import activity
 
 _POLL_S = 0.01

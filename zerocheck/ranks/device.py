@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from zerocheck.devices import CPU, NO_MEMORY, kind_of, out_of_memory
 from zerocheck.errors import UsageError
 from zerocheck.execution.kernels import set_exact
+from zerocheck.machine.devices import CPU, NO_MEMORY, kind_of, out_of_memory
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REPEATABLE = (":4096:8", ":16:8")

@@ -8,7 +8,7 @@ import resource
 import sys
 
 from zerocheck.errors import UsageError
-from zerocheck.host import available_bytes
+from zerocheck.machine.host import available_bytes
 
 RANK_BYTES = 60 << 20
 """What a rank has for itself before any job; the rest it shares with the zygote."""

@@ -9,9 +9,9 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 
-from zerocheck import signals
-from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError, UsageError
+from zerocheck.machine import signals
+from zerocheck.machine.devices import CPU
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.in_flight_job import InFlightJob, Pending

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zerocheck.host import reserve
+from zerocheck.machine.host import reserve
 
 RECORD_BYTES = 1024
 _WHERE = struct.Struct("<Q384s")  # counter and text at 0

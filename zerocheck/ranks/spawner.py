@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zerocheck import signals
-from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError
+from zerocheck.machine import signals
+from zerocheck.machine.devices import CPU
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.messages import (
     Answer,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from zerocheck.devices import CPU
 from zerocheck.errors import HarnessError
+from zerocheck.machine.devices import CPU
 from zerocheck.ranks.failures import trim_stack
 from zerocheck.ranks.in_flight_job import InFlightJob
 from zerocheck.ranks.messages import Exit, Inbox, Reply

@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from zerocheck import signals
 from zerocheck.errors import HarnessError, RanksLost, UsageError
-from zerocheck.hosts import Hosts, counts, spelled
-from zerocheck.launcher import host_number
+from zerocheck.machine import signals
+from zerocheck.machine.hosts import Hosts, counts, spelled
+from zerocheck.machine.launcher import host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from zerocheck.errors import RanksLost
-from zerocheck.launcher import check_environment, choose_interface, host_number
+from zerocheck.machine.launcher import check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
 from zerocheck.ranks.device import GLOO, prepare, shares

@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from zerocheck.devices import CPU
-from zerocheck.hosts import counts, places
+from zerocheck.machine.devices import CPU
+from zerocheck.machine.hosts import counts, places
+from zerocheck.machine.signals import die_with
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
 from zerocheck.ranks.device import backend_of, prepare, shares
@@ -31,7 +32,6 @@ from zerocheck.ranks.messages import JobMessage, Raised, Reply, Spawn, frame, re
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.scratch import log_path, rendezvous_path, stack_path
 from zerocheck.ranks.view import KEPT_BYTES
-from zerocheck.signals import die_with
 
 GROUP_TIMEOUT_S = 600.0
 """Far behind the parent's watchdog, which is to be first."""

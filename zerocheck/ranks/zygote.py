@@ -26,6 +26,7 @@ from unittest import mock
 
 import msgspec
 
+from zerocheck.machine.warning_filters import relax_warnings
 from zerocheck.ranks.context import Target, load_target
 from zerocheck.ranks.messages import (
     Exit,
@@ -42,7 +43,6 @@ from zerocheck.ranks.messages import (
     frame,
     receive,
 )
-from zerocheck.warning_filters import relax_warnings
 
 _PARENT_POLL_MS = 1000
 _LAST_WAIT_S = 2.0

@@ -31,7 +31,7 @@
 - `releases.py`: page releases.md of several runs, each with another release
 - `replace_file.py`: replacement of a file, whole or not at all
 - `sections.py`: sections that several formats share: environment, observability, leaked state
-- `text.py`: text of a finding, in the same words in every format
+- `text.py`: text of a cell of the matrix, in the same words in every format
 - `write.py`: output of every report format into one directory
 - `html/`: report.html
 """

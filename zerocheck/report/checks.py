@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple
 
 from ..case.features import BASIC, FEATURES, GROUPS, OF_RESUME
 from ..protocol.verdicts import RESUME, TITLES, Obligation
+from ..run.records.finding_text import finding_text
 from ..run.records.records import Finding
 from ..run.records.tally import FAILING, Tally, leaving_out, why_nothing
 from .known_issues import known_issue_text, stale_text
-from .text import cell_text, finding_text
+from .text import cell_text
 
 
 class TestOutcome(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..run.records.finding_text import replay_line
 from ..run.records.records import Finding
 from ..run.records.tally import Tally, why
 from .comparison import Changes, ComparedRow
 from .known_faults import faults_sentence
 from .markdown import escape
-from .text import replay_line
 
 FILE = "comment.md"
 MARK = "<!-- zerocheck -->"

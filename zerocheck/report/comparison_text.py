@@ -11,10 +11,10 @@ from rich.text import Text
 from tabulate import tabulate
 
 from ..foreign_text import one_line
+from ..run.records.finding_text import number
 from ..run.records.journal import encode
 from .comparison import AGAINST_FORMAT, Changes, ComparedRow
 from .markdown import escape, table
-from .text import number
 
 
 class _Section(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ..run.records.finding_text import number
 from ..run.records.records import Drift
-from .text import number
 
 TITLE = "Left to itself"
 EXPLAINED = (

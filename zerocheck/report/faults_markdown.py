@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..protocol.verdicts import TITLES
+from ..run.records.finding_text import number
 from ..run.records.matrix_records import FaultShrunk, FaultTried
 from ..run.records.matrix_summary import Summary
 from .faults_text import (
@@ -18,7 +19,6 @@ from .faults_text import (
     summary_lines,
 )
 from .markdown import escape, table
-from .text import number
 
 _RIVALS = """\
 The rivals look at the case that caught the fault, and go {steps} steps from its start. The loss

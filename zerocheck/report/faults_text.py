@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..run.records.finding_text import number
 from ..run.records.matrix_records import FaultShrunk, FaultTried, Rivals
 from ..run.records.matrix_summary import Alarms, Summary
-from .text import number
 
 
 def caught_text(row: FaultTried) -> str:

@@ -16,10 +16,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..foreign_text import one_line, printable
+from ..run.records.finding_text import finding_lines
 from ..run.records.tally import Tally, why_of
 from . import markdown
 from .known_issues import stale_lines
-from .text import finding_lines
 
 SUMMARY_BYTES = 1024 * 1024
 """Of one step, all that it writes together."""

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from ..protocol.verdicts import STATUSES
+from ..run.records.finding_text import replay_line
 from ..run.records.journal import encode
 from ..run.records.records import Finding
 from ..run.records.tally import ImplementationTally, Tally, run_exit_code, why
 from . import coverage, drift, footprint, loads, metrics
 from .sections import placement
-from .text import replay_line
 
 REPORT_FORMAT = 1
 

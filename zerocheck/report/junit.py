@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 from ..foreign_text import printable
 from ..protocol.verdicts import TITLES, Obligation
+from ..run.records.finding_text import finding_text
 from ..run.records.tally import FAILING, Cell, ImplementationTally, Tally
 from .known_issues import known_issue_text, stale_text
-from .text import cell_text, finding_text
+from .text import cell_text
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

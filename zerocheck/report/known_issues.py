@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ..foreign_text import one_line
 from ..protocol.verdicts import Obligation
 from ..run.known_issues.entries import KnownIssue
+from ..run.records.finding_text import known_lines, row
 from ..run.records.records import StaleIssue
 from ..run.records.tally import Tally, concerns
 from .known_faults import faults_sentence, known_faults
-from .text import known_lines, row
 
 
 def stale_lines(stale: StaleIssue) -> list[str]:

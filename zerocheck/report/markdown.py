@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from ..foreign_text import one_line, printable
+from ..run.records.finding_text import finding_lines, finding_title, number
 from ..run.records.loads import Loads
 from ..run.records.records import Finding
 from ..run.records.tally import Tally, why
@@ -19,7 +20,7 @@ from .footprint import rows as weighed_rows
 from .known_issues import all_hold, left_out_lines, stale_lines, unverified_lines
 from .loads import TITLE, headers, rows, tried_lines
 from .sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, observability_lines
-from .text import cell_text, finding_lines, finding_title, number
+from .text import cell_text
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..catalogue import BUILT_IN, OF_EXTRAS
 from ..foreign_text import copyable, one_line
 from ..protocol.verdicts import OBLIGATION_SETS
+from ..run.records.finding_text import replay_line
 from ..run.records.tally import Tally, why
-from .text import replay_line
 
 
 def next_lines(counted: Tally) -> list[str]:

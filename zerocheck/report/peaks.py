@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jinja2
 from tabulate import tabulate
 
-from ..contract.layout import Term
+from ..protocol.layout import Term
 from ..run.records.peaks import CASE, Point, Terms
 
 WIDTH, HEIGHT = 300, 240

@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from ..foreign_text import one_line
 from ..protocol.verdicts import Obligation
+from ..run.records.finding_text import finding_lines, finding_title
 from ..run.records.loads import Loads
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.records.tally import FAILING, Cell, ImplementationTally, Tally, unchecked, why
@@ -32,7 +33,7 @@ from .known_issues import (
 from .loads import TITLE, headers, rows, tried_lines
 from .next_steps import next_lines
 from .sections import leak_lines, observability_lines
-from .text import cell_text, finding_lines, finding_title
+from .text import cell_text
 
 Detail = Literal["quiet", "normal", "verbose"]
 """quiet: findings and the verdict; normal: progress, the matrix, and a line for each known fault;

@@ -12,5 +12,4 @@ The packages, each of which imports those above it only:
 - `plan/`: options of a run, and the choice of its cases
 - `execute/`: execution of cases on rank processes, and the outcome of each
 - `findings/`: one finding for each bug, with its smallest case and its extent
-- `kill_matrix/`: kill matrix (`zerocheck faults`)
 """

@@ -12,11 +12,11 @@ from typing import Literal
 
 import msgspec
 
-from .. import signals
 from ..case.schema import Case
 from ..catalogue import is_built_in
 from ..errors import ExitCode, RanksLost, UsageError
 from ..judge.local import as_on_a_rank
+from ..machine import signals
 from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from ..case.schema import Case, Sharding
 from ..catalogue import COMPARED
-from ..contract.layout import LASTING, Category, Line, Peak, Term
 from ..errors import Unsupported, ZerocheckError
 from ..protocol.jobs import Measure
+from ..protocol.layout import LASTING, Category, Line, Peak, Term
 from ..protocol.measurements import Measured
 from ..protocol.replies import MemoryReply
 from ..ranks.pool import Pool

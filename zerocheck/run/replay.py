@@ -11,8 +11,8 @@ from itertools import zip_longest
 import msgspec
 
 from ..case.schema import Case
-from ..devices import CPU, kind_of
 from ..errors import ExitCode
+from ..machine.devices import CPU, kind_of
 from ..ranks.pool import Pool
 from .execute.environment import environment
 from .execute.rank_pool import RankPool

@@ -16,9 +16,9 @@ from zerocheck.adapters.shared.live_memory import (
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.compat_memory import Allocation
-from zerocheck.contract.layout import Highest, Term
 from zerocheck.contract.loading import load
 from zerocheck.models.network import build_model
+from zerocheck.protocol.layout import Highest, Term
 
 MODEL = Model(
     inputs=16,

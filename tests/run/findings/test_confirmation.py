@@ -11,13 +11,13 @@ from collected import Collect
 from hand_made import ENVIRONMENT, VIOLATION, case
 
 from zerocheck.ranks.pool import Pool
-from zerocheck.report.text import finding_text
 from zerocheck.run.engine import run
 from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.confirmation import TRIES, runs_to_see
 from zerocheck.run.findings.suspicion import RACE
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.plan.plan import TimingChoice
+from zerocheck.run.records.finding_text import finding_text
 from zerocheck.run.records.records import CaseFile, CaseFinished, Finding, Outcome, RunFinished
 from zerocheck.run.replay import ReplayedCase, replay
 

@@ -6,9 +6,9 @@ import pytest
 
 from zerocheck.case.schema import Case
 from zerocheck.protocol.verdicts import Judgement, Obligation, Violation
-from zerocheck.report.text import finding_title
 from zerocheck.run.findings.consequences import independent
 from zerocheck.run.findings.findings import Findings
+from zerocheck.run.records.finding_text import finding_title
 from zerocheck.run.records.records import CaseFinished
 
 

@@ -17,7 +17,6 @@ from zerocheck.case.reductions import value_at
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Sharding, Training
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
-from zerocheck.report.text import finding_text
 from zerocheck.run import engine
 from zerocheck.run.engine import run
 from zerocheck.run.execute.trial import Trial
@@ -27,6 +26,7 @@ from zerocheck.run.findings.findings import Findings
 from zerocheck.run.findings.shrink import HANG_TRIES, TRIES, Limits, cost, shrink, worth
 from zerocheck.run.known_issues.entries import KnownIssue
 from zerocheck.run.plan.options import RunOptions
+from zerocheck.run.records.finding_text import finding_text
 from zerocheck.run.records.records import CaseFinished, Finding
 from zerocheck.run.replay import replay
 

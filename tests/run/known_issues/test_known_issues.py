@@ -11,9 +11,9 @@ from entry_text import entry
 from hand_made import VIOLATION, case
 
 from zerocheck.case.schema import Case, Training, TrainingSegment
-from zerocheck.contract.layout import Term
 from zerocheck.contract.shard import Role
 from zerocheck.errors import UsageError
+from zerocheck.protocol.layout import Term
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Status, Violation
 from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
 from zerocheck.run.known_issues.entries import OURS, ROLES, KnownIssue, load, ours, read

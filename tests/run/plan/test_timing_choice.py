@@ -16,10 +16,10 @@ from zerocheck.protocol.replies import TimeReply
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.rank_replies import received
 from zerocheck.run.execute.segments import Segments
-from zerocheck.run.execute.timing_analysis import pace_of
 from zerocheck.run.execute.trial import Trial
 from zerocheck.run.plan.plan import EVERY, PlannedCase, TimingChoice
-from zerocheck.run.records.timings import Pace, patterns
+from zerocheck.timing.analysis import pace_of
+from zerocheck.timing.pace import Pace, patterns
 
 BLOCKS = (Block(kind="mlp", hidden=24), Block(kind="layer_norm"))
 CASE = Case(mesh=(2,), model=Model(blocks=BLOCKS, width=16), sharding=Sharding(wrap="block"))

@@ -25,9 +25,9 @@ from ...contract import (
 )
 from ...contract.checkpoint import other_states, take_over, whole
 from ...contract.implementation import Call, Stage
-from ...contract.layout import Layout
 from ...contract.names import unwrapped
 from ...errors import Unsupported
+from ...protocol.layout import Layout
 from ..shared import full_checkpoint as file
 from ..shared.compiling import compile_model, forget
 from ..shared.scaling import scaler_of

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled, unfrozen
-from ...contract.layout import Phase
+from ...protocol.layout import Phase
 from ..shared.calls import SIZES, Calls, CollectivePrediction, dtype_of
 from ..shared.trace import UnitEvent, is_of_case, or_none, trace
 

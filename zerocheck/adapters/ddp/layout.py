@@ -8,7 +8,7 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
-from ...contract.layout import Layout, Phase
+from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, CategoryBytes, layout_of
 
 MAP_BYTES = 8

@@ -21,9 +21,9 @@ from ...contract import (
     torch_optimizer,
 )
 from ...contract.implementation import KEPT
-from ...contract.layout import Layout
 from ...errors import Unsupported
 from ...optimizers import STATES, states_of
+from ...protocol.layout import Layout
 from . import checkpoint, full_state, library, precision
 from .config import config_of
 from .layout import stage0_layout

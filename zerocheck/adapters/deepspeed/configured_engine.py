@@ -11,7 +11,7 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract import Semantics
-from ...contract.layout import Layout
+from ...protocol.layout import Layout
 from ..shared.limits import contradiction
 from .adapter import DeepSpeed, DeepSpeed0
 from .library import Engine

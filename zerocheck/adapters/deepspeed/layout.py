@@ -20,8 +20,8 @@ from ...case.schema import Case
 from ...case.shapes import empties
 from ...case.traits import reduced_precision
 from ...contract.groups import group_of
-from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
+from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, AccountedParameter, CategoryBytes, layout_of
 from .idle_ranks import ALIGNMENT
 from .options import options_of

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
-from ...contract.layout import Layout
 from ...contract.partitions import Full, GroupPartition, gaps, lying_in, of_whole_groups
 from ...optimizers import STATES
+from ...protocol.layout import Layout
 from .adapter import DeepSpeed
 from .layout import flat_layout
 from .options import named

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...case.schema import Case
 from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
-from ...contract.layout import Layout
 from ...contract.partitions import Full, GroupPartition, is_gathered, of_parts, range_of_part
+from ...protocol.layout import Layout
 from .layout import part_layout
 from .options import named
 from .stage12 import PartitionedStage

@@ -31,9 +31,9 @@ from ...contract import (
 )
 from ...contract.checkpoint import other_states, take_over
 from ...contract.implementation import Stage
-from ...contract.layout import Layout
 from ...contract.refusals import torch_refusals
-from ...devices import placed
+from ...machine.devices import placed
+from ...protocol.layout import Layout
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import one_axis
 from ..shared.meshes import replicate_group, shard_group

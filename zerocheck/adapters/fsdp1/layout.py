@@ -9,7 +9,7 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
-from ...contract.layout import Layout, Phase
+from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, CategoryBytes, layout_of
 from ..shared.units import members
 from .refusals import wrapped_units

@@ -32,8 +32,8 @@ from ...contract import (
     torch_optimizer,
 )
 from ...contract.checkpoint import other_states, take_over
-from ...contract.layout import Layout
 from ...errors import Unsupported
+from ...protocol.layout import Layout
 from ..shared import full_checkpoint as file
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import elementwise

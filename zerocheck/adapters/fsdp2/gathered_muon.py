@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from ...case.schema import Case
 from ...compat import local_index
 from ...contract import groups
-from ...contract.layout import Layout
+from ...protocol.layout import Layout
 from .adapter import Fsdp2
 
 Options = Mapping[str, Any]

@@ -10,9 +10,9 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...case.traits import reduced_precision
-from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
 from ...optimizers import factored
+from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, AccountedParameter, CategoryBytes, layout_of
 from ..shared.sync import deferred
 from ..shared.units import members, unit_modules

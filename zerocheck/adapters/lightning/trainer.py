@@ -30,8 +30,8 @@ from ...case.schema import Case
 from ...contract.groups import make_optimizer
 from ...contract.implementation import Loader, Microbatch, Step
 from ...contract.names import register
-from ...devices import placed
 from ...errors import Unsupported
+from ...machine.devices import placed
 
 for _name in ("lightning.pytorch", "lightning.fabric", "lightning"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # hints on GPUs that are not used

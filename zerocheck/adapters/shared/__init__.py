@@ -6,7 +6,7 @@ and its backward to their outputs, inputs and parameters. `collectives.py` of an
 rules, which turn that into calls: when it gathers, and when it reduces.
 
 - `account.py`: arithmetic of memory layouts: which tensors have gradients and states when
-- `calls.py`: recording of predicted calls as `contract.layout.Call`
+- `calls.py`: recording of predicted calls as `protocol.layout.Call`
 - `casting.py`: casts to the compute dtype of `case.precision`: of the inputs, and of all parameters
 - `compiling.py`: torch.compile, as `case.training.compile` names its backend
 - `config_class.py`: classes of implementations that are made of a user's config, each once

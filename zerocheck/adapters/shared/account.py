@@ -15,8 +15,8 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import uncalled, unfrozen
-from ...contract.layout import Category, Layout, Line, Phase
 from ...optimizers import optimizer_of, rule_of, state_elements
+from ...protocol.layout import Category, Layout, Line, Phase
 
 STEP_BYTES = 4
 """Step count of a parameter, of an optimizer that has one: a 0-d fp32 tensor."""

@@ -1,4 +1,4 @@
-"""Recording of predicted calls as `contract.layout.Call`."""
+"""Recording of predicted calls as `protocol.layout.Call`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from ...case.schema import Case
-from ...contract.layout import Call, Highest, Layout, Phase, Term
+from ...protocol.layout import Call, Highest, Layout, Phase, Term
 from .live_memory import LiveMemory
 from .trace import UnitEvent
 

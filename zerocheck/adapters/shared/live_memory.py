@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
 from ...compat_memory import Allocation
-from ...contract.layout import ALLOCATED, Category, Highest, Phase, Term, works
+from ...protocol.layout import ALLOCATED, Category, Highest, Phase, Term, works
 
 WORKING: tuple[Term, ...] = ("working", "gathering", "reducing")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ...case.schema import Case
-from ...contract.layout import Layout
+from ...protocol.layout import Layout
 from .calls import CollectivePrediction, with_collectives
 
 COMPARED = ("2.11", "2.12", "2.13", "2.14", "2.15")

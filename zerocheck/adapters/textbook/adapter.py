@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ...case.schema import Case
 from ...contract import Shard, Step, StepReport
 from ...contract.implementation import Stage
-from ...contract.layout import Layout
+from ...protocol.layout import Layout
 from ..shared.meshes import every_rank, shard_group
 from .checkpoint.resumable import Resumable
 from .layout import layout_of_stage

@@ -11,8 +11,8 @@ from ...case.schema import Case
 from ...case.shapes import uncalled
 from ...case.traits import reduced_precision
 from ...contract.implementation import Stage
-from ...contract.layout import Layout, Phase
 from ...models.blocks import DTYPES
+from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, CategoryBytes, layout_of
 from ..shared.calls import with_collectives
 from ..shared.units import unit_modules

@@ -17,8 +17,8 @@ from ...case.shapes import learning, parameter_dtypes
 from ...case.traits import reduced_precision
 from ...contract import Built, Loader, groups, torch_optimizer
 from ...contract.checkpoint import other_states, take_over
-from ...contract.layout import Layout
 from ...optimizers import optimizer_of
+from ...protocol.layout import Layout
 from ..ddp.adapter import Ddp, ddp
 from ..ddp.layout import ddp_layout
 from ..shared import full_checkpoint as file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...contract.groups import group_of
-from ...contract.layout import Phase
+from ...protocol.layout import Phase
 from ..ddp.layout import state_bytes
 from ..shared.account import Account
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from ...hosts import counts
+from ...machine.hosts import counts
 from ..mesh import AxisName
 from ..schema import Case
 from ..shapes import parameter_shapes, trainable

@@ -16,7 +16,7 @@ import torch
 
 from ...case.schema import Case
 from ...floating_point import ETA, Enclosure, Format
-from ...hosts import places
+from ...machine.hosts import places
 from .. import bounds
 from ..compare import compare
 from ..diagnose.evidence import Evidence

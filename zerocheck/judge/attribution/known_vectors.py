@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ...case.schema import Case
+from ...contract.start import initial_state, scramble
 from ...models.blocks import DTYPES
 from ...models.network import build_model
-from ...models.start import initial_state, scramble
 from ..assemble import Observation
 from ..flat import NOBODY, flat_buffers
 from ..layout import ParameterLayout

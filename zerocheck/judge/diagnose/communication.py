@@ -17,7 +17,7 @@ import msgspec
 from ... import causes as bugs
 from ...case.schema import Case
 from ...case.shapes import Shape, learning, parameter_dtypes, parameter_shapes, trainable
-from ...contract.layout import Call
+from ...protocol.layout import Call
 
 Sent = Counter[tuple[str, int, str]]
 """How many calls of each kind, bytes and dtype."""

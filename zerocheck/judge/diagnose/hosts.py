@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from ... import causes as bugs
-from ...hosts import RankPlace, places
+from ...machine.hosts import RankPlace, places
 from .evidence import Candidate, Evidence, enclosed_sum, times
 
 

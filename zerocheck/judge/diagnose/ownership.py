@@ -11,7 +11,7 @@ import torch
 
 from ... import causes as bugs
 from ...case.mesh import Mesh
-from ...hosts import Hosts, places
+from ...machine.hosts import Hosts, places
 from ...protocol.observations import Entry
 
 Shape = tuple[int, ...]

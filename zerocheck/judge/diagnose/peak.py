@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ... import causes as bugs
 from ...case.schema import Case
-from ...contract.layout import Call, Phase, Term
+from ...protocol.layout import Call, Phase, Term
 from ...protocol.measurements import Measured
 from ..obligations.communication import predicted
 

@@ -14,9 +14,9 @@ import torch
 from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.shard import OF_NO_STATE
+from ...contract.start import scramble
 from ...models.blocks import DTYPES
 from ...models.network import build_model
-from ...models.start import scramble
 from ...optimizers import optimizer_of
 from ...optimizers.specification import UpdateElements
 from ..compare import compare, different_bits

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ... import causes as bugs
 from ...case.schema import Case
-from ...contract.layout import Call, Layout
+from ...protocol.layout import Call, Layout
 from ...protocol.measurements import Measured
 from ...protocol.verdicts import Violation, merge_violations
 from ..diagnose.communication import causes

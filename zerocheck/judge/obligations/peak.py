@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ...case.measurement import settled
 from ...case.schema import Case
-from ...contract.layout import Highest, Peak, Phase, Term
+from ...protocol.layout import Highest, Peak, Phase, Term
 from ...protocol.measurements import Measured
 from ...protocol.verdicts import Violation
 from ..diagnose.peak import causes

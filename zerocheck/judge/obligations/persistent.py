@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from ... import causes as bugs
 from ...case.schema import Case
 from ...case.shapes import learning, parameter_bytes
-from ...contract.layout import CATEGORIES, PHASES, Category, Line, Phase
+from ...protocol.layout import CATEGORIES, PHASES, Category, Line, Phase
 from ...protocol.measurements import HARNESS, LOCAL, UNEXPLAINED, Measured
 from ...protocol.verdicts import Violation, merge_violations
 from .. import placement

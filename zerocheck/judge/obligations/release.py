@@ -18,7 +18,7 @@ from ... import causes as bugs
 from ...case.measurement import settled
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
-from ...contract.layout import CATEGORIES, Category
+from ...protocol.layout import CATEGORIES, Category
 from ...protocol.measurements import Measured
 from ...protocol.verdicts import Violation, merge_violations
 from ..obligation import Checked, Measurements, ObligationCheck

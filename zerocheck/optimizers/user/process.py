@@ -24,7 +24,7 @@ from ...case.schema import UserOptimizer
 from ...errors import Unsupported, UsageError
 from ...execution.kernels import deterministic
 from ...floating_point import Enclosure, Format
-from ...signals import die_with
+from ...machine.signals import die_with
 from ...user_code import import_user_code
 from ..specification import UpdateElements
 from ..state_shape import shape_of_user_state

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ...foreign_text import one_line, printable
 from ...protocol.verdicts import Violation
+from ...run.records.finding_text import finding_lines, finding_title, number, replay_line
 from ...run.records.records import Finding
-from ..text import finding_lines, finding_title, number, replay_line
 from .matrix import kind_of
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ...case.features import FEATURES
 from ...protocol.verdicts import TITLES, Obligation, Status
+from ...run.records.finding_text import number
 from ...run.records.tally import FAILING, Cell, ImplementationTally, Tally
-from ..text import number
 
 ENDS = "crash or hang"
 """Column of the cases that came to no verdict."""

@@ -11,7 +11,7 @@
 - `rank_requests.py`: requests before a run to rank processes, since they run the user's code
 - `reused.py`: outcomes of cases that other runs have judged: shards, or an interrupted run
 - `segments.py`: jobs of a resumed case, one per training segment, and what is done between
-- `timing_analysis.py`: pace of steps, of a case or of a job, from the times of the ranks
+- `shared_ranks.py`: rank processes that all tests of single cases share
 - `trial.py`: trial: one case, run on rank processes and judged
 - `user_model.py`: user's own model as that of every case: `--model`, or `fixed = {"model": ...}`
 - `user_optimizer.py`: user's own optimizer as that of every case: `--optimizer`, or `fixed`

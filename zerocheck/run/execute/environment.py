@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ... import __version__
 from ...catalogue import OF_EXTRAS, extra_of
-from ...devices import CPU, kind_of, placed, processor
+from ...machine.devices import CPU, kind_of, placed, processor
+from ...version import __version__
 from ..known_issues.entries import ours
 from ..records.records import Environment
 

@@ -23,9 +23,9 @@ import msgspec
 from ...case.schema import Case
 from ...case.shapes import parameter_elements
 from ...errors import UsageError
-from ...host import available_bytes
-from ...hosts import counts
-from ...launcher import has_launcher
+from ...machine.host import available_bytes
+from ...machine.hosts import counts
+from ...machine.launcher import has_launcher
 
 JUDGE = 20
 VECTORS = 120

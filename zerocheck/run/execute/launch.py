@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ... import launcher
 from ...catalogue import modules_of
-from ...devices import CPU
 from ...errors import ExitCode, RanksLost, UsageError
+from ...machine import launcher
+from ...machine.devices import CPU
+from ...machine.signals import StopSignals
 from ...ranks.pool import Pool
-from ...signals import StopSignals
 from .machine import check_machine
 from .rank_pool import TARGET, RankPool
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 from ...errors import UsageError
-from ...host import available_bytes, free_swap_bytes, process_limits
+from ...machine.host import available_bytes, free_swap_bytes, process_limits
 
 DESCRIPTORS, DESCRIPTORS_PER_RANK = 32, 4
 """Files and sockets that a process of a run has open at once, at most. The parent and a rank of 2

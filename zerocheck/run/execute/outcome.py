@@ -21,10 +21,10 @@ from ...judge.words import declared, with_words
 from ...protocol.replies import MemoryReply, TimeReply
 from ...protocol.verdicts import MEMORY, Judgement, Obligation, Status
 from ...ranks.result import JobResult
+from ...timing.analysis import DIGITS, pace_of
+from ...timing.pace import Pace
 from ..records.records import Outcome
-from ..records.timings import Pace
 from .rank_replies import complete, read_observations, received
-from .timing_analysis import DIGITS, pace_of
 
 
 class Results(NamedTuple):

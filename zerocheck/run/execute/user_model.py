@@ -10,8 +10,8 @@ from ...case.codec import to_plain
 from ...case.schema import Case, Model, UserModel
 from ...case.validity import check
 from ...catalogue import check_factory
-from ...devices import CPU
 from ...errors import UsageError
+from ...machine.devices import CPU
 from ...protocol.replies import Description
 from ...protocol.verdicts import Obligation
 from ..plan.options import RunOptions

@@ -14,7 +14,7 @@ from ...case.features import BASIC, FEATURES, GROUPS, features
 from ...case.reductions import value_at
 from ...case.schema import Case
 from ...case.shapes import empties, trainable
-from ...hosts import counts
+from ...machine.hosts import counts
 from ...protocol.verdicts import RESUME, Violation
 from .contrast import WrongCase, of_cases, of_tensors
 

@@ -15,7 +15,7 @@ from ...case.fitting import fit
 from ...case.schema import Case
 from ...case.validity import check
 from ...errors import UsageError
-from ...hosts import Hosts
+from ...machine.hosts import Hosts
 from ...protocol.verdicts import Violation
 from .bug import Bug, Parted
 

@@ -26,8 +26,8 @@ from ...case.segments import segments_of
 from ...case.validity import check
 from ...catalogue import check_spelling, family
 from ...causes.registry import current, find
-from ...devices import CPU, CUDA, kind_of
 from ...errors import UsageError, did_you_mean, unknown
+from ...machine.devices import CPU, CUDA, kind_of
 from ...protocol.verdicts import OBLIGATIONS, Obligation, Violation
 from ..records.records import CaseFinished, KnownReference
 from .releases import ALL, LIBRARIES, Releases, Versions, measured_of, specifiers

@@ -11,10 +11,10 @@ from typing import Literal, get_args
 from ...case.features import FEATURES
 from ...case.schema import MAX_WORLD_SIZE, OptimizerKind
 from ...catalogue import BUILT_IN, check_factory, check_spelling
-from ...devices import CPU, check_device
 from ...errors import UsageError, did_you_mean, unknown
-from ...hosts import Hosts
-from ...launcher import has_launcher
+from ...machine.devices import CPU, check_device
+from ...machine.hosts import Hosts
+from ...machine.launcher import has_launcher
 from ...protocol.verdicts import EQUIVALENCE, OBLIGATION_SETS, OBLIGATIONS, Obligation
 from ..known_issues.entries import KnownIssue, load
 from .profiles import PROFILES

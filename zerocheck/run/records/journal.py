@@ -17,9 +17,9 @@ from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 
-from ... import signals
 from ...errors import UsageError
 from ...foreign_text import encodable
+from ...machine import signals
 from . import previous_runs
 from .matrix_records import FaultsStarted, MatrixRecord
 from .records import JOURNAL_FORMAT, Drift, Record, RunStarted

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
 from ...case.schema import Case
 from ...case.shapes import parameter_bytes
+from ...timing.pace import Pace, middle_of, patterns
 from .records import CaseFinished
-from .timings import Pace, patterns
 
 
 @dataclass
@@ -89,12 +89,6 @@ def _gathered(case: Case, pace: Pace) -> float | None:
     whole = sum(parameter_bytes(case.model).values())
     largest = [kind.largest for kind in pace.kinds if kind.kind == "all_gather"]
     return max(largest) / whole if largest and whole else None
-
-
-def middle_of(values: Iterable[float | None]) -> float | None:
-    """Return the median of the figures that are known, None without one."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 @dataclass

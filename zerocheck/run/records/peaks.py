@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...case.schema import Block, Case, Data, Model, Training
-from ...contract.layout import Term
+from ...protocol.layout import Term
 
 BLOCKS = 4
 SMALL, LARGE = 24, 96

@@ -12,7 +12,7 @@ import msgspec
 
 from ...case.schema import Case
 from ...protocol.verdicts import Judgement, Obligation, Status, Violation
-from .timings import Pace
+from ...timing.pace import Pace
 
 JOURNAL_FORMAT = 2
 

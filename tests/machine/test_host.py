@@ -1,0 +1,31 @@
+"""What is known of this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerocheck.machine import host
+from zerocheck.machine.host import GroupLimit
+
+
+def test_memory_of_the_machine_and_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapFree: 3 kB\n")
+    monkeypatch.setattr(host, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(host, "memory_limits", lambda: [])
+    assert host.total_bytes() == 1000 << 10 and host.available_bytes() == 600 << 10
+    assert host.free_swap_bytes() == 3 << 10
+    groups = [GroupLimit(500_000, 250_000), GroupLimit(700_000, 600_000)]
+    monkeypatch.setattr(host, "memory_limits", lambda: groups)
+    assert host.total_bytes() == 500_000 and host.available_bytes() == 100_000
+
+
+def test_half_of_the_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "total_bytes", lambda: 100)
+    monkeypatch.setattr(host, "available_bytes", lambda: 60)
+    assert host.leaves_half(10) and not host.leaves_half(11)
+    monkeypatch.setattr(host, "total_bytes", lambda: None)
+    assert host.leaves_half(1000)
