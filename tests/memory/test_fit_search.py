@@ -15,6 +15,7 @@ from zerocheck.memory.fit.bounds import lower_bound, model_bytes
 from zerocheck.memory.fit.choices import Choice, Restriction
 from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.fit.search import FitSearch, numbers_of_ranks
+from zerocheck.memory.result import Reserved
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import source
 
@@ -158,6 +159,61 @@ def test_stages_that_give_matrices_to_ranks_are_not_searched() -> None:
     assert {one.implementation for one in given} == {"zero1"}
     report = fit(base, 1_200_000, most_ranks=1)
     assert any("zero1 and zero2 with muon" in words for words in report.not_tried)
+
+
+def test_the_row_to_take_is_one_whose_reserved_memory_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the cheapest, if the allocator's roundings make that one too large."""
+    asked: list[tuple[Choice, int]] = []
+
+    def reserved(self: FitSearch, choice: Choice, ranks: int) -> Reserved:
+        asked.append((choice, ranks))
+        size = self.limit + 1 if len(asked) < 3 else self.limit
+        return Reserved(allocated=size, default=size, expandable=size)
+
+    found = searched(LIMITS[-1])
+    monkeypatch.setattr(FitSearch, "reserved", reserved)
+    later = fit(small(), LIMITS[-1], most_ranks=MOST)
+    assert len({*asked}) == 3 and sum("would reserve" in line for line in later.advice) == 2
+    commands = [row.command for row in found.rows]
+    assert found.rows[found.taken].command == commands.pop(found.taken)
+    assert later.rows[later.taken].command in commands
+    assert len(later.rows) == len(found.rows) - 2
+
+
+def test_what_is_too_large_is_tried_on_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserved(self: FitSearch, choice: Choice, ranks: int) -> Reserved:
+        size = self.limit + (ranks < 4)
+        return Reserved(allocated=size, default=size, expandable=size)
+
+    monkeypatch.setattr("zerocheck.memory.fit.assemble.MOST_RANKS", MOST)
+    restriction = Restriction(implementation="fsdp2", checkpoint=False)
+    before = fit(small(), LIMITS[-1], restriction=restriction)
+    first = before.rows[before.taken]
+    assert first.ranks == 1 and first.reserved is not None
+    monkeypatch.setattr(FitSearch, "reserved", reserved)
+    after = fit(small(), LIMITS[-1], restriction=restriction)
+    row = after.rows[after.taken]
+    assert row.smallest == row.ranks == 4 and row.reserved is not None
+    assert after.advice[0].startswith("take fsdp2") and " on 4 ranks" in after.advice[0]
+
+
+def test_what_is_reserved_is_that_of_the_command() -> None:
+    """Of a small model it is more than all limits here: cuBLAS's workspaces are 64 MiB alone."""
+    found = searched(LIMITS[-1])
+    row = found.rows[found.taken]
+    held = search(1).reserved(
+        Choice(
+            implementation=row.implementation, wrap=row.wrap, reshard=row.reshard,
+            checkpoint=row.checkpoint_activations, microbatches=row.microbatches,
+        ),
+        row.ranks,
+    )  # fmt: skip
+    assert row.reserved == held is not None and held.default > 64 << 20
+    setup = small(
+        implementation=row.implementation, world_size=row.ranks, wrap=row.wrap,
+        reshard=row.reshard, checkpoint=row.checkpoint_activations,
+    )  # fmt: skip
+    assert row.microbatches == 1 and analyse(setup).reserved == held
 
 
 def test_a_rank_other_than_the_first_is_refused() -> None:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from zerocheck.memory.fit.recommend import advise_on, by_cost, taken
 from zerocheck.memory.fit.result import FitRow, PaperTime, Unfit
+from zerocheck.memory.result import Reserved
 from zerocheck.memory.timeline import HeldBytes
 
 GIB = 2**30
@@ -34,7 +35,8 @@ def unfit(name: str, stage: int, needs: dict[str, int], *, by_formula: bool = Fa
 
 def advice(*rows: FitRow, no: tuple[Unfit, ...] = (), given: bool = True) -> list[str]:
     ordered = sorted(rows, key=lambda one: by_cost(one, given_ranks=given))
-    return list(advise_on(ordered, no, 10 * GIB))
+    place = next((at for at, one in enumerate(ordered) if one.reserved is not None), None)
+    return list(advise_on(ordered, taken(ordered) if place is None else place, no, 10 * GIB))
 
 
 def test_what_fits_as_it_is_is_not_sharded() -> None:
@@ -55,6 +57,33 @@ def test_ddp_is_not_taken_on_more_ranks_or_with_recomputation() -> None:
     assert advice(row("ddp", 0), fsdp2, given=False)[0].startswith("take fsdp2 on 2 ranks")
     again = row("ddp", 0, checkpoint_activations=True, recomputed=0.9)
     assert advice(again, row("fsdp2", 3))[0].startswith("take fsdp2 on 8 ranks")
+
+
+def reserving(default: float, expandable: float) -> Reserved:
+    return Reserved(allocated=8 * GIB, default=int(default * GIB), expandable=int(expandable * GIB))
+
+
+def test_what_the_allocator_reserves_stands_next_to_the_peak() -> None:
+    """It may take more than the device has, though the peak fits; a setting may help."""
+    _, _, fits = advice(row("fsdp2", 3, reserved=reserving(9, 8.5)))
+    assert fits == "torch's caching allocator reserves 9.000 GiB for it, 90% of the device"
+    _, _, helped = advice(row("fsdp2", 3, reserved=reserving(11, 9)))
+    assert helped == (
+        "torch's caching allocator reserves 11.000 GiB for it, more than the device has: set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, with which that is 9.000 GiB"
+    )
+    _, _, hopeless = advice(row("ddp", 0, reserved=reserving(12, 11)))
+    assert hopeless.endswith("12.000 GiB for it, more than the device has: expect it to run out "
+                             "of memory")  # fmt: skip
+
+
+def test_a_row_that_is_passed_over_says_why() -> None:
+    over = row("fsdp2", 3, ranks=4, smallest=4, reserved=reserving(12, 11))
+    found = list(advise_on([row("fsdp2", 3, reserved=reserving(9, 9))], 0, (), 10 * GIB, [over]))
+    assert found[0].startswith("take fsdp2 on 8 ranks") and found[2] == (
+        "fsdp2 on 4 ranks would fit by its peak of 8.000 GiB, but torch's caching allocator would "
+        "reserve 11.000 GiB"
+    )
 
 
 def test_on_paper_the_fastest_is_taken() -> None:

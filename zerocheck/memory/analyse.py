@@ -56,7 +56,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     device = None
     if limit is not None:
         device = _device(setup, parts, done.timeline, peak, limit, exact=exact)
-    held, unheld = _reserved(setup, done)
+    held, unheld = reserved_of(setup, done)
     return MemoryReport(
         model=setup.model,
         implementation=setup.implementation,
@@ -85,7 +85,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     )
 
 
-def _reserved(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
+def reserved_of(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
     """Return what the caching allocator would reserve, or None and the reason."""
     if done.log is None:
         return None, "as blocks were extrapolated; --exact simulates them"

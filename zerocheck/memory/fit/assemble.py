@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from ...catalogue import BY_STAGE
 from ..formulas import communicated
@@ -57,10 +59,18 @@ def fit(
     search = FitSearch(base, given, limit, numbers_of_ranks(most), exact=exact, notify=notify)
     found = search.fewest(restriction or Restriction(), exhaustive=exhaustive)
     operations = forward_operations(given, base)
-    rows = [
-        _row(search, one, most_ranks, operations, speeds) for one in found if one.ranks is not None
+    given_ranks = most_ranks is not None
+    fitting = [
+        (_row(search, one, most_ranks, operations, speeds), one)
+        for one in found
+        if one.ranks is not None
     ]
-    rows.sort(key=lambda row: by_cost(row, given_ranks=most_ranks is not None))
+    fitting.sort(key=lambda pair: by_cost(pair[0], given_ranks=given_ranks))
+
+    def on(one: Fewest, ranks: int) -> FitRow:
+        return _row(search, replace(one, ranks=ranks), most_ranks, operations, speeds)
+
+    rows, place, too_large = _reserving(search, fitting, on, given_ranks=given_ranks)
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
     not_tried = list(NOT_TRIED)
     left_out = [name for name in BY_STAGE.values() if name not in searched(base)]
@@ -71,7 +81,7 @@ def fit(
         )
     if not search.blocks:
         not_tried.append("activation checkpointing: the model has no list of blocks")
-    advice = advise_on(rows, unfit, limit)
+    advice = advise_on(rows, place, unfit, limit, too_large)
     return FitReport(
         model=base.model,
         elements=search.model.elements,
@@ -84,7 +94,7 @@ def fit(
         most_ranks=most,
         given_ranks=most_ranks is not None,
         rows=tuple(rows),
-        taken=taken(rows),
+        taken=place,
         unfit=tuple(unfit),
         simulations=len(search.points),
         by_formula=len(search.by_formula),
@@ -123,6 +133,48 @@ def _row(
         paper=None if speeds is None else _paper(search, setup, point, speeds),
         command=setup.command(),
     )
+
+
+LOOKED_AT = 6
+"""Times that the caching allocator is asked at most: all blocks are simulated for each."""
+
+
+def _reserving(
+    search: FitSearch,
+    fitting: Sequence[tuple[FitRow, Fewest]],
+    on: Callable[[Fewest, int], FitRow],
+    *,
+    given_ranks: bool,
+) -> tuple[list[FitRow], int, list[FitRow]]:
+    """Return rows, the place of the one to take, and those for which the allocator takes too much.
+
+    fitting: rows by cost, which fit by their peaks. The row to take is the first one by cost for
+    which the caching allocator takes no more than the device has. One for which it does is tried on
+    more ranks, where they are not given. If none of those looked at is so, it is the first.
+    """
+    left, too_large = list(fitting), list[FitRow]()
+    for _ in range(LOOKED_AT):
+        if not left:
+            break
+        place = taken([row for row, _ in left])
+        row, one = left[place]
+        held = search.reserved(one.choice, row.ranks)
+        row = structs.replace(row, reserved=held)
+        if held is None or held.expandable <= search.limit:
+            left[place] = row, one
+            return [row for row, _ in left], place, too_large
+        too_large.append(row)
+        del left[place]
+        more = [ranks for ranks in search.ranks if ranks > row.ranks]
+        if more and not given_ranks:
+            left.append((on(one, more[0]), one))
+            left.sort(key=lambda pair: by_cost(pair[0], given_ranks=given_ranks))
+    rows = [row for row, _ in fitting]
+    if not rows:
+        return [], 0, []
+    place = taken(rows)
+    rows[place], *others = too_large
+    return rows, place, others
 
 
 def _paper(

@@ -60,16 +60,27 @@ def taken(rows: Sequence[FitRow]) -> int:
     return 0
 
 
-def advise_on(rows: Sequence[FitRow], unfit: Sequence[Unfit], limit: int) -> Iterator[str]:
-    """Yield sentences: the row to take, why none of a lower stage, and what is next to it."""
+def advise_on(
+    rows: Sequence[FitRow],
+    place: int,
+    unfit: Sequence[Unfit],
+    limit: int,
+    too_large: Sequence[FitRow] = (),
+) -> Iterator[str]:
+    """Yield sentences: the row to take, why none of a lower stage, and what is next to it.
+
+    place: of the row to take; too_large: rows that fit by their peaks, and for which the caching
+    allocator takes more than the device has.
+    """
     if not rows:
         yield from _nothing(unfit)
         return
-    first = rows[taken(rows)]
+    first = rows[place]
     if first.stage == 0 and _plain(first):
         where = f"on {on_ranks(first.ranks)}"
         yield f"{first.implementation} fits {where}: take it; sharding buys nothing here"
         yield _headroom(first, limit)
+        yield from _reserved(first, too_large, limit)
         if first.paper is not None:
             yield _on_paper(first.paper)
         if rows[0].sent < first.sent:
@@ -81,6 +92,7 @@ def advise_on(rows: Sequence[FitRow], unfit: Sequence[Unfit], limit: int) -> Ite
         return
     yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {_reason(first, rows)}"
     yield _headroom(first, limit)
+    yield from _reserved(first, too_large, limit)
     if first.paper is not None:
         yield _on_paper(first.paper)
     yield from _lower(first, rows, unfit)
@@ -99,6 +111,31 @@ def _headroom(row: FitRow, limit: int) -> str:
         f"its peak of {binary(row.peak.total)} is {row.peak.total / limit:.0%} of the device, most "
         f"of it {largest}; the rest is for what is not simulated"
     )
+
+
+def _reserved(first: FitRow, too_large: Sequence[FitRow], limit: int) -> Iterator[str]:
+    """Say what the caching allocator takes for the row to take, and for those tried before it."""
+    for row in too_large:
+        if row.reserved is not None:
+            yield (
+                f"{words_of(row)} on {on_ranks(row.ranks)} would fit by its peak of "
+                f"{binary(row.peak.total)}, but torch's caching allocator would reserve "
+                f"{binary(row.reserved.expandable)}"
+            )
+    held = first.reserved
+    if held is None:
+        return
+    took = f"torch's caching allocator reserves {binary(held.default)} for it"
+    if held.default <= limit:
+        yield f"{took}, {held.default / limit:.0%} of the device"
+    elif held.expandable <= limit:
+        yield (
+            f"{took}, more than the device has: set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, with which that is "
+            f"{binary(held.expandable)}"
+        )
+    else:
+        yield f"{took}, more than the device has: expect it to run out of memory"
 
 
 def _on_paper(time: PaperTime) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...errors import ExitCode
+from ..result import Reserved
 from ..timeline import HeldBytes
 
 
@@ -45,7 +46,8 @@ class FitRow(ChoiceFields, frozen=True, kw_only=True):
     padding; communicated: elements that the ZeRO paper has this stage move per microbatch that is
     reduced, or None for code of which no stage is known; calls: collectives in a step; recomputed:
     share of the forward's operations that run again; paper: times of a step, where the speeds are
-    given.
+    given; reserved: what the caching allocator of a GPU would take, of rows that were looked at to
+    find the one to take.
     """
 
     smallest: int
@@ -56,6 +58,7 @@ class FitRow(ChoiceFields, frozen=True, kw_only=True):
     calls: int
     recomputed: float
     paper: PaperTime | None = None
+    reserved: Reserved | None = None
     command: str
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...models.parts import block_list
-from ..analyse import SimulatedRank, run
+from ..analyse import SimulatedRank, reserved_of, run
 from ..collectives import StepTraffic
+from ..result import Reserved
 from ..setup import Setup
 from ..source import ModelSource
 from ..timeline import HeldBytes
@@ -128,9 +129,20 @@ class FitSearch:
             self.points[key] = SimulatedPoint(two.timeline.peak(), _update(two), traffic)
         return self.points[key]
 
-    def _simulated(self, setup: Setup) -> SimulatedRank:
-        self.notify(f"simulating {setup.command().removeprefix('zerocheck memory ')}")
-        return run(setup, self.given, exact=self.exact)
+    def reserved(self, choice: Choice, ranks: int) -> Reserved | None:
+        """Return what the caching allocator of a GPU would take; None where it is not modelled.
+
+        All blocks are simulated for that, and two microbatches, as for the peak.
+        """
+        setup = choice.setup(self.base, ranks)
+        two = replace(setup, microbatches=min(setup.microbatches, 2))
+        return reserved_of(two, self._simulated(two, exact=True))[0]
+
+    def _simulated(self, setup: Setup, *, exact: bool = False) -> SimulatedRank:
+        blocks = ", all blocks" if exact and not self.exact else ""
+        words = setup.command().removeprefix("zerocheck memory ")
+        self.notify(f"simulating {words}{blocks}")
+        return run(setup, self.given, exact=exact or self.exact)
 
     def bound(self, choice: Choice, ranks: int) -> dict[str, int]:
         """Return the lower bound of a peak."""
