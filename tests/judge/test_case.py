@@ -49,6 +49,32 @@ def test_all_obligations_hold(observe: Callable, implementation: str) -> None:
     assert judgement.share["publish"] == judgement.share["ownership"] == 0.0, "bit for bit"
 
 
+@pytest.mark.parametrize("implementation", ALL)
+def test_the_last_publish_is_judged_by_one_forward(observe: Callable, implementation: str) -> None:
+    """After the last of several steps: its loss is that of the parameters then, and no other."""
+    observed = observe(implementation, CASE)
+    for seen in observed.seen:
+        assert [len(step.losses) for step in seen.steps] == [2, 2, 2, 1]
+    assert not observed.places("gradient", "reduced", 3, "head.weight")
+    losses = [list(seen.steps[3].losses) for seen in observed.seen]
+    for place, seen in enumerate(observed.seen):
+        changed = tuple(torch.tensor(losses[place]).nextafter(torch.tensor(9.0)).tolist())
+        last = msgspec.structs.replace(seen.steps[3], losses=changed)
+        observed.seen[place] = msgspec.structs.replace(seen, steps=(*seen.steps[:3], last))
+    (violation,) = observed.judge().violations
+    assert violation.obligation == "loss" and violation.step == 3
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_a_case_of_one_step_ends_in_a_second_gradient(
+    observe: Callable, implementation: str
+) -> None:
+    training = msgspec.structs.replace(CASE.training, steps=1)
+    observed = observe(implementation, msgspec.structs.replace(CASE, training=training))
+    assert [len(step.losses) for step in observed.seen[0].steps] == [2, 2]
+    assert observed.places("gradient", "reduced", 1, "head.weight")
+
+
 UNUSUAL = msgspec.structs.replace(
     CASE,
     model=Model(
@@ -126,7 +152,7 @@ def test_a_gradient_where_nobody_used_the_parameter(observe: Callable, set_to_no
     ("role", "point", "step", "obligation"),
     [
         ("gradient", "reduced", 1, "gradient"),
-        ("gradient", "reduced", 3, "gradient"),
+        ("gradient", "reduced", 2, "gradient"),
         ("gradient", "clipped", 1, "clip"),
         ("exp_avg", "state", 1, "update"),
         ("exp_avg_sq", "state", 0, "update"),

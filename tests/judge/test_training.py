@@ -40,7 +40,7 @@ def test_everything_at_once_holds(observe: Callable, implementation: str, kernel
     for rank in observed.seen:
         assert [step.skipped for step in rank.steps] == [False, True, False, False, False]
         assert [step.loss_scale for step in rank.steps[:4]] == [1024.0, 1024.0, 512.0, 512.0]
-        assert all(len(step.random) == 2 for step in rank.steps)
+        assert [len(step.random) for step in rank.steps] == [2, 2, 2, 2, 1]
     judgement = observed.judge()
     assert judgement.violations == ()
     later = observed.places("gradient", "reduced", 2, "blocks.0.up.weight")

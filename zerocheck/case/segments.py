@@ -45,6 +45,16 @@ def end_of(case: Case) -> int:
     return case.training.steps + in_background(case)
 
 
+def ends_in_a_forward(case: Case) -> bool:
+    """Return True if the ranks end a case with the forward of one microbatch, and no gradient.
+
+    After the last step one more loss shows which parameters were published. A case of one step goes
+    on to a second gradient, since it has seen only one, and so does a resumed one.
+    """
+    training = case.training
+    return training.steps > 1 and not training.first and not case.resume
+
+
 def only_loads(case: Case, number: int) -> bool:
     """Return True if segment `number` only tries to load a killed or damaged checkpoint."""
     segment = case.resume[number - 1]

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
-from ..case.segments import end_of
+from ..case.segments import end_of, ends_in_a_forward
 from ..case.shapes import unfrozen
 from ..case.traits import estimated
 from ..contract.groups import learning_rates
@@ -58,7 +58,7 @@ class StepProgress(Protocol):
 
 
 class EndOfCase(BaseException):
-    """Raised to end the last forward and backward before its update. Not an error: let it pass."""
+    """Raised to end the last pass before its update. Not an error: let it pass."""
 
 
 def restores(implementation: type[Implementation]) -> bool:
@@ -110,7 +110,10 @@ class Driver:
         return StepsTaken()
 
     def observe_steps(self, recorder: Recorder) -> RankObservation:
-        """Take all steps, then a forward and backward without update, and record everything."""
+        """Take all steps, then a last pass without an update, and record everything.
+
+        That is a forward and backward, or the forward of one microbatch: see `ends_in_a_forward`.
+        """
         with ExitStack() as stack:
             stack.enter_context(poison_memory())
             subject, model_probe = self._built()
@@ -243,6 +246,11 @@ class Driver:
         losses: list[torch.Tensor] = []
         probe.forget()
 
+        def on_loss(loss: torch.Tensor) -> None:
+            losses.append(loss)
+            if last and ends_in_a_forward(self.case):
+                raise EndOfCase
+
         def reached(moment: Moment) -> None:
             if moment not in MOMENTS:
                 raise unknown("moment in step.reached", str(moment), MOMENTS)
@@ -253,7 +261,7 @@ class Driver:
 
         report: StepReport | None = None
         with suppress(EndOfCase):
-            report = subject.train_step(self._step(index, on_loss=losses.append, reached=reached))
+            report = subject.train_step(self._step(index, on_loss=on_loss, reached=reached))
             if not isinstance(report, StepReport):
                 raise UsageError(
                     f"train_step must return zerocheck.StepReport, got {type(report).__name__}"

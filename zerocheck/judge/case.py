@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from ..case.schema import Case
+from ..case.segments import ends_in_a_forward
 from ..models.blocks import DTYPES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
@@ -24,7 +25,9 @@ from .context import CaseContext, StepContext
 from .diagnose.named import named
 from .diagnose.tensor_parallel import order_of_pieces
 from .local import as_on_a_rank
+from .obligation import ObligationCheck
 from .obligations import OF_A_STEP, publish
+from .obligations.loss import LOSS
 from .rank_device import ran_on
 from .state import State
 
@@ -81,6 +84,10 @@ class CaseJudge(CaseContext):
             )
         self.verdicts.note("publish", 0.0, violation)
 
+    def _of(self, step: StepContext) -> Sequence[ObligationCheck[StepContext]]:
+        """Return the obligations of a step: of the forward that ends a case, its loss alone."""
+        return (LOSS,) if step.last and ends_in_a_forward(self.case) else OF_A_STEP
+
     def _judge_steps(self, before: State) -> None:
         violation = publish.check(self.observation, before, step=self.first - 1, case=self.case)
         self.verdicts.note("publish", 0.0, violation)
@@ -89,7 +96,7 @@ class CaseJudge(CaseContext):
         for index in range(self.first, self.end + 1):
             step = StepContext(self, index, before, earlier=earlier, used_before=used)
             earlier = None
-            for obligation in OF_A_STEP:
+            for obligation in self._of(step):
                 if not obligation.needs or step.updated:
                     for checked in obligation.check(step):
                         self.verdicts.add(obligation.name, checked)

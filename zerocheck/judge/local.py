@@ -137,6 +137,7 @@ class LocalRunner:
         states: Sequence[Sequence[bytes]] = (),
         scale: Scale | None = None,
         sent_each: bool = False,
+        one_forward: bool = False,
     ) -> Passes:
         """Run one step of all ranks.
 
@@ -145,13 +146,14 @@ class LocalRunner:
         exact product of their gradients; weighted: losses are weighted by their tokens; scales[r]:
         loss scale of rank r; states[r][m]: random state in which it enters a loss, if the case
         carries random numbers on; sent_each: the buffers of rank 0 are sent to all ranks before
-        every forward. For counterfactuals: scale, what else is done to each loss
+        every forward; one_forward: of the first microbatch alone, without a backward. For
+        counterfactuals: scale, what else is done to each loss
         before its backward.
         """
         self._scale = scale
         self._states = states
         learning = self._later if step >= (self.case.training.unfreeze or 0) else ()
-        world, count = len(parameters), self.case.training.microbatches
+        world, count = len(parameters), 1 if one_forward else self.case.training.microbatches
         gradients = vectors.zeros(world, count, self.layout.size)
         arrived = torch.zeros(world, count, len(self.layout.places), dtype=torch.bool)
         losses: list[list[float]] = []
@@ -182,6 +184,7 @@ class LocalRunner:
                         loss_divisor=loss_divisor,
                         weighted=weighted,
                         loss_scale=scales[rank] if scales else 1.0,
+                        backward=not one_forward,
                     )
                 )
             after.append({n: buffer.to("cpu", copy=True) for n, buffer in self._buffers.items()})
@@ -204,6 +207,7 @@ class LocalRunner:
         loss_divisor: float,
         weighted: bool,
         loss_scale: float,
+        backward: bool = True,
     ) -> float:
         where = {"step": step, "rank": rank, "microbatch": number}
         drawn = batch(self.case, **where).on(self._device)
@@ -220,6 +224,9 @@ class LocalRunner:
         if self._forward_only:
             with torch.no_grad():
                 return float(loss(self._model))
+        if not backward:  # with what a backward needs, as on a rank: that may choose kernels
+            with self._overflow.planted(), torch.enable_grad():
+                return float(loss(self._model).detach())
         with self._overflow.planted():
             result = local_pass(
                 self._model,

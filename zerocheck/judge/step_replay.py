@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from .. import causes as bugs
 from ..case.schema import Case
+from ..case.segments import end_of, ends_in_a_forward
 from ..contract.semantics import Semantics
 from ..execution.operator_noise import REPLICAS_EACH
 from ..protocol.verdicts import Violation
@@ -54,7 +55,7 @@ class StepReplay:
         otherwise: bool = False,
         parameters: Sequence[torch.Tensor] | None = None,
     ) -> Passes:
-        """Run all forwards and backwards.
+        """Run all forwards and backwards, or the forward that ends the case.
 
         For counterfactuals: scale, of each loss; local, buffers are not sent; otherwise, losses are
         weighted by tokens where the semantics declare the opposite; parameters, those that
@@ -74,6 +75,7 @@ class StepReplay:
             states=self.observation.random_states(step),
             scale=scale,
             sent_each=self.semantics.buffers == "rank0_each" and not local,
+            one_forward=step == end_of(self.case) and ends_in_a_forward(self.case),
         )
 
     def uses(self, step: int, state: State) -> dict[str, UsedParts]:
