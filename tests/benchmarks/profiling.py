@@ -101,7 +101,7 @@ def _instrument() -> None:
         seen = observe(driver, *given, last=last)
         extra = _timers.seconds["train_step()"] - before["train_step()"]
         _timers.seconds["train_step()"] -= extra
-        name = "the extra forward and backward"
+        name = "the last pass"
         _timers.seconds[name] = _timers.seconds.get(name, 0.0) + extra
         return seen
 

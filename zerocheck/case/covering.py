@@ -146,7 +146,7 @@ COMPILING_COST = 150
 def cost(case: Case) -> int:
     """Cost of running the case: the layers run by all ranks, since these share processors.
 
-    Stem and head count, and the forward and backward after the last step.
+    Stem and head count, and the last pass, as if each had a backward.
     """
     passes = (case.training.steps + 1) * case.training.microbatches
     fixed = FIXED_COST if case.training.compile == "none" else FIXED_COST + COMPILING_COST

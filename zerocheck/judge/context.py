@@ -151,7 +151,7 @@ class StepContext:
 
     @property
     def last(self) -> bool:
-        """True for the last forward and backward of a case, which has no update."""
+        """True for the last pass of a case, which has no update."""
         return self.index == self.judged.end
 
     # The forward and backward

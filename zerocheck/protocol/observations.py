@@ -70,7 +70,7 @@ class StepObservation(msgspec.Struct, frozen=True, array_like=True):
     passed_through: tuple[str, ...] = ()
     """Modules whose inputs go through one more autograd node."""
     reported: bool = True
-    """False for the last forward and backward, which the harness ends before its update."""
+    """False for the last pass, which the harness ends before its update."""
     strides: dict[str, tuple[int, ...]] = {}
     """Strides of each parameter, in elements, where they are not the model's own."""
     tracked: tuple[str, ...] = ()
