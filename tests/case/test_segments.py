@@ -10,7 +10,7 @@ from zerocheck.case.codec import decode, encode
 from zerocheck.case.features import FEATURES, features
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case, Data, Training, TrainingSegment
-from zerocheck.case.segments import end_of, ends_in_a_forward, samples_before, segments_of
+from zerocheck.case.segments import end_of, is_one_forward, samples_before, segments_of
 from zerocheck.case.validity import check
 from zerocheck.errors import UsageError
 
@@ -42,8 +42,9 @@ def test_a_step_more_is_taken_while_a_checkpoint_is_written() -> None:
 
 def test_a_case_of_several_steps_ends_in_a_forward() -> None:
     several, one = (Case(training=Training(steps=steps)) for steps in (2, 1))
-    assert ends_in_a_forward(several) and not ends_in_a_forward(one)
-    assert not any(map(ends_in_a_forward, segments_of(TWO)))
+    assert [is_one_forward(several, index) for index in range(3)] == [False, False, True]
+    assert not any(is_one_forward(one, index) for index in range(2))
+    assert not any(is_one_forward(part, end_of(part)) for part in segments_of(TWO))
 
 
 def test_samples_are_those_of_the_steps_that_count() -> None:

@@ -45,14 +45,15 @@ def end_of(case: Case) -> int:
     return case.training.steps + in_background(case)
 
 
-def ends_in_a_forward(case: Case) -> bool:
-    """Return True if the ranks end a case with the forward of one microbatch, and no gradient.
+def is_one_forward(case: Case, index: int) -> bool:
+    """Return True if a pass is the forward of one microbatch: the one that ends a case.
 
     After the last step one more loss shows which parameters were published. A case of one step goes
     on to a second gradient, since it has seen only one, and so does a resumed one.
     """
     training = case.training
-    return training.steps > 1 and not training.first and not case.resume
+    several = training.steps > 1 and not training.first and not case.resume
+    return several and index == end_of(case)
 
 
 def only_loads(case: Case, number: int) -> bool:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..case.schema import Case
-from ..case.segments import end_of, ends_in_a_forward
+from ..case.segments import end_of, is_one_forward
 from ..case.shapes import unfrozen
 from ..case.traits import estimated
 from ..contract.groups import learning_rates
@@ -112,7 +112,7 @@ class Driver:
     def observe_steps(self, recorder: Recorder) -> RankObservation:
         """Take all steps, then a last pass without an update, and record everything.
 
-        That is a forward and backward, or the forward of one microbatch: see `ends_in_a_forward`.
+        That is a forward and backward, or the forward of one microbatch: see `is_one_forward`.
         """
         with ExitStack() as stack:
             stack.enter_context(poison_memory())
@@ -248,7 +248,7 @@ class Driver:
 
         def on_loss(loss: torch.Tensor) -> None:
             losses.append(loss)
-            if last and ends_in_a_forward(self.case):
+            if is_one_forward(self.case, index):
                 raise EndOfCase
 
         def reached(moment: Moment) -> None:

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from ..case.schema import Case
-from ..case.segments import ends_in_a_forward
+from ..case.segments import is_one_forward
 from ..models.blocks import DTYPES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
@@ -86,7 +86,7 @@ class CaseJudge(CaseContext):
 
     def _of(self, step: StepContext) -> Sequence[ObligationCheck[StepContext]]:
         """Return the obligations of a step: of the forward that ends a case, its loss alone."""
-        return (LOSS,) if step.last and ends_in_a_forward(self.case) else OF_A_STEP
+        return (LOSS,) if is_one_forward(self.case, step.index) else OF_A_STEP
 
     def _judge_steps(self, before: State) -> None:
         violation = publish.check(self.observation, before, step=self.first - 1, case=self.case)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from .. import causes as bugs
 from ..case.schema import Case
-from ..case.segments import end_of, ends_in_a_forward
+from ..case.segments import is_one_forward
 from ..contract.semantics import Semantics
 from ..execution.operator_noise import REPLICAS_EACH
 from ..protocol.verdicts import Violation
@@ -75,7 +75,7 @@ class StepReplay:
             states=self.observation.random_states(step),
             scale=scale,
             sent_each=self.semantics.buffers == "rank0_each" and not local,
-            one_forward=step == end_of(self.case) and ends_in_a_forward(self.case),
+            one_forward=is_one_forward(self.case, step),
         )
 
     def uses(self, step: int, state: State) -> dict[str, UsedParts]:

@@ -92,7 +92,7 @@ def fit(
         optimizer=base.optimizer,
         limit=limit,
         most_ranks=most,
-        given_ranks=most_ranks is not None,
+        given_ranks=given_ranks,
         rows=tuple(rows),
         taken=place,
         unfit=tuple(unfit),
