@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from slices import WHOLE
+from slices import WHOLE, thinned
 
 if TYPE_CHECKING:
     from zerocheck.ranks.pool import Pool
@@ -63,10 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     without = [] if has_gpu() else ["gpu"]
     without += [] if WHOLE else ["long"]
-    out = [item for item in items if any(map(item.get_closest_marker, without))]
+    by_name = any("[" in argument for argument in config.args)
+    left = items if WHOLE or by_name else thinned(items)
+    kept = set(left)
+    out = [one for one in items if one not in kept or any(map(one.get_closest_marker, without))]
     if out:
         config.hook.pytest_deselected(items=out)
-    chosen = [item for item in items if not any(map(item.get_closest_marker, without))]
+    chosen = [item for item in left if not any(map(item.get_closest_marker, without))]
     items[:] = sorted(chosen, key=lambda item: not any(map(item.path.match, LONG_FILES)))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
+
+import pytest
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -25,3 +29,21 @@ def paired(first: Sequence[T], second: Sequence[S]) -> list[tuple[T, S]]:
 def sliced(whole: T, part: T) -> T:
     """`whole` where everything is run, else `part`."""
     return whole if WHOLE else part
+
+
+def thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Leave one in n of the tests of each function marked `every(n)`.
+
+    Which ones depends on the function's name, so that functions with the same parameters keep
+    different ones.
+    """
+    places: Counter[str] = Counter()
+    kept = []
+    for item in items:
+        marker = item.get_closest_marker("every")
+        function = item.nodeid.partition("[")[0]
+        place = places[function] + zlib.crc32(function.encode())
+        places[function] += 1
+        if marker is None or place % marker.args[0] == 0:
+            kept.append(item)
+    return kept

@@ -65,9 +65,7 @@ RUN = {
         FEW, message="hold in 6 cases", whole=False
     ),
     f"{LION} --obligations equivalence,resume": Row(
-        "--world-sizes 1,2 --max-cases 2 --obligations update,roundtrip",
-        message="hold",
-        whole=False,
+        "--world-sizes 1,2 --max-cases 2 --obligations update,roundtrip", message="hold"
     ),
     "zerocheck run my_zero.py:MyZero1": Row(
         "--world-sizes 3 --max-cases 6 --obligations ownership,loss,gradient,update,publish",
@@ -147,7 +145,7 @@ RUN = {
     "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(message="equal", whole=False),
     "pytest test_my_sharding.py -k my_fsdp-gradient": Row("-p no:cacheprovider"),
     "pytest test_my_cases.py --hypothesis-show-statistics": Row(
-        "-p no:cacheprovider", message="clip: not exercised", whole=False
+        "-p no:cacheprovider", message="clip: not exercised"
     ),
     "pytest test_my_checks.py --hypothesis-seed 1": Row(
         "-p no:cacheprovider --hypothesis-profile few", message="2 passed"

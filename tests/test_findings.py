@@ -78,7 +78,9 @@ TRIED = sliced(
 )
 
 
-RELEASES = Releases(torch.__version__, version("deepspeed") if OF_DEEPSPEED else "")
+RELEASES = Releases(
+    {"torch": torch.__version__, "deepspeed": version("deepspeed") if OF_DEEPSPEED else ""}
+)
 OF_OTHER_RELEASES = {
     Path(issue.page).stem.replace("-", "_") + ".py"
     for issue in ours()
@@ -89,6 +91,7 @@ OF_OTHER_RELEASES = {
 """Scripts of faults that the releases here do not have."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", TRIED)
 def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
     for package in NEEDS.get(name.partition("_")[0].rstrip("0123"), ()):

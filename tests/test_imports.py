@@ -217,16 +217,9 @@ def test_reports_and_faults_import_no_judge() -> None:
     assert "judge" not in ALLOWED["report"] | ALLOWED["faults"] | ALLOWED["cli"]
 
 
-NAMES_ADAPTERS = {
-    "catalogue.py": "the registry",
-    "run/peaks.py": "measures the curves of a published page, each of one implementation",
-    "report/peaks.py": "draws that page",
-    "run/known_issues/releases.py": "names the library, as its package index does",
-    "integrations/transformers.py": "is used in a training loop of that library",
-    "integrations/lightning.py": "is used in a training loop of that library",
-    "integrations/deepspeed.py": "is used in a training loop of that library",
-}
-"""Files outside `adapters` and `faults` that name built-in implementations, and the reasons."""
+REGISTRY = "catalogue.py"
+KNOW_LIBRARIES = ("adapters", "faults", "integrations")
+"""Rooms whose files are each of a library, or of a fault of one."""
 
 ADAPTERS = {path.name for path in (PACKAGE / "adapters").iterdir() if path.is_dir()} - {"shared"}
 LIBRARIES = ("deepspeed",)
@@ -252,10 +245,10 @@ def adapters_named(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_registry_names_an_adapter(path: Path) -> None:
     """What differs between implementations is asked of the adapter."""
-    if part_of(path) in ("adapters", "faults"):
+    if part_of(path) in KNOW_LIBRARIES:
         return
     found = list(adapters_named(path))
-    assert bool(found) == (str(path.relative_to(PACKAGE)) in NAMES_ADAPTERS), found
+    assert bool(found) == (str(path.relative_to(PACKAGE)) == REGISTRY), found
 
 
 def test_packages_of_adapters_import_nothing() -> None:

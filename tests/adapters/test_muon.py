@@ -60,6 +60,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [*EXACT, "fsdp2"])
 def test_steps_hold(pool: Pool, name: str) -> None:
     for form in sliced(FORMS, FORMS[:1] if name == "fsdp2" else FORMS):  # round-off is estimated
@@ -77,6 +78,7 @@ def test_steps_hold(pool: Pool, name: str) -> None:
             assert ("update" in outcome.judgement.estimated) == (name == "fsdp2")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_momentum_is_resumed(pool: Pool, name: str) -> None:
     whole = _case(*FORMS[0], start=3)

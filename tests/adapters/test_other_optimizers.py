@@ -63,6 +63,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
     # Every implementation with some kind, and every kind with some implementations.
@@ -76,6 +77,7 @@ def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
             assert outcome.judgement.statuses["update"] == "holds"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["nadam", "asgd", "rprop", "adagrad"])
 @pytest.mark.parametrize("name", ["fsdp2", "zero2"])
 def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
@@ -90,6 +92,7 @@ def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
     assert outcome.judgement.statuses["roundtrip"] == "holds"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", OF_WHOLES)
 def test_factored_states_are_resumed_and_have_the_bytes_of_the_layout(
     pool: Pool, name: str
@@ -134,6 +137,7 @@ def test_parameters_without_elements_are_refused() -> None:
         check(empty)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["adagrad", "nadam", "rmsprop"])
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2", "zero-redundancy"])
 def test_bytes_are_those_of_the_layout(pool: Pool, name: str, kind: OptimizerKind) -> None:

@@ -42,6 +42,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "mesh", "sync", "answer"),
     [

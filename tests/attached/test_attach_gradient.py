@@ -17,6 +17,7 @@ from zerocheck.adapters.shared.compiling import COMPILERS
 from zerocheck.cli import main
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "given",
     [

@@ -27,6 +27,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("saver", "savers", "loader", "loaders"), RIGHT)
 def test_a_right_load_holds(
     ask: Ask, tmp_path: Path, saver: str, savers: int, loader: str, loaders: int

@@ -15,6 +15,7 @@ from torch import nn
 import zerocheck
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("wrap", ["ddp", "ddp_unused", "flat_fsdp1", "fsdp1", "fsdp2"])
 @pytest.mark.parametrize("loss", ["inner", "outer", "weighted"])
 def test_a_loss_from_inside_and_logits_hold(ask: Ask, wrap: str, loss: str) -> None:
@@ -22,6 +23,7 @@ def test_a_loss_from_inside_and_logits_hold(ask: Ask, wrap: str, loss: str) -> N
         assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("wrap", ["ddp", "ddp_unused", "fsdp2"])
 @pytest.mark.parametrize("form", [one for one in FORMS if one not in ("object", "slots")])
 def test_forms_of_outputs_hold(ask: Ask, wrap: str, form: str) -> None:

@@ -104,6 +104,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("sharding", "fault", "begins"), FAULTS)
 def test_a_fault_in_mid_run(
     ask: Ask, tmp_path: Path, sharding: str, fault: str, begins: int

@@ -45,7 +45,7 @@ def planned(pool: Pool, options: RunOptions) -> list[PlannedCase]:
     """
     described = {name: describe(pool, name) for name in options.implementations}
     cases = Plan(options, described, partial(refusals, pool)).cases
-    known = KnownIssueMatcher(options, Releases(torch.__version__)).issues
+    known = KnownIssueMatcher(options, Releases({"torch": torch.__version__})).issues
     return [
         item
         for item in cases

@@ -95,6 +95,7 @@ def _traced(_: DeviceMesh, name: str) -> list[Call]:
     return trace.calls
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLED)
 def test_kinds_and_bytes(name: str) -> None:
     kind, size, dtype = CALLED[name][1]

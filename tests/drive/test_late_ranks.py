@@ -36,6 +36,7 @@ def digest(pool: Pool, name: str, delay: float) -> str:
     return outcome.judgement.digest
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_delays_change_no_bit_of_what_is_right(pool: Pool, name: str) -> None:
     assert digest(pool, name, 0.0) == digest(pool, name, 3.0)

@@ -53,6 +53,7 @@ def holding(answer: dict[str, Any]) -> set[str]:
 SHARDED: dict[str, Any] = {"stage3_param_persistence_threshold": 0, "sub_group_size": 60}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_right_engines_hold(train: Ask, stage: int, ranks: int) -> None:

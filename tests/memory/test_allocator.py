@@ -46,6 +46,7 @@ def test_every_built_in_implementation_has_a_stage() -> None:
     assert all(Setup(model="small", implementation=name).stage in STAGES for name in BUILT_IN)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_to_the_byte(name: str) -> None:
     line, measured = both(setup(name))
@@ -64,6 +65,7 @@ def test_the_optimizer_makes_a_few_scalars_unseen(name: str) -> None:
         assert 0 <= measured.peaks[step, "step"] - peaks(line)[step, "step"] <= 16
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["fsdp2", "ddp", "zero2"])
 def test_in_mixed_precision_what_is_held_is_the_same(name: str) -> None:
     """Its kernels allocate more inside, on the CPU, so the peaks are not."""
@@ -72,6 +74,7 @@ def test_in_mixed_precision_what_is_held_is_the_same(name: str) -> None:
         assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["fsdp2", "zero3", "fsdp1"])
 def test_with_checkpointing(name: str) -> None:
     line, measured = both(setup(name, checkpoint=True))
@@ -97,6 +100,7 @@ SIMULATED = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("optimizer", "name"), SIMULATED)
 def test_other_optimizers_hold_what_the_allocator_counts(optimizer: str, name: str) -> None:
     """Their temporaries within a step are of foreach kernels, and depend on the step count."""

@@ -111,6 +111,7 @@ OFTEN = (
 """Of each kind one, and none of the models of a billion parameters."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", sliced(SIMULATED, [n for n in SIMULATED if n in OFTEN]))
 def test_a_simulation_says_what_a_gpu_reserves(name: str) -> None:
     """The rank with data on a GPU, and without on the CPU: both through the model, begun empty.

@@ -17,6 +17,7 @@ from zerocheck.ranks.torchrun import TorchrunPool
 SCRIPT = os.path.join(os.path.dirname(__file__), "torchrun_script.py")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_jobs_under_torchrun(where: str) -> None:
     """An exception on rank 1 is reported as first, and the group is made again for the next job."""

@@ -239,6 +239,7 @@ def test_the_same_seed_gives_the_same_run(run_subject: Run) -> None:
     assert cases[0] == cases[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_a_whole_journal_and_no_process(
     tmp_path: Path, how: signal.Signals

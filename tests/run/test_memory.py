@@ -54,6 +54,7 @@ FAULT = "zerocheck.faults.memory:CopyKept"
 ASKED = ("persistent", "peak", "release")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) -> None:
     held = 0
@@ -67,6 +68,7 @@ def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) 
     assert held
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", sliced(tuple(BUILT_IN), ("ddp", "fsdp1", "fsdp2", "zero2")))
 def test_without_a_layout_every_implementation_holds_its_share(pool: Pool, name: str) -> None:
     """What its stage and its shards tell is no false alarm, and no exact prediction."""
@@ -84,6 +86,7 @@ def test_without_a_layout_every_implementation_holds_its_share(pool: Pool, name:
     assert held
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("loss_scale", [None, 2.0])
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
 def test_what_learns_later_in_mixed_precision(
@@ -101,6 +104,7 @@ def test_what_learns_later_in_mixed_precision(
     assert outcome.judgement is not None and not outcome.judgement.violations
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize("kind", ["recurrent", "batch_norm", "group_norm"])
 def test_working_memory_is_that_of_a_bare_pass(pool: Pool, name: str, kind: BlockKind) -> None:

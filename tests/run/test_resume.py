@@ -71,6 +71,7 @@ CAUGHT = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "feature", "obligation", "role", "cause"), CAUGHT)
 def test_a_broken_checkpoint_is_caught_and_named(
     pool: Pool, name: str, feature: str, obligation: str, role: str, cause: str

@@ -81,7 +81,7 @@ def known_files() -> dict[str, CaseFile]:
     """One known issue of torch for each page; the strategies of FSDP1 differ by a word."""
     files: dict[str, CaseFile] = {}
     for issue in in_scripts():
-        if issue.known_in(Releases("2.13.0")):
+        if issue.known_in(Releases({"torch": "2.13.0"})):
             files.setdefault(f"known {issue.page}", known(issue))
     return files
 

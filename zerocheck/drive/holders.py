@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compat_memory import ReducerBuffers, gathered_by_fsdp1, reducer_buffers
 from ..contract.implementation import Implementation
+from ..machine.garbage import is_frozen
 from ..protocol.layout import OF_ROLE, Category, Phase
 from ..protocol.measurements import HARNESS, LOCAL, Exposed
 
@@ -47,7 +48,7 @@ def fresh_objects() -> Iterator[None]:
     Where something is frozen already, as in ranks, it stays: each later collection would go through
     all that they have imported, and copy the pages of it that they share.
     """
-    frozen = gc.get_freeze_count()
+    frozen = is_frozen()
     gc.collect()
     gc.freeze()
     try:

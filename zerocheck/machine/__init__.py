@@ -1,6 +1,7 @@
 """Machine on which ranks run: its memory, its devices, its signals, and who starts the ranks.
 
 - `devices.py`: devices of cases: their names, and the random states that a forward can draw from
+- `garbage.py`: garbage collection in processes that share pages
 - `host.py`: memory of this host, files that replace it, limits of control groups
 - `hosts.py`: hosts of the ranks, from the short form in a case to a place for each rank
 - `launcher.py`: environment of a launcher (torchrun), and the report of the exit code to it

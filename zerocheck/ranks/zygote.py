@@ -26,6 +26,7 @@ from unittest import mock
 
 import msgspec
 
+from zerocheck.machine.garbage import freeze
 from zerocheck.machine.warning_filters import relax_warnings
 from zerocheck.ranks.context import Target, load_target
 from zerocheck.ranks.messages import (
@@ -138,8 +139,7 @@ def _prepare(hello: Hello) -> Target:
 
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.collect()
-    gc.freeze()  # a collection would copy the pages that the ranks share
+    freeze()
     return target
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from ..case.features import FEATURES
+from ..catalogue import LIBRARIES
 from ..protocol.verdicts import MEMORY, RESUME, Obligation
 from ..run.known_issues.entries import ours
-from ..run.known_issues.releases import SPELLED, Releases, library_of, refuses
+from ..run.known_issues.releases import Releases, library_of, refuses
 from ..run.records.records import Finding, KnownReference
 from ..run.records.tally import Tally
 
@@ -136,4 +137,4 @@ def _libraries(counted: Tally, faults: list[KnownFault]) -> list[str]:
         return []
     releases = Releases.of(counted.started.environment)
     names = {library_of(name) for fault in faults for name in fault.cases}
-    return [f"{SPELLED[name]} {releases.plain(name)}" for name in SPELLED if name in names]
+    return [f"{LIBRARIES[name]} {releases.plain(name)}" for name in LIBRARIES if name in names]

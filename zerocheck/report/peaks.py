@@ -17,7 +17,7 @@ COLOURS = ("#0a7", "#c50", "#06c", "#a3a", "#666")
 
 
 def markdown(windows: Sequence[Point], buckets: Sequence[Point], stages: Sequence[Terms]) -> str:
-    """Render the page. windows: FSDP2 and ZeRO-3; buckets: ZeRO-2."""
+    """Render the page. windows: over units and prefetching; buckets: over their size."""
     worst = max((*windows, *buckets), key=lambda point: point.off)
     exact = sum(point.off == 0 for point in (*windows, *buckets))
     return (
@@ -44,7 +44,7 @@ def picture(windows: Sequence[Point], buckets: Sequence[Point]) -> str:
         _panel(name, [one for one in windows if one.implementation == name], "prefetch")
         for name in dict.fromkeys(one.implementation for one in windows)
     ]
-    panels.append(_panel("zero2", buckets, "elements of a bucket"))
+    panels.append(_panel(buckets[0].implementation, buckets, "elements of a bucket"))
     return (
         _environment()
         .get_template("peaks.svg.j2")

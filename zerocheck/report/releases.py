@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..case.schema import Case
+from ..catalogue import LIBRARIES
 from ..protocol.verdicts import Obligation
 from ..run.known_issues.entries import KnownIssue, ours
-from ..run.known_issues.releases import LIBRARIES, Releases, library_of
+from ..run.known_issues.releases import Releases, library_of
 from ..run.records.records import CaseFinished, Finding, KnownReference, Record
 from ..run.records.tally import FAILING, Tally, tally
 from .known_faults import SEVERITIES, severity_of

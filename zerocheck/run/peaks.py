@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..case.schema import Case, Sharding
-from ..catalogue import COMPARED
+from ..catalogue import BUCKETED, COMPARED, PREFETCHING
 from ..errors import Unsupported, ZerocheckError
 from ..protocol.jobs import Measure
 from ..protocol.layout import LASTING, Category, Line, Peak, Term
@@ -33,21 +33,21 @@ WRAPS: dict[str, Sharding] = {
 """Units by the least of their elements, but for `layer`, `block` and `whole`."""
 PREFETCHES = (0, 1, 2)
 BUCKETS = (2**10, 2**12, 2**14)
-"""Elements of a bucket of ZeRO-2."""
+"""Elements of a bucket."""
 
 
 def windows(pool: Pool) -> Iterator[Point]:
-    """Measure FSDP2 and ZeRO-3: each wrapping over prefetching."""
-    for name in ("fsdp2", "zero3"):
+    """Measure implementations that prefetch: each wrapping over prefetching."""
+    for name in PREFETCHING:
         for wrap, sharding in WRAPS.items():
             for prefetch in PREFETCHES:
                 yield _point(pool, name, wrap, prefetch, replace(sharding, prefetch=prefetch))
 
 
 def buckets(pool: Pool) -> Iterator[Point]:
-    """Measure ZeRO-2 over the size of its buckets."""
+    """Measure an implementation with buckets over their size."""
     for size in BUCKETS:
-        yield _point(pool, "zero2", "buckets", size, Sharding(bucket=size))
+        yield _point(pool, BUCKETED, "buckets", size, Sharding(bucket=size))
 
 
 def stages(pool: Pool, names: Iterable[str] = COMPARED) -> Iterator[Terms]:

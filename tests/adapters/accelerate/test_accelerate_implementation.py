@@ -81,6 +81,7 @@ def judged(pool: Pool, name: str, case: Case, obligations: Any = EQUIVALENCE) ->
     return Trial(pool, name, case, obligations=obligations).outcome()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("which", HOLD)
 def test_a_right_config_holds(pool: Pool, config: Write, which: str) -> None:
     given, case = HOLD[which]

@@ -59,6 +59,7 @@ NATIVE = sliced(
 )
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize(("name", "case"), NATIVE)
 def test_its_own_checkpoint_on_as_many_ranks(pool: Pool, name: str, case: str) -> None:
@@ -66,6 +67,7 @@ def test_its_own_checkpoint_on_as_many_ranks(pool: Pool, name: str, case: str) -
         _holds(pool, name, _resumed(case, 2, 2, round_robin_gradients=False, read_out=kind))
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
 def test_checkpoints_of_masters(pool: Pool, name: str) -> None:

@@ -59,6 +59,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4] if WHOLE else [1, 3])
@@ -72,6 +73,7 @@ def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
         assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
 def test_mixed_precision_holds(pool: Pool, name: str) -> None:

@@ -103,6 +103,7 @@ MEASURED: Any = sliced(
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", OF_EXTRAS)
 @pytest.mark.parametrize(("key", "precision"), MEASURED)
 def test_the_ledger_agrees(pool: Pool, name: str, key: str, precision: Precision) -> None:

@@ -83,6 +83,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "case",
     sliced(

@@ -134,6 +134,7 @@ def _continued(mesh: DeviceMesh, job: Job, replica: Job) -> tuple[Held, Held]:
     return seen[0], seen[1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["groups", "unfrozen", "buffers", "shapes"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_next_step_is_the_same(tmp_path: Path, stage: type[Resumable], kind: str) -> None:
@@ -168,6 +169,7 @@ def _meanwhile(mesh: DeviceMesh, job: Job) -> Held:
     return seen
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", [Zero2, Zero3, _WithoutCopy])
 def test_training_goes_on_while_it_is_written(tmp_path: Path, kind: type[Resumable]) -> None:
     case = msgspec.structs.replace(KINDS["buffers"], resume=(TrainingSegment(background=True),))
@@ -193,6 +195,7 @@ def _refused(mesh: DeviceMesh, job: Job) -> str:
     return str(error.value)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("other", "words"),
     [

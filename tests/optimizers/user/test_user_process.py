@@ -66,6 +66,7 @@ def by_hand(name: str, e: UpdateElements, count: int) -> torch.Tensor:
     return p.detach().double().reshape(-1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", ["Lion", "Normalized"])
 def test_a_step_elsewhere_is_the_step_here(name: str, narrow: bool) -> None:

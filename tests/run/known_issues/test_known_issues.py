@@ -11,13 +11,14 @@ from entry_text import entry
 from hand_made import VIOLATION, case
 
 from zerocheck.case.schema import Case, Training, TrainingSegment
+from zerocheck.catalogue import LIBRARIES
 from zerocheck.contract.shard import Role
 from zerocheck.errors import UsageError
 from zerocheck.protocol.layout import Term
 from zerocheck.protocol.verdicts import EQUIVALENCE, RESUME, Obligation, Status, Violation
 from zerocheck.run.findings.issue_matcher import KnownIssueMatcher
 from zerocheck.run.known_issues.entries import OURS, ROLES, KnownIssue, load, ours, read
-from zerocheck.run.known_issues.releases import LIBRARIES, Releases, library_of
+from zerocheck.run.known_issues.releases import Releases, library_of
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import CaseFinished, Unverified
 
@@ -134,7 +135,7 @@ def test_versions_of_torch(
     tmp_path: Path, torch: str | list[str], version: str, known: bool
 ) -> None:
     (issue,) = issues_of(tmp_path, entry("fsdp2 / clip", torch=torch))
-    assert issue.known_in(Releases(version)) is known
+    assert issue.known_in(Releases({"torch": version})) is known
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_versions_of_deepspeed(
     tmp_path: Path, deepspeed: str | list[str], version: str, known: bool
 ) -> None:
     (issue,) = issues_of(tmp_path, entry("deepspeed1 / clip", deepspeed=deepspeed))
-    assert issue.known_in(Releases("2.13.0", version)) is known
+    assert issue.known_in(Releases({"torch": "2.13.0", "deepspeed": version})) is known
 
 
 MEASURED = '[measured]\ntorch = ["2.12.1", "2.13.0"]\ndeepspeed = ["0.19.8"]\n'
@@ -154,10 +155,10 @@ MEASURED = '[measured]\ntorch = ["2.12.1", "2.13.0"]\ndeepspeed = ["0.19.8"]\n'
 @pytest.mark.parametrize(
     ("implementation", "releases", "library"),
     [
-        ("fsdp2", Releases("2.13.0+cpu"), ""),
-        ("fsdp2", Releases("2.13.1", "0.19.8"), "torch"),
-        ("deepspeed1", Releases("2.13.1", "0.19.8"), ""),
-        ("deepspeed1", Releases("2.13.0", "0.18.9"), "deepspeed"),
+        ("fsdp2", Releases({"torch": "2.13.0+cpu"}), ""),
+        ("fsdp2", Releases({"torch": "2.13.1", "deepspeed": "0.19.8"}), "torch"),
+        ("deepspeed1", Releases({"torch": "2.13.1", "deepspeed": "0.19.8"}), ""),
+        ("deepspeed1", Releases({"torch": "2.13.0", "deepspeed": "0.18.9"}), "deepspeed"),
     ],
 )
 def test_what_was_not_measured(
@@ -176,7 +177,7 @@ def test_what_was_not_measured_is_never_stale(tmp_path: Path, version: str, stal
     options = RunOptions(
         implementations=("zero2",), known_issues=("none", str(tmp_path / "known.toml"))
     )
-    matcher = KnownIssueMatcher(options, Releases(version))
+    matcher = KnownIssueMatcher(options, Releases({"torch": version}))
     assert matcher.issues == [issue]
     matcher.marked(case(status="holds", gradient="holds"))
     assert matcher.unseen() == ([(issue, None)] if stale else [])
@@ -195,7 +196,7 @@ def test_an_own_case_that_cannot_be_run_says_nothing(
         world_sizes=(3,),
         known_issues=("none", str(tmp_path / "known.toml")),
     )
-    matcher = KnownIssueMatcher(options, Releases("2.13.0"))
+    matcher = KnownIssueMatcher(options, Releases({"torch": "2.13.0"}))
     matcher.arrange([])
     matcher.marked(case(0, status=status, gradient="holds", mesh=(3,)))
     assert matcher.unseen() == ([(issue, 0)] if stale else [])
@@ -217,12 +218,12 @@ def test_ours_are_of_measured_releases() -> None:
         shows = [
             version
             for version in measured[library]
-            if issue.known_in(Releases("2.13.0")._replace(**{library: version}))
+            if issue.known_in(Releases({"torch": "2.13.0", library: version}))
         ]
         assert shows, f"{issue.source}: it is in no release that was measured"
         # Where it ends, the entry says so: only the newest release leaves the end open.
         newest = measured[library][-1]
-        later = Releases("2.13.0")._replace(**{library: "99.0"})
+        later = Releases({"torch": "2.13.0", library: "99.0"})
         assert issue.known_in(later) is (newest in shows)
 
 
@@ -237,7 +238,7 @@ def test_devices(tmp_path: Path, device: str, asked: str, shows: bool) -> None:
         implementations=("fsdp2",), known_issues=("none", str(tmp_path / "known.toml")),
         device=asked,
     )  # fmt: skip
-    assert (issue in KnownIssueMatcher(options, Releases("2.13.0")).issues) is shows
+    assert (issue in KnownIssueMatcher(options, Releases({"torch": "2.13.0"})).issues) is shows
 
 
 def test_a_device_that_is_none(tmp_path: Path) -> None:
@@ -338,7 +339,7 @@ def test_an_issue_of_a_step_is_known_where_only_steps_after_loads_are_asked_for(
     )
     files = ("none", str(tmp_path / "known.toml"))
     options = RunOptions(implementations=("zero2",), obligations=obligations, known_issues=files)
-    matcher = KnownIssueMatcher(options, Releases("2.13.0"))
+    matcher = KnownIssueMatcher(options, Releases({"torch": "2.13.0"}))
     planned, _ = matcher.arrange([])
     assert len(planned) == ("gradient" in obligations)
     finished, violation = violated("gradient x W")
@@ -370,7 +371,7 @@ def test_a_case_with_a_checkpoint_is_tried_where_checkpoints_are_asked_for(
         world_sizes=sizes,
         known_issues=("none", str(tmp_path / "known.toml")),
     )
-    planned, _ = KnownIssueMatcher(options, Releases("2.13.0")).arrange([])
+    planned, _ = KnownIssueMatcher(options, Releases({"torch": "2.13.0"})).arrange([])
     assert len(planned) == tried
 
 
@@ -390,7 +391,7 @@ def test_a_first_look_takes_one_case_of_each_page(
         profile=profile,
         known_issues=("none", str(tmp_path / "known.toml")),
     )
-    planned, _ = KnownIssueMatcher(options, Releases("2.13.0")).arrange([])
+    planned, _ = KnownIssueMatcher(options, Releases({"torch": "2.13.0"})).arrange([])
     assert [one.implementation for one in planned] == [entries[n][0] for n in numbers]
 
 
@@ -418,7 +419,7 @@ def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> No
     (tmp_path / "known.toml").write_text(entry("zero2 / gradient / parameter"))
     files = ("none", str(tmp_path / "known.toml"))
     options = RunOptions(implementations=("zero2",), known_issues=files)
-    matcher = KnownIssueMatcher(options, Releases("2.13.0"))
+    matcher = KnownIssueMatcher(options, Releases({"torch": "2.13.0"}))
     violations = [
         msgspec.structs.replace(VIOLATION, obligation=obligation, role="parameter", causes=())
         for obligation in ("loss", "gradient")

@@ -29,12 +29,13 @@ def with_deepspeed(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("issue", DRAWN, ids=lambda issue: issue.fingerprint)
 def test_the_own_case_shows_the_damage(request: pytest.FixtureRequest, issue: KnownIssue) -> None:
     deepspeed = issue.implementation.startswith("deepspeed")
     if deepspeed and find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed")
-    if not issue.known_in(Releases(torch.__version__, "")):
+    if not issue.known_in(Releases({"torch": torch.__version__})):
         pytest.skip("not in this release")
     pool: Pool = request.getfixturevalue("with_deepspeed" if deepspeed else "pool")
     assert issue.case is not None

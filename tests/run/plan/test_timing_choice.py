@@ -32,6 +32,7 @@ def timed(pool: Pool, name: str, case: Case = CASE) -> Pace:
     return outcome.pace
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_ones_have_figures_and_show_no_pattern(pool: Pool, name: str) -> None:
     pace = timed(pool, name)

@@ -24,13 +24,13 @@ from ...case.features import FEATURES, feature, features
 from ...case.schema import Case
 from ...case.segments import segments_of
 from ...case.validity import check
-from ...catalogue import check_spelling, family
+from ...catalogue import LIBRARIES, check_spelling, family
 from ...causes.registry import current, find
 from ...errors import UsageError, did_you_mean, unknown
 from ...machine.devices import CPU, CUDA, kind_of
 from ...protocol.verdicts import OBLIGATIONS, Obligation, Violation
 from ..records.records import CaseFinished, KnownReference
-from .releases import ALL, LIBRARIES, Releases, Versions, measured_of, specifiers
+from .releases import ALL, Releases, Versions, measured_of, specifiers
 from .scope import check_kinds, is_of, most_bytes, ranks_of
 
 OURS = Path(__file__).with_name("known_issues.toml")

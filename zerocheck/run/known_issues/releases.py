@@ -9,36 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ... import causes as bugs
-from ...catalogue import extra_of
+from ...catalogue import LIBRARIES, extra_of
 from ...errors import UsageError, unknown
 from ..records.records import Environment
 
-SPELLED = {"torch": "torch", "deepspeed": "DeepSpeed"}
-"""Libraries of which an entry names versions, and how prose spells them."""
-LIBRARIES = tuple(SPELLED)
 
+@dataclass(frozen=True)
+class Releases:
+    """Versions of the libraries of a run."""
 
-class Releases(NamedTuple):
-    """Versions of the libraries of a run, such as "2.13.0+cpu"; empty for one that is not there."""
-
-    torch: str
-    deepspeed: str = ""
+    versions: Mapping[str, str]
+    """Such as "2.13.0+cpu"; one that is not there is left out."""
 
     @classmethod
     def of(cls, environment: Environment) -> Releases:
         """Return the versions of a run's environment."""
         others = dict(one.split(" ") for one in environment.libraries.split(", ") if " " in one)
-        return cls(environment.torch, others.get("deepspeed", ""))
+        return cls({**others, "torch": environment.torch})
 
     def plain(self, library: str) -> str:
-        """Return the version of a library without its build, such as "2.13.0"."""
-        return str(getattr(self, library)).partition("+")[0]
+        """Return the version of a library without its build, such as "2.13.0"; empty for none."""
+        return self.versions.get(library, "").partition("+")[0]
 
 
 def library_of(implementation: str) -> str:
