@@ -161,6 +161,17 @@ def process_group(given: Any) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(given)
 
 
+def arguments_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operator's call by their names."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def group_size(arguments: Mapping[str, Any]) -> int:
+    """Return the number of ranks of a c10d operator's call, from its arguments by name."""
+    return process_group(arguments.get("group_name") or arguments["process_group"]).size()
+
+
 def wait_for_work(boxed: Any) -> None:
     """Wait for the Work that a c10d operator returned, boxed for C++."""
     dist.Work.unbox(boxed).wait()

@@ -9,6 +9,8 @@ import torch
 from slices import paired
 
 from zerocheck.catalogue import BUILT_IN
+from zerocheck.contract.loading import load
+from zerocheck.memory.analyse import run
 from zerocheck.memory.formulas import STAGES
 from zerocheck.memory.setup import OPTIMIZERS, Setup
 from zerocheck.memory.simulate import simulate
@@ -49,7 +51,30 @@ def test_every_built_in_implementation_has_a_stage() -> None:
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_to_the_byte(name: str) -> None:
-    line, measured = both(setup(name))
+    check_to_the_byte(setup(name))
+
+
+REPLICATED = [name for name in BUILT_IN if "replicate" in load(name).axes]
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", REPLICATED)
+def test_replicas_to_the_byte(name: str) -> None:
+    check_to_the_byte(setup(name, replicas=2, world_size=6))
+
+
+def test_collectives_of_replicas_have_the_ranks_of_their_axis() -> None:
+    """Reduce-scatters of 3 ranks send 2/3 of all P, and all-reduces of 2 replicas all of P / 3."""
+    given = setup("fsdp2", replicas=2, world_size=6)
+    sent = run(given, source(given.model), exact=True).traffic.parts
+    shards = sent["backward", "reduce-scatter"] / 2
+    assert shards > 0 and sent["backward", "all-reduce"] == shards
+    gathered = [size for (_, kind), size in sent.items() if kind == "all-gather"]
+    assert 2 * shards < sum(gathered) < 4 * shards  # the root once, others twice
+
+
+def check_to_the_byte(given: Setup) -> None:
+    line, measured = both(given)
     for (step, phase), held in measured.ends.items():
         assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
     simulated = peaks(line)

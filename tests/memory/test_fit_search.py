@@ -12,7 +12,8 @@ from zerocheck.errors import UsageError
 from zerocheck.memory.analyse import analyse, run
 from zerocheck.memory.fit.assemble import fit
 from zerocheck.memory.fit.bounds import lower_bound, model_bytes
-from zerocheck.memory.fit.choices import Choice, Restriction
+from zerocheck.memory.fit.choices import Choice, Restriction, meshes
+from zerocheck.memory.fit.recommend import words_of
 from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.fit.search import FitSearch, numbers_of_ranks
 from zerocheck.memory.result import Reserved
@@ -34,7 +35,7 @@ def small(**more: object) -> Setup:
 
 def search(limit: int, base: Setup | None = None) -> FitSearch:
     base = base or small()
-    return FitSearch(base, source(base.model), limit, RANKS)
+    return FitSearch(base, source(base.model), limit, RANKS, given_ranks=True)
 
 
 @cache
@@ -42,7 +43,7 @@ def everything() -> FitSearch:
     """All choices on all numbers of ranks, simulated; the limit is of no matter."""
     found = search(1)
     for choice in found.all_choices(Restriction()):
-        for ranks in RANKS:
+        for ranks in filter(choice.runs_on, RANKS):
             found.point(choice, ranks)
     return found
 
@@ -91,19 +92,46 @@ def test_no_peak_is_under_its_bound() -> None:
 
 def test_the_optimizer_step_does_not_depend_on_what_is_not_sharded() -> None:
     """It bounds the peak of choices that were not simulated."""
-    updates: dict[tuple[str, int, int], set[int]] = {}
+    updates: dict[tuple[str, int, int, int], set[int]] = {}
     for (choice, ranks), point in everything().points.items():
-        updates.setdefault((choice.implementation, choice.microbatches, ranks), set()).add(
-            point.update.total
-        )
+        key = choice.implementation, choice.microbatches, choice.replicas, ranks
+        updates.setdefault(key, set()).add(point.update.total)
     assert {key: sizes for key, sizes in updates.items() if len(sizes) > 1} == {}
 
 
 def test_each_choice_fits_on_more_ranks_too() -> None:
     """Peaks shrink with ranks; with one rank alone nothing is gathered."""
     for choice in everything().all_choices(Restriction()):
-        peaks = [everything().points[choice, ranks].peak.total for ranks in RANKS[1:]]
+        more = filter(choice.runs_on, RANKS[1:])
+        peaks = [everything().points[choice, ranks].peak.total for ranks in more]
         assert peaks == sorted(peaks, reverse=True), choice
+
+
+def test_replicas_are_tried_on_given_ranks_where_they_send_less() -> None:
+    """R replicas of S ranks: 3 (S - 1)/S + 2 (R - 1)/(R S) of Psi, and 3 (N - 1)/N over all."""
+    report = searched(LIMITS[-1])
+    rows = {
+        (row.replicas, row.checkpoint_activations): row
+        for row in report.rows
+        if row.implementation == "fsdp2" and row.reshard and row.wrap == "block"
+    }
+    assert {replicas for replicas, _ in rows} == {1, 2}
+    over_all, replicated = rows[1, False], rows[2, False]
+    assert replicated.sent < over_all.sent and replicated.peak.total > over_all.peak.total
+    assert replicated.calls > over_all.calls and "--replicas 2" in replicated.command
+    assert "HSDP of 2 replicas" in words_of(replicated)
+    assert {row.replicas for row in report.rows if row.stage in (0, 1, 2)} == {1}
+    assert not [line for line in report.not_tried if "HSDP" in line]
+
+
+def test_replicas_are_not_tried_where_the_fewest_ranks_are_asked_for() -> None:
+    assert meshes("fsdp2", 0, None) == (1,)
+    assert meshes("fsdp2", 12, None) == (4, 2, 1)
+    assert meshes("fsdp2", 12, 3) == (3,)
+    assert meshes("ddp", 12, 3) == () and meshes("ddp", 12, None) == (1,)
+    assert meshes("zero2", 12, None) == (1,) and meshes("zero2", 12, 2) == (2,)
+    choice = Choice("fsdp2", "block", True, False, 1, 3)
+    assert [ranks for ranks in range(1, 13) if choice.runs_on(ranks)] == [6, 9, 12]
 
 
 @pytest.mark.every(3)
@@ -134,7 +162,7 @@ def test_frozen_parameters_have_no_gradient_in_the_bound() -> None:
 
 
 def test_what_is_given_is_kept() -> None:
-    given = Restriction(implementation="fsdp2", checkpoint=True, reshard=False)
+    given = Restriction(implementation="fsdp2", checkpoint=True, reshard=False, replicas=1)
     report = fit(small(), 10**9, most_ranks=4, restriction=given)
     (row,) = report.rows
     assert (row.implementation, row.checkpoint_activations, row.reshard) == ("fsdp2", True, False)

@@ -27,6 +27,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--world-size", type=int, metavar="N", default=8, show_default=True, help="Number of ranks."
 )
 @click.option(
+    "--replicas",
+    type=int,
+    metavar="R",
+    default=1,
+    show_default=True,
+    help="Of HSDP: each is sharded over N / R ranks.",
+)
+@click.option(
     "--rank", type=int, metavar="R", default=0, show_default=True, help="The rank that is counted."
 )
 @click.option(
@@ -234,6 +242,7 @@ def _fit(
         checkpoint=setup.checkpoint if "checkpoint_activations" in given else None,
         reshard=setup.reshard if "reshard" in given else None,
         microbatches=setup.microbatches if "microbatches" in given else None,
+        replicas=setup.replicas if "replicas" in given else None,
     )
     report = fit(
         setup,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..compat import Operators, process_group
+from ..compat import Operators, arguments_of, group_size
 from ..protocol.layout import Call, Phase
 from .collectives import is_collective, name_of
 
@@ -68,11 +68,8 @@ def call_of(
 ) -> Call:
     """Return the record of a call of a `c10d` operator."""
     kind = kind_of(func)
-    named = {
-        argument.name: one for argument, one in zip(func._schema.arguments, args, strict=False)
-    }
-    named.update(kwargs)
-    ranks = _ranks(named)
+    named = arguments_of(func, args, kwargs)
+    ranks = group_size(named)
     put_in = _tensors(named, ("input", "tensor"))
     put_out = _tensors(named, ("output", "out"))
     if kind == "barrier":
@@ -87,12 +84,6 @@ def call_of(
     held = put_in or put_out
     dtype = str(held[0].dtype).removeprefix("torch.") if held else ""
     return Call(kind, size, ranks, dtype, phase, step)
-
-
-def _ranks(named: Mapping[str, Any]) -> int:
-    if "group_name" in named:
-        return process_group(named["group_name"]).size()
-    return process_group(named["process_group"]).size()
 
 
 def _tensors(named: Mapping[str, Any], starts: tuple[str, ...]) -> list[torch.Tensor]:

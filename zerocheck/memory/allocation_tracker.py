@@ -29,7 +29,7 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_leaves
 
 from ..adapters.shared.simulation import CollectiveStreams
-from ..compat import Operators, work_from_future
+from ..compat import Operators, arguments_of, group_size, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
 from ..protocol.layout import OF_ROLE, Category, Phase
@@ -43,19 +43,18 @@ MARK = "zerocheck"
 class AllocationTracker(Operators):
     """Allocation tracker, active within `with`.
 
-    fake: the mode whose tensors count, None for real ones; ranks: of each collective; number: what
-    reading a float of a tensor without data gives; streams: on which collectives' buffers are.
+    fake: the mode whose tensors count, None for real ones; number: what reading a float of a tensor
+    without data gives; streams: on which collectives' buffers are.
     """
 
     def __init__(
         self,
         fake: Any = None,
-        ranks: int = 1,
         number: float = 1.0,
         streams: CollectiveStreams | None = None,
     ) -> None:
         super().__init__()
-        self.fake, self.ranks, self._number_read = fake, ranks, number
+        self.fake, self._number_read = fake, number
         self._streams = streams or CollectiveStreams()
         self.log = Log()
         self.step = -1
@@ -142,11 +141,12 @@ class AllocationTracker(Operators):
         self._look(name, _tensors(result))
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
             self._evidence(name, args, kwargs, result)
-            self._collective(name, args, result)
+            self._collective(func, args, kwargs, result)
         return result
 
-    def _collective(self, name: str, args: Any, result: Any) -> None:
+    def _collective(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record the bytes of a collective: of the whole tensor, whichever argument it is."""
+        name = str(func)
         if "all_gather_copy_in" in name:  # FSDP2 casts shards on its stream, then copies them
             self._on_stream(self._streams.gather_input, args[0])
         kind = collective_kind(name)
@@ -154,7 +154,7 @@ class AllocationTracker(Operators):
             return
         size = max(_bytes(tree) for tree in (*args[:2], result))
         module = self._stack[-1] if self._stack else self._backward
-        sent = sent_bytes(kind, size, self.ranks)
+        sent = sent_bytes(kind, size, group_size(arguments_of(func, args, kwargs)))
         self.log.collectives.append(SentBytes(self.step, self.phase, module, kind, size, sent))
         if kind == "all-gather":
             self._on_stream(self._streams.gather_output, args[0])

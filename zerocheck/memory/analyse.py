@@ -62,6 +62,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         implementation=setup.implementation,
         world_size=setup.world_size,
         rank=setup.rank,
+        replicas=setup.replicas,
         batch=setup.batch,
         sequence=setup.sequence,
         precision=setup.precision,
@@ -160,23 +161,35 @@ def _between(setup: Setup, parts: Sequence[OptimizerPart], done: SimulatedRank) 
     ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
     formula = paper = None
     if setup.stage is not None:
-        formula = total_of(parts, setup.world_size, setup.stage)
+        formula = total_of(parts, setup.shards, setup.stage)
         if setup.precision == "mixed":
-            paper = total_of(parts, setup.world_size, setup.stage, "mixed")
+            paper = total_of(parts, setup.shards, setup.stage, "mixed")
     return Between(
         held=ours,
         formula=None if formula is None else float(formula),
-        words="" if setup.stage is None else words_of(parts, setup.stage),
+        words="" if setup.stage is None else _formula_words(setup, parts, setup.stage),
         counts=done.counts,
         padding=None if formula is None else float(ours - formula - done.counts),
         paper=None if paper is None else float(paper),
         paper_words=paper_words(parts),
         copy=words_of(parts, 0),
         copies=float(setup.world_size * ours / total_of(parts, 1, 0)),
-        communicated=None if setup.stage is None else communicated(elements, setup.stage),
+        communicated=paper_elements(setup, elements),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
     )
+
+
+def _formula_words(setup: Setup, parts: Sequence[OptimizerPart], stage: int) -> str:
+    words = words_of(parts, stage)
+    return f"{words}, N = {setup.shards}" if setup.replicas > 1 else words
+
+
+def paper_elements(setup: Setup, elements: int) -> int | None:
+    """Return the elements that the ZeRO paper has a step move, or None where it says nothing."""
+    if setup.stage is None or setup.replicas > 1:
+        return None
+    return communicated(elements, setup.stage)
 
 
 def _rows(done: SimulatedRank) -> list[ModulePeak]:
@@ -210,7 +223,7 @@ def _device(
 ) -> Device:
     # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
     moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
-    stages = {stage: moving + int(total_of(parts, setup.world_size, stage)) for stage in STAGES}
+    stages = {stage: moving + int(total_of(parts, setup.shards, stage)) for stage in STAGES}
     asks = next((stage for stage in STAGES if stages[stage] <= limit), None)
     over = line.first_over(limit)
     tried: tuple[Alternative, ...] = ()

@@ -91,6 +91,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     implementation: str
     world_size: int
+    replicas: int
     rank: int
     batch: int
     sequence: int

@@ -56,7 +56,8 @@ class Setup:
     per sample; precision: mixed (compute in bf16, weights, gradients and states in fp32) or fp32;
     checkpoint: activation checkpointing of every block; wrap: granularity of units; rank: the one
     whose memory is counted; momentum: of SGD, 0 is without a buffer; reshard: units are released
-    after the forward; microbatches: accumulated before each optimizer step.
+    after the forward; microbatches: accumulated before each optimizer step; replicas: of HSDP, each
+    sharded over as many ranks as it has.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Setup:
     momentum: float | None = None
     reshard: bool = True
     microbatches: int = 1
+    replicas: int = 1
 
     def check(self) -> None:
         """Raise UsageError for invalid numbers and names."""
@@ -80,6 +82,7 @@ class Setup:
             ("--batch", self.batch),
             ("--sequence", self.sequence),
             ("--microbatches", self.microbatches),
+            ("--replicas", self.replicas),
         ):
             if value < 1:
                 raise UsageError(f"{option} {value}: it must be 1 or more")
@@ -87,6 +90,11 @@ class Setup:
             raise UsageError(f"--microbatches {self.microbatches}: at most {MAX_MICROBATCHES}")
         if self.world_size > MAX_RANKS:
             raise UsageError(f"--world-size {self.world_size}: at most {MAX_RANKS}")
+        if self.replicas > 1 and (self.world_size % self.replicas or self.shards == 1):
+            raise UsageError(
+                f"--replicas {self.replicas}: it must divide --world-size {self.world_size}, and "
+                "leave each replica two ranks or more"
+            )
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"--rank {self.rank}: it must be 0 to {self.world_size - 1}")
         if self.wrap not in WRAPS:
@@ -98,6 +106,20 @@ class Setup:
             raise UsageError(f"--momentum {self.momentum:g} is of --optimizer sgd")
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise UsageError(f"--momentum {self.momentum:g}: it must be 0 or more, and below 1")
+
+    @property
+    def shards(self) -> int:
+        """Number of ranks that one copy of what is sharded is divided among."""
+        return self.world_size // self.replicas
+
+    def check_axes(self) -> None:
+        """Raise UsageError for replicas of an implementation without HSDP. Imports torch."""
+        from ..contract.loading import load
+
+        if self.replicas > 1 and "replicate" not in load(self.implementation).axes:
+            raise UsageError(
+                f"--replicas {self.replicas}: {self.implementation} has no replicate axis (HSDP)"
+            )
 
     @property
     def stage(self) -> int | None:
@@ -153,7 +175,7 @@ class Setup:
         wrap: WrapKind = self.wrap
         # From stage 2 on each microbatch is reduced: else whole gradients would be accumulated.
         return Case(
-            mesh=(self.world_size,),
+            mesh=(self.replicas, self.shards) if self.replicas > 1 else (self.world_size,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
             optimizer=self.options if optimizer is None else optimizer,
@@ -184,6 +206,8 @@ class Setup:
             words.append("--no-reshard")
         if self.microbatches > 1:
             words.append(f"--microbatches {self.microbatches}")
+        if self.replicas > 1:
+            words.append(f"--replicas {self.replicas}")
         if self.optimizer != "adamw":
             words.append(f"--optimizer {self.optimizer}")
         if self.momentum is not None:

@@ -77,6 +77,7 @@ def simulate(
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
+    setup.check_axes()
     model = source.build(blocks)
     found = block_list(model)
     path, inside = found if found is not None else ("", nn.ModuleList())
@@ -88,11 +89,11 @@ def simulate(
     show_blocks(model)
     fake = None if data else fake_mode()
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
-    tracker = AllocationTracker(fake, setup.world_size, number, setup.traits.streams)
+    tracker = AllocationTracker(fake, number, setup.traits.streams)
     on = fake or nullcontext()
     as_on_a_gpu = nullcontext() if data else fused_norm()
     with _nothing_collected(), as_on_a_gpu, fake_ranks(setup.world_size, setup.rank):
-        mesh = init_device_mesh(device, (setup.world_size,), mesh_dim_names=("shard",))
+        mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
             tracker.enter("built", -1)

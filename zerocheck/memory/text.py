@@ -39,8 +39,9 @@ def _head(report: MemoryReport) -> Iterator[str]:
         f"{report.blocks} blocks"
     )
     checkpointing = ", activation checkpointing" if report.checkpoint_activations else ""
+    replicas = f" in {report.replicas} replicas" if report.replicas > 1 else ""
     yield (
-        f"{report.implementation}, rank {report.rank} of {report.world_size:,}, "
+        f"{report.implementation}, rank {report.rank} of {report.world_size:,}{replicas}, "
         f"{report.batch} x {report.sequence} positions, {report.precision} precision, units: "
         f"{report.wrap}{checkpointing}"
     )

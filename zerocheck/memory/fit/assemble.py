@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from ...catalogue import BY_STAGE
-from ..formulas import communicated
+from ..analyse import paper_elements
 from ..operations import ForwardOperations, forward_operations
 from ..setup import Setup
 from ..source import source
@@ -22,7 +22,6 @@ from .step_time import paper_schedule
 NOT_TRIED = (
     "numbers of ranks between powers of two",
     "smaller units that stay gathered: all of them are whole at the end of the forward",
-    "HSDP: a simulated rank has a mesh of one axis",
     "tensor, pipeline, context and expert parallelism: layers are simulated whole",
     "CPU offload: a simulated rank has one memory, so none of these choices uses host memory",
 )
@@ -55,11 +54,21 @@ def fit(
     """
     most = MOST_RANKS if most_ranks is None else most_ranks
     check_fit(replace(base, world_size=most))
+    if restriction is not None and restriction.implementation is not None:
+        base.check_axes()
     given = source(base.model)
-    search = FitSearch(base, given, limit, numbers_of_ranks(most), exact=exact, notify=notify)
+    given_ranks = most_ranks is not None
+    search = FitSearch(
+        base,
+        given,
+        limit,
+        numbers_of_ranks(most),
+        given_ranks=given_ranks,
+        exact=exact,
+        notify=notify,
+    )
     found = search.fewest(restriction or Restriction(), exhaustive=exhaustive)
     operations = forward_operations(given, base)
-    given_ranks = most_ranks is not None
     fitting = [
         (_row(search, one, most_ranks, operations, speeds), one)
         for one in found
@@ -73,6 +82,8 @@ def fit(
     rows, place, too_large = _reserving(search, fitting, on, given_ranks=given_ranks)
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
     not_tried = list(NOT_TRIED)
+    if not given_ranks:
+        not_tried.append("HSDP without --world-size: it needs no fewer ranks than full sharding")
     left_out = [name for name in BY_STAGE.values() if name not in searched(base)]
     if left_out:
         not_tried.append(
@@ -120,14 +131,13 @@ def _row(
         ranks = one.ranks
         point = search.point(one.choice, ranks)
     setup = one.choice.setup(search.base, ranks)
-    stage = setup.stage
     return FitRow(
         **_described(search, one.choice),
         smallest=one.ranks,
         ranks=ranks,
         peak=point.peak,
         sent=float(point.traffic.sent),
-        communicated=None if stage is None else communicated(search.model.elements, stage),
+        communicated=paper_elements(setup, search.model.elements),
         calls=point.traffic.calls,
         recomputed=operations.share_of_blocks if one.choice.checkpoint else 0.0,
         paper=None if speeds is None else _paper(search, setup, point, speeds),
@@ -207,4 +217,5 @@ def _described(search: FitSearch, choice: Choice) -> dict[str, Any]:
         "checkpoint_activations": choice.checkpoint,
         "microbatches": choice.microbatches,
         "batch": setup.batch,
+        "replicas": choice.replicas,
     }

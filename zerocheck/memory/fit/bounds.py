@@ -39,9 +39,10 @@ def model_bytes(model: nn.Module) -> ModelBytes:
 def lower_bound(setup: Setup, model: ModelBytes) -> dict[str, int]:
     """Return bytes that a rank holds at its peak at least, by what they are; {} if not known.
 
-    Divided by the ranks as the stage says, rounded down. Rank 0 never has less than its share.
+    Divided by the ranks of a replica as the stage says, rounded down. Rank 0 never has less than
+    its share.
     """
-    stage, ranks = setup.stage, setup.world_size
+    stage, ranks = setup.stage, setup.shards
     if stage is None:
         return {}
     share = persistent(1, ranks, stage, setup.held)

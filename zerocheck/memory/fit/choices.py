@@ -1,4 +1,4 @@
-"""Choices that are tried: implementation, units, resharding, checkpointing, microbatches."""
+"""Choices that are tried: implementation, units, resharding, checkpointing, batches, HSDP."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class Restriction:
     checkpoint: bool | None = None
     reshard: bool | None = None
     microbatches: int | None = None
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One way to train the model, on any number of ranks.
 
-    microbatches: the samples of a step in so many microbatches, accumulated.
+    microbatches: the samples of a step in so many microbatches, accumulated; replicas: of
+    HSDP, with 1 everything is sharded over all ranks.
     """
 
     implementation: str
@@ -42,6 +44,7 @@ class Choice:
     reshard: bool
     checkpoint: bool
     microbatches: int
+    replicas: int = 1
 
     def setup(self, base: Setup, ranks: int) -> Setup:
         """Return the simulation of this choice; each step has the samples that `base` has."""
@@ -54,24 +57,53 @@ class Choice:
             checkpoint=self.checkpoint,
             batch=base.batch * base.microbatches // self.microbatches,
             microbatches=self.microbatches,
+            replicas=self.replicas,
         )
+
+    def runs_on(self, ranks: int) -> bool:
+        """Return True if so many ranks can be divided into its replicas, of two ranks or more."""
+        return self.replicas == 1 or (ranks % self.replicas == 0 and ranks >= 2 * self.replicas)
 
     def replaces(self, other: Choice) -> bool:
         """Return True if `other` is this choice with more recomputation, smaller units or batches.
 
-        Where both fit, nobody takes the other.
+        Where both fit, nobody takes the other. HSDP of more replicas takes more memory and sends
+        less; it replaces no choice without replicas.
         """
+        if (self.replicas > 1) != (other.replicas > 1):
+            return False
         one, its = self._burden(), other._burden()
         same = (self.implementation, self.reshard) == (other.implementation, other.reshard)
         return same and one != its and all(a <= b for a, b in zip(one, its, strict=True))
 
-    def _burden(self) -> tuple[bool, bool, int]:
-        return self.checkpoint, self.wrap == "layer", self.microbatches
+    def _burden(self) -> tuple[bool, bool, int, int]:
+        return self.checkpoint, self.wrap == "layer", self.microbatches, -self.replicas
 
 
 def options_of(implementation: str) -> tuple[str, ...]:
     """Return the options of sharding that an implementation declares to obey."""
     return tuple(load(implementation).options or ())
+
+
+def meshes(implementation: str, ranks: int, given: int | None) -> tuple[int, ...]:
+    """Return the numbers of replicas that are tried on so many ranks, those with most first.
+
+    ranks: 0 where the number is not known. HSDP needs as many ranks as sharding over all N of them,
+    or more, so it is of use where ranks are given. R replicas of S ranks send (S - 1)/S of Psi for
+    each gather and reduce-scatter of the stage, and 2 (R - 1)/(R S) to reduce over replicas. With
+    stages 1 and 2, which gather and reduce once, that is 2 (N - 1)/N for all R, so they are not
+    tried. With stage 3, which gathers twice, it falls with R in fp32; where gathers are in bf16 it
+    is the same for all R, or more where units stay gathered.
+    """
+    kind = load(implementation)
+    if "replicate" not in kind.axes:
+        return (1,) if given in (None, 1) else ()
+    if given is not None:
+        return (given,)
+    if kind.stage in (0, 1, 2):
+        return (1,)
+    powers = [1 << power for power in range(1, ranks.bit_length()) if ranks >> power >= 2]
+    return (*(one for one in reversed(powers) if ranks % one == 0), 1)
 
 
 def searched(base: Setup) -> list[str]:
@@ -80,8 +112,11 @@ def searched(base: Setup) -> list[str]:
     return [name for stage, name in BY_STAGE.items() if not (matrices and stage in (1, 2))]
 
 
-def choices(base: Setup, given: Restriction, *, blocks: bool) -> Iterator[Choice]:
-    """Yield all choices, simple ones first. blocks: the model has blocks to checkpoint."""
+def choices(base: Setup, given: Restriction, *, blocks: bool, ranks: int = 0) -> Iterator[Choice]:
+    """Yield all choices, simple ones first.
+
+    blocks: the model has blocks to checkpoint; ranks: as many as the user has, 0 if not given.
+    """
     samples = base.batch * base.microbatches
     names = [given.implementation] if given.implementation else searched(base)
     for name in names:
@@ -102,4 +137,5 @@ def choices(base: Setup, given: Restriction, *, blocks: bool) -> Iterator[Choice
             for microbatches in parts:
                 for wrap in wraps if reshard else wraps[:1]:
                     for checkpoint in again:
-                        yield Choice(name, wrap, reshard, checkpoint, microbatches)
+                        for replicas in meshes(name, ranks, given.replicas):
+                            yield Choice(name, wrap, reshard, checkpoint, microbatches, replicas)

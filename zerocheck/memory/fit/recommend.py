@@ -39,6 +39,8 @@ def words_of(choice: FitRow | Unfit) -> str:
         words.append(f"units: {choice.wrap}")
     if not choice.reshard:
         words.append("units stay gathered")
+    if choice.replicas > 1:
+        words.append(f"HSDP of {choice.replicas} replicas")
     if choice.checkpoint_activations:
         words.append("checkpointing")
     if choice.microbatches > 1:

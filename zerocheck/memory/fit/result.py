@@ -36,6 +36,7 @@ class ChoiceFields(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_activations: bool
     microbatches: int
     batch: int
+    replicas: int
 
 
 class FitRow(ChoiceFields, frozen=True, kw_only=True):

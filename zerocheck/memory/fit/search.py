@@ -66,11 +66,12 @@ class FitSearch:
         limit: int,
         ranks: Sequence[int],
         *,
+        given_ranks: bool = False,
         exact: bool = False,
         notify: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.base, self.given, self.limit, self.ranks = base, given, limit, tuple(ranks)
-        self.exact, self.notify = exact, notify
+        self.given_ranks, self.exact, self.notify = given_ranks, exact, notify
         whole = given.build()
         found = block_list(whole)
         self.blocks = len(found[1]) if found else 0
@@ -80,12 +81,13 @@ class FitSearch:
         self.by_update: set[tuple[Choice, int]] = set()
         self._beyond: dict[tuple[str, bool], int] = {}
         """Bytes of a peak beyond the formula, of the last simulation with the same resharding."""
-        self._updates: dict[tuple[str, int, int], HeldBytes] = {}
+        self._updates: dict[tuple[str, int, int, int], HeldBytes] = {}
         """Peaks of the optimizer step, by all that it depends on."""
 
     def all_choices(self, restriction: Restriction) -> list[Choice]:
         """Return the choices that this model has."""
-        return list(choices(self.base, restriction, blocks=self.blocks > 0))
+        ranks = self.ranks[-1] if self.given_ranks else 0
+        return list(choices(self.base, restriction, blocks=self.blocks > 0, ranks=ranks))
 
     def fewest(self, restriction: Restriction, *, exhaustive: bool = False) -> list[Fewest]:
         """Return the fewest ranks of every choice that no better one replaces.
@@ -97,9 +99,12 @@ class FitSearch:
         for choice in self.all_choices(restriction):
             better = [one for one in found if one.choice.replaces(choice)]
             below = min((one.ranks for one in better if one.ranks is not None), default=None)
-            tried = [ranks for ranks in self.ranks if below is None or ranks < below]
+            every = [ranks for ranks in self.ranks if choice.runs_on(ranks)]
+            tried = [ranks for ranks in every if below is None or ranks < below]
+            if not every:
+                continue
             if exhaustive:
-                one = self._by_all(choice, self.ranks)
+                one = self._by_all(choice, every)
                 if below is not None and (one.ranks is None or one.ranks >= below):
                     continue
             elif not tried:
@@ -205,8 +210,9 @@ class FitSearch:
         return Fewest(choice, None, self.bound(choice, ranks), simulated=False)
 
 
-def _update_key(choice: Choice, ranks: int) -> tuple[str, int, int]:
-    return choice.implementation, choice.microbatches, ranks  # the inputs of a microbatch are held
+def _update_key(choice: Choice, ranks: int) -> tuple[str, int, int, int]:
+    # The inputs of a microbatch are held.
+    return choice.implementation, choice.microbatches, choice.replicas, ranks
 
 
 def _update(simulated: SimulatedRank) -> HeldBytes:
