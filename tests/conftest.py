@@ -86,6 +86,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        gc.set_threshold(20_000)  # the 700 of Python takes a fiftieth of all time
 
 
 def pytest_report_header() -> list[str]:

@@ -194,6 +194,7 @@ def test_ranks_that_share_samples(ask: Ask) -> None:
     assert (answer["wrong"], answer["said"]) == (0, "")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch", [2, 8])
 def test_a_job_of_four_ranks_resumed_on_three(ask: Ask, tmp_path: Path, batch: int) -> None:
     """240 of 719 samples were given; a loader that begins anew gives them again."""

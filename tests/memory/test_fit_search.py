@@ -48,9 +48,19 @@ def everything() -> FitSearch:
     return found
 
 
+RESERVED = FitSearch.reserved
+
+
+@cache
+def reserved(choice: Choice, ranks: int) -> Reserved | None:
+    return RESERVED(everything(), choice, ranks)
+
+
 @cache
 def searched(limit: int) -> FitReport:
-    return fit(small(), limit, most_ranks=MOST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FitSearch, "reserved", lambda _, choice, ranks: reserved(choice, ranks))
+        return fit(small(), limit, most_ranks=MOST)
 
 
 def by_all(limit: int) -> FitReport:
@@ -58,6 +68,7 @@ def by_all(limit: int) -> FitReport:
     points = everything().points
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FitSearch, "point", lambda _, choice, ranks: points[choice, ranks])
+        patch.setattr(FitSearch, "reserved", lambda _, choice, ranks: reserved(choice, ranks))
         return fit(small(), limit, most_ranks=MOST, exhaustive=True)
 
 
@@ -171,10 +182,12 @@ def test_what_is_given_is_kept() -> None:
 
 def test_the_command_of_a_row_simulates_its_peak() -> None:
     base = small(batch=2)
-    report = fit(base, 500_000, most_ranks=2, restriction=Restriction(implementation="fsdp2"))
-    words = {row.command for row in report.rows}
-    assert any("--microbatches" in command for command in words)
-    row = next(row for row in report.rows if row.microbatches > 1)
+    given = Restriction(
+        implementation="fsdp2", wrap="block", checkpoint=False, microbatches=2, replicas=1
+    )
+    report = fit(base, 10**9, most_ranks=2, restriction=given)
+    row = report.rows[0]
+    assert row.microbatches == 2 and "--microbatches 2" in row.command
     setup = Choice(
         row.implementation, row.wrap, row.reshard, row.checkpoint_activations, row.microbatches  # type: ignore[arg-type]
     ).setup(base, row.ranks)  # fmt: skip

@@ -84,7 +84,7 @@ def test_a_writer_killed_at_any_operation(tmp_path: Path) -> None:
     (names,) = in_ranks(1, _operations, str(tmp_path / "counted"))
     assert {"open", "write", "fsync", "os.mkdir", "os.rename", "os.remove", "os.rmdir"} <= {*names}
     replaced = len(names) - 1 - names[::-1].index("os.rename")
-    tried = [n for n in range(len(names)) if not n % sliced(1, 6) or 0 <= n - replaced <= 1]
+    tried = [n for n in range(len(names)) if not n % sliced(1, 12) or 0 <= n - replaced <= 1]
     values = _kills(tmp_path, 1, tried)
     assert values == [OLD if number <= replaced else NEW for number in tried]
     # The next save makes good what they left.
@@ -159,6 +159,7 @@ def _failing(mesh: DeviceMesh, directory: str, rank: int) -> list[tuple[str, flo
     return answer
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path, rank: int) -> None:
     """A full disk, a read-only one: every rank says so, and the old one loads."""

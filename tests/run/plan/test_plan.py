@@ -227,6 +227,7 @@ def test_what_is_always_refused_when_built_is_given_up_and_nothing_else(
     assert len(planned.cases) - before <= 80
 
 
+@pytest.mark.long
 def test_what_was_drawn_already_gives_the_same_plans() -> None:
     """Also after another plan noted refusals, and for who refuses or ignores something else."""
 
@@ -310,6 +311,7 @@ def test_a_replicate_axis_is_for_those_that_handle_it() -> None:
     assert {len(mesh) for mesh in asked} == {2}
 
 
+@pytest.mark.long
 def test_the_array_has_each_pair_of_a_mesh_of_two_axes() -> None:
     covered = [item.case for item in plan(world_sizes=(4,)).cases]
     assert ("two-axes", "clip") in pairs_of(covered)

@@ -67,17 +67,17 @@ class Choice:
     def replaces(self, other: Choice) -> bool:
         """Return True if `other` is this choice with more recomputation, smaller units or batches.
 
-        Where both fit, nobody takes the other. HSDP of more replicas takes more memory and sends
-        less; it replaces no choice without replicas.
+        Where both fit, nobody takes the other.
         """
-        if (self.replicas > 1) != (other.replicas > 1):
-            return False
         one, its = self._burden(), other._burden()
-        same = (self.implementation, self.reshard) == (other.implementation, other.reshard)
+        same = self._kind() == other._kind()
         return same and one != its and all(a <= b for a, b in zip(one, its, strict=True))
 
-    def _burden(self) -> tuple[bool, bool, int, int]:
-        return self.checkpoint, self.wrap == "layer", self.microbatches, -self.replicas
+    def _kind(self) -> tuple[str, bool, int]:
+        return self.implementation, self.reshard, self.replicas
+
+    def _burden(self) -> tuple[bool, bool, int]:
+        return self.checkpoint, self.wrap == "layer", self.microbatches
 
 
 def options_of(implementation: str) -> tuple[str, ...]:
