@@ -105,3 +105,54 @@ def no_module() -> str:
 
 
 number = 7
+
+
+class Pictures(nn.Module):
+    """Convolutions of pictures, scaled by a keyword of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 7, 3)
+        self.layers = nn.ModuleList(nn.Conv2d(7, 7, 3, padding=1) for _ in range(3))
+        self.head = nn.Linear(7, 11)
+
+    def forward(self, pictures: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        x = self.stem(pictures * scale[:, None, None, None])
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return self.head(x.mean((2, 3)))
+
+
+def _drawn(generator: torch.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    inputs = {
+        "pictures": torch.randn(5, 3, 12, 12, generator=generator),
+        "scale": torch.rand(5, generator=generator),
+    }
+    return inputs, torch.randint(11, (5,), generator=generator)
+
+
+def pictures() -> tuple[object, ...]:
+    return Pictures(), _drawn, F.cross_entropy
+
+
+class WithLoss(Net):
+    """Returns its loss, as models of transformers do."""
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        logits = super().forward(tokens)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def with_loss() -> tuple[object, ...]:
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(101, (3, 30), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return WithLoss(3), batch
+
+
+def no_batch() -> tuple[object, ...]:
+    def batch(generator: torch.Generator) -> torch.Tensor:
+        raise FileNotFoundError("no pictures")
+
+    return Pictures(), batch, F.cross_entropy

@@ -145,7 +145,8 @@ def memory(
 
     MODEL is a preset (gpt2, llama-70b, mixtral-8x7b, ...), the path of a Hugging Face config.json,
     package.module:factory or path/to/file.py:factory; the factory takes nothing and returns the
-    model, which gets token ids of shape (B, S).
+    model, which gets token ids of shape (B, S), or (model, batch) or (model, batch, loss), as for
+    zerocheck run --model.
 
     With --fit the choices are searched: implementation, units, resharding, activation
     checkpointing, and microbatches into which --batch x --microbatches samples are divided.

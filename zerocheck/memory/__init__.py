@@ -18,6 +18,7 @@
 - `presets.py`: shapes and parameter counts of known models, as data
 - `reserved.py`: memory that the caching allocator of a GPU would reserve for a simulated run
 - `result.py`: result of a simulation, as data: `zerocheck memory --json` writes it
+- `samples.py`: samples of a microbatch: token ids, or those that a factory draws
 - `setup.py`: input of a simulation: the model, the implementation, ranks and options
 - `simulate.py`: simulation: the implementation's own code on tensors without data
 - `source.py`: source of the model, a preset or the user's factory, and its blocks

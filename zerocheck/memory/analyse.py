@@ -65,6 +65,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         replicas=setup.replicas,
         batch=setup.batch,
         sequence=setup.sequence,
+        inputs=given.samples(setup).words,
         precision=setup.precision,
         autocast=setup.autocast,
         checkpoint_activations=setup.checkpoint,

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import UsageError
 from ..models.parts import block_list
+from ..models.user import call_with
 from .setup import Setup
 from .source import ModelSource
 
@@ -43,15 +44,15 @@ class ForwardOperations:
 def forward_operations(given: ModelSource, setup: Setup) -> ForwardOperations:
     """Count the operations of one forward, on the meta device.
 
-    Raises UsageError if the model does not take token ids.
+    Raises UsageError if the model does not take the samples.
     """
     model = given.build()
     found = block_list(model)
     counter = FlopCounterMode(display=False, depth=DEPTH)
-    tokens = torch.zeros((setup.batch, setup.sequence), dtype=torch.long, device="meta")
+    samples = given.samples(setup).on("meta")
     try:
         with counter, torch.no_grad():
-            model(tokens)
+            call_with(model, samples.inputs, samples.keywords)
     except Exception as error:
         message = (str(error).splitlines() or [""])[0]
         raise UsageError(

@@ -84,7 +84,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     elements: parameters of the model; simulated: numbers of blocks that were simulated, empty if it
     was the whole model; reason: why nothing was extrapolated though there are many blocks; lines:
-    bytes at the end of each phase of each step, by category; assumes: what depends on data;
+    bytes at the end of each phase of each step, by category; inputs: shapes of the samples that a
+    factory draws, empty for token ids of (batch, sequence); assumes: what depends on data;
     reserved: None where it is not modelled, and `unreserved` says why.
     """
 
@@ -95,6 +96,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     batch: int
     sequence: int
+    inputs: tuple[str, ...]
     precision: str
     autocast: bool
     checkpoint_activations: bool

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -26,6 +25,7 @@ from .allocation_tracker import AllocationTracker
 from .fused_norm import fused_norm
 from .log import Log
 from .optimizer_parts import case_optimizer
+from .samples import MicrobatchSamples
 from .setup import NUMBERS_READ, Setup
 from .source import ModelSource
 
@@ -78,7 +78,7 @@ def simulate(
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
     setup.check_axes()
-    model = source.build(blocks)
+    model, samples = source.build(blocks), source.samples(setup)
     found = block_list(model)
     path, inside = found if found is not None else ("", nn.ModuleList())
     case = setup.case(len(inside), case_optimizer(setup, model))
@@ -102,7 +102,7 @@ def simulate(
             tracker.name(names)
             with on, tracker:
                 tracker.claim(implementation.shards())
-                _steps(setup, implementation, tracker, device)
+                _steps(setup, samples, implementation, tracker, device)
                 tracker.enter("closed", STEPS - 1)
             implementation.close()
     return Simulation(tracker.log, path)
@@ -142,10 +142,14 @@ def materialize(model: nn.Module, device: str = "cpu") -> None:
 
 
 def _steps(
-    setup: Setup, implementation: Implementation, tracker: AllocationTracker, device: str
+    setup: Setup,
+    samples: MicrobatchSamples,
+    implementation: Implementation,
+    tracker: AllocationTracker,
+    device: str,
 ) -> None:
-    tokens = torch.randint(2, (setup.batch, setup.sequence), device=device)
-    tracker.claim_rest([tokens], "inputs")
+    samples = samples.on(device, data=tracker.fake is None)
+    tracker.claim_rest([*samples.inputs, samples.target], "inputs")
     autocast = setup.autocast
     for index in range(STEPS):
         tracker.enter("forward", index)
@@ -156,10 +160,11 @@ def _steps(
 
         microbatches = [
             _Watched(
-                inputs=(tokens,),
-                target=tokens,
+                inputs=samples.inputs,
+                target=samples.target,
+                keywords=samples.keywords,
                 seed=None,
-                loss_of=loss_of,
+                loss_of=samples.loss_of,
                 tracker=tracker,
                 autocast=autocast,
                 first=not number,
@@ -172,18 +177,6 @@ def _steps(
             Step(index=index, microbatches=microbatches, lr=rates, reached=reached)
         )
         tracker.claim(implementation.shards())
-
-
-def loss_of(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of (batch, sequence, classes) in fp32, else the mean."""
-    outputs = getattr(outputs, "logits", outputs)
-    if not isinstance(outputs, torch.Tensor):
-        raise UsageError(
-            f"the model returns {type(outputs).__name__}; needed is a tensor, or what has `logits`"
-        )
-    if outputs.dim() == 3 and outputs.shape[:2] == target.shape:
-        return F.cross_entropy(outputs.flatten(0, 1).float(), target.flatten())
-    return outputs.float().mean()
 
 
 def _checkpoint(blocks: nn.ModuleList) -> None:

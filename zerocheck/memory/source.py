@@ -12,10 +12,13 @@ from torch import nn
 from ..catalogue import check_factory
 from ..errors import UsageError, unknown
 from ..models.parts import block_list, model_of
+from ..models.user import parts_in
 from ..user_code import import_user_code
 from .experts import EVEN_ROUTING
 from .huggingface import is_model_config, read_architecture
 from .presets import PRESETS, Architecture
+from .samples import MicrobatchSamples, samples_of
+from .setup import Setup
 from .transformer import build
 
 
@@ -24,19 +27,20 @@ class ModelSource:
     """A model that can be built on the meta device, with all of its blocks or with fewer.
 
     name: as the user gave it; shape: that of a preset or config, else None; make: gives the whole
-    model.
+    model, or a tuple of it and its functions.
     """
 
     name: str
     shape: Architecture | None
-    make: Callable[[], nn.Module]
+    make: Callable[[], Any]
 
     def build(self, blocks: int | None = None) -> nn.Module:
         """Return the model on the meta device; blocks: with its first blocks only."""
         if self.shape is not None:
             shape = self.shape if blocks is None else self.shape.with_blocks(blocks)
             return build(shape)
-        model = self._made()
+        model = model_of(self.name, self._made())
+        self._check(model)
         if blocks is not None:
             found = block_list(model)
             assert found is not None
@@ -48,31 +52,41 @@ class ModelSource:
         """Assumptions about what depends on data."""
         return (EVEN_ROUTING,) if self.shape is not None and self.shape.experts else ()
 
-    def _made(self) -> nn.Module:
+    def samples(self, setup: Setup) -> MicrobatchSamples:
+        """Return the samples of a microbatch, with data.
+
+        Those that the factory's batch function draws, else token ids.
+        """
+        made = () if self.shape is not None else self._made()
+        has_functions = isinstance(made, tuple) and len(made) > 1
+        return samples_of(setup, parts_in(self.name, made) if has_functions else None)
+
+    def _made(self) -> Any:
         with torch.device("meta"):
             try:
-                model = model_of(self.name, self.make())
+                return self.make()
             except UsageError:
                 raise
             except Exception as error:
                 raise UsageError(
                     f"{self.name} fails on the meta device: {type(error).__name__}: {error}"
                 ) from error
+
+    def _check(self, model: nn.Module) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.device.type != "meta":
                 raise UsageError(
                     f"{self.name} puts {name} on {tensor.device}; leave the device to torch, so "
                     "that the model is built without memory"
                 )
-        return model
 
 
 def source(name: str) -> ModelSource:
     """Return a preset by name, the model of a Hugging Face config.json, or that of a factory.
 
     A factory is named `package.module:factory` or `path/to/file.py:factory`.
-    It takes no arguments and returns the model, or the model first of a tuple, as
-    `zerocheck run --model` takes it.
+    It takes no arguments and returns the model, which gets token ids, or (model, batch) or
+    (model, batch, loss), as `zerocheck run --model` takes it.
     Raises UsageError, with the nearest name, for anything else.
     """
     if name in PRESETS:

@@ -39,11 +39,11 @@ def _head(report: MemoryReport) -> Iterator[str]:
         f"{report.blocks} blocks"
     )
     checkpointing = ", activation checkpointing" if report.checkpoint_activations else ""
+    samples = samples_words(report.batch, report.sequence, report.inputs)
     replicas = f" in {report.replicas} replicas" if report.replicas > 1 else ""
     yield (
         f"{report.implementation}, rank {report.rank} of {report.world_size:,}{replicas}, "
-        f"{report.batch} x {report.sequence} positions, {report.precision} precision, units: "
-        f"{report.wrap}{checkpointing}"
+        f"{samples}, {report.precision} precision, units: {report.wrap}{checkpointing}"
     )
     if report.simulated:
         counts = ", ".join(map(str, report.simulated[:-1]))
@@ -53,6 +53,11 @@ def _head(report: MemoryReport) -> Iterator[str]:
         )
     elif report.reason:
         yield f"all blocks simulated, since they do not repeat: {report.reason}"
+
+
+def samples_words(batch: int, sequence: int, inputs: tuple[str, ...]) -> str:
+    """Describe a microbatch. inputs: shapes of what a factory draws, empty for token ids."""
+    return f"inputs {', '.join(inputs)}" if inputs else f"{batch} x {sequence} positions"
 
 
 def _attribution(report: MemoryReport) -> Iterator[str]:

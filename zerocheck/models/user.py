@@ -154,7 +154,14 @@ def make_model(name: str, seed: int) -> tuple[nn.Module, Parts]:
             given = factory()
         except Exception as error:
             raise UsageError(f"{name} fails: {type(error).__name__}: {error}") from error
-    model = model_of(name, given)
+    return model_of(name, given), _parts.setdefault(name, parts_in(name, given))
+
+
+def parts_in(name: str, given: Any) -> Parts:
+    """Return the functions in the result of a factory.
+
+    Raises UsageError for a result without them, and for what is no such function.
+    """
     functions = given[1:] if isinstance(given, tuple) else ()
     if len(functions) not in (1, 2):
         what = "the model alone" if not functions else f"a tuple of {len(given)}"
@@ -164,8 +171,7 @@ def make_model(name: str, seed: int) -> tuple[nn.Module, Parts]:
         )
     for label, function, count in zip(("batch", "loss"), functions, (1, 2), strict=False):
         _check_callable(name, label, function, count)
-    parts = Parts(name, functions[0], functions[1] if len(functions) == 2 else None)
-    return model, _parts.setdefault(name, parts)
+    return Parts(name, functions[0], functions[1] if len(functions) == 2 else None)
 
 
 def parts_of(user: UserModel) -> Parts:

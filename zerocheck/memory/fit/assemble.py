@@ -99,6 +99,7 @@ def fit(
         blocks=search.blocks,
         batch=base.batch * base.microbatches,
         sequence=base.sequence,
+        inputs=given.samples(base).words,
         precision=base.precision,
         optimizer=base.optimizer,
         limit=limit,

@@ -80,10 +80,11 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     """Search over all choices.
 
     limit: bytes of the device; most_ranks: the bound of the search; given_ranks: True if the user
-    set it; rows: by cost; taken: place of the row to take. Of points (a choice on a number of
-    ranks): simulations were simulated, by_formula excluded by the formula, by_update by the peak of
-    the optimizer step of another choice; advice: sentences, the row to take first; not_tried: what
-    the search leaves out, with the reason; assumes: what depends on data; speeds: as given.
+    set it; inputs: see MemoryReport; rows: by cost; taken: place of the row to take. Of points (a
+    choice on a number of ranks): simulations were simulated, by_formula excluded by the formula,
+    by_update by the peak of the optimizer step of another choice; advice: sentences, the row to
+    take first; not_tried: what the search leaves out, with the reason; assumes: what depends on
+    data; speeds: as given.
     """
 
     model: str
@@ -91,6 +92,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     batch: int
     sequence: int
+    inputs: tuple[str, ...]
     precision: str
     optimizer: str
     limit: int

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from ...sizes import binary, decimal
-from ..text import NOT_IN_IT
+from ..text import NOT_IN_IT, samples_words
 from .recommend import on_ranks, seconds, words_of
 from .result import FitReport, FitRow
 
@@ -23,8 +23,9 @@ def render_fit(report: FitReport) -> str:
 
 def _head(report: FitReport) -> Iterator[str]:
     yield f"{report.model}: {report.elements:,} parameters, {report.blocks} blocks"
+    samples = samples_words(report.batch, report.sequence, report.inputs)
     yield (
-        f"{report.batch} x {report.sequence} positions per rank and step, {report.precision} "
+        f"{samples} per rank and step, {report.precision} "
         f"precision, {report.optimizer}, device memory {binary(report.limit)}, up to "
         f"{on_ranks(report.most_ranks)}"
     )
