@@ -185,6 +185,7 @@ def _kept_as(case: Case, way: CheckpointKind) -> Case:
     return msgspec.structs.replace(case, sharding=sharding)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("saving", "loading", "names"),
     [

@@ -26,6 +26,7 @@ LIMITS = sliced(
     (250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000), (250_000, 420_000, 1_200_000)
 )
 """From what nothing fits into to what everything does."""
+ASKED = sliced(Restriction(), Restriction(wrap="block"))
 
 
 def small(**more: object) -> Setup:
@@ -42,7 +43,7 @@ def search(limit: int, base: Setup | None = None) -> FitSearch:
 def everything() -> FitSearch:
     """All choices on all numbers of ranks, simulated; the limit is of no matter."""
     found = search(1)
-    for choice in found.all_choices(Restriction()):
+    for choice in found.all_choices(ASKED):
         for ranks in filter(choice.runs_on, RANKS):
             found.point(choice, ranks)
     return found
@@ -60,7 +61,7 @@ def reserved(choice: Choice, ranks: int) -> Reserved | None:
 def searched(limit: int) -> FitReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FitSearch, "reserved", lambda _, choice, ranks: reserved(choice, ranks))
-        return fit(small(), limit, most_ranks=MOST)
+        return fit(small(), limit, most_ranks=MOST, restriction=ASKED)
 
 
 def by_all(limit: int) -> FitReport:
@@ -69,7 +70,7 @@ def by_all(limit: int) -> FitReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FitSearch, "point", lambda _, choice, ranks: points[choice, ranks])
         patch.setattr(FitSearch, "reserved", lambda _, choice, ranks: reserved(choice, ranks))
-        return fit(small(), limit, most_ranks=MOST, exhaustive=True)
+        return fit(small(), limit, most_ranks=MOST, restriction=ASKED, exhaustive=True)
 
 
 def answers(report: FitReport) -> list[tuple[object, ...]]:
@@ -112,7 +113,7 @@ def test_the_optimizer_step_does_not_depend_on_what_is_not_sharded() -> None:
 
 def test_each_choice_fits_on_more_ranks_too() -> None:
     """Peaks shrink with ranks; with one rank alone nothing is gathered."""
-    for choice in everything().all_choices(Restriction()):
+    for choice in everything().all_choices(ASKED):
         more = filter(choice.runs_on, RANKS[1:])
         peaks = [everything().points[choice, ranks].peak.total for ranks in more]
         assert peaks == sorted(peaks, reverse=True), choice
@@ -216,7 +217,7 @@ def test_the_row_to_take_is_one_whose_reserved_memory_fits(monkeypatch: pytest.M
 
     found = searched(LIMITS[-1])
     monkeypatch.setattr(FitSearch, "reserved", reserved)
-    later = fit(small(), LIMITS[-1], most_ranks=MOST)
+    later = fit(small(), LIMITS[-1], most_ranks=MOST, restriction=ASKED)
     assert len({*asked}) == 3 and sum("would reserve" in line for line in later.advice) == 2
     commands = [row.command for row in found.rows]
     assert found.rows[found.taken].command == commands.pop(found.taken)

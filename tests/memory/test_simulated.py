@@ -31,6 +31,7 @@ def sharded_bytes(model: str, ranks: int) -> int:
     return 16 * elements + 4 * len(parameters)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 200])
 def test_fsdp2_between_steps(ranks: int) -> None:
     found = report(world_size=ranks).between
@@ -40,6 +41,7 @@ def test_fsdp2_between_steps(ranks: int) -> None:
     assert found.counts == 4 * 15
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["fsdp2", "zero2", "ddp"])
 def test_sgd_keeps_its_momentum_alone(name: str) -> None:
     adamw, heavy, plain = (

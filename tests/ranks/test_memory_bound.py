@@ -15,6 +15,7 @@ from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.limits import SHARE, MemoryBound, room
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("argument", ["", "tensors"])
 def test_a_rank_that_takes_ever_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str

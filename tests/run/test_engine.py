@@ -115,6 +115,7 @@ def test_a_missing_average_is_named_and_replayed_bit_for_bit(run_subject: Run, p
     assert other.outcome.status == "holds"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "status", "message"),
     [
@@ -330,6 +331,7 @@ def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
     assert ("gradient x W",) in {finding.causes for finding in findings}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["NeverClips", "HiddenNeverClips"])
 def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) -> None:
     code, records = run_subject(name, world_sizes=(2, 3), max_cases=8, shrink=False)

@@ -39,6 +39,7 @@ def told_of(outcome: Outcome, *obligations: Obligation) -> bool:
     return any(statuses.get(one) in ("holds", "violated") for one in obligations)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["Keeping", "InBackground"])
 def test_right_checkpoints_are_silent(pool: Pool, name: str) -> None:
     found = outcomes(pool, name, count=16)

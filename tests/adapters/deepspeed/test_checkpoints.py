@@ -155,6 +155,7 @@ def _gradients(
     return found
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", sliced(ALL, ("deepspeed1", "deepspeed3")))
 def test_safe_get_full_grad_is_what_the_partitions_hold(name: str) -> None:

@@ -70,6 +70,7 @@ def holds(counted: Tally, *names: str) -> None:
             assert cells[obligation].status in ("holds", "known"), (name, obligation)  # type: ignore[index]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", [GPT, CONV])
 def test_all_built_in_implementations_hold(run: Run, model: str) -> None:
     names = sliced(tuple(BUILT_IN), ("ddp", "fsdp1", "fsdp2", "zero3"))
