@@ -97,7 +97,7 @@ ALLOWED: dict[str, set[str]] = {
         "foreign_text",
     },
     "__init__": {"testing", "attached", "job_metrics", "contract", "errors", "version"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "errors"},
     "pytest_plugin": {"testing", "report", "run", "errors", "foreign_text"},
 }  # fmt: skip
 

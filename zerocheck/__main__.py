@@ -1,12 +1,22 @@
 """`python -m zerocheck`."""
 
 import signal
+import sys
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Until the command line has its handlers: an interrupt ends imports without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from .cli import main
+from .errors import ExitCode, not_installed
+
+try:
+    from .cli import main
+except ImportError as error:
+    message = not_installed(error)
+    if message is None:
+        raise
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(ExitCode.USAGE)
 
 if __name__ == "__main__":
     main(prog_name="python -m zerocheck")

@@ -146,3 +146,29 @@ def file_of(name: str) -> Path:
         return path
     hint = did_you_mean(path.name, [one.name for one in path.parent.glob(f"*{path.suffix}")])
     raise UsageError(f"there is no file {name!r}{hint} (looked at {path})")
+
+
+DEPENDENCIES = (
+    "click",
+    "hypothesis",
+    "jinja2",
+    "msgspec",
+    "numpy",
+    "packaging",
+    "pytest",
+    "rich",
+    "tabulate",
+    "torch",
+)
+"""Packages that an installation brings, by the names under which they are imported."""
+
+
+def not_installed(error: BaseException) -> str | None:
+    """Return what to do where an import failed since zerocheck runs from its source, else None."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if package not in DEPENDENCIES:
+        return None
+    return (
+        f"zerocheck needs {package}, which is not installed here; in its source tree: "
+        "pip install -c constraints.txt -e ."
+    )

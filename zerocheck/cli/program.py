@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..errors import ExitCode, HarnessError, RanksLost, UsageError, unknown
+from ..errors import ExitCode, HarnessError, RanksLost, UsageError, not_installed, unknown
 from ..foreign_text import printable
 from ..machine import launcher, signals
 from ..machine.warning_filters import relax_warnings
@@ -134,6 +134,8 @@ def _flush() -> bool:
 
 
 def _harness_failed(error: Exception, args: list[str]) -> int:
+    if (message := not_installed(error)) is not None:
+        return _say(message, ExitCode.USAGE)
     from ..machine.devices import NO_MEMORY, out_of_memory
 
     if out_of_memory(error):
