@@ -71,6 +71,8 @@ def violated(kind: type[torch.optim.Optimizer], directory: Path, **options: Any)
         (torch.optim.Adam, {"fused": True}),
         (torch.optim.Adam, {"amsgrad": True}),
         (torch.optim.Adam, {"maximize": True}),
+        (torch.optim.Adam, {"decoupled_weight_decay": True}),
+        (torch.optim.Adam, {"decoupled_weight_decay": True, "fused": True, "amsgrad": True}),
         (torch.optim.Adagrad, {}),
         (torch.optim.Adagrad, {"fused": True}),
         (torch.optim.Adagrad, {"foreach": True, "maximize": True}),
@@ -98,6 +100,11 @@ def test_a_decay_elsewhere_is_named(tmp_path: Path, kind: type[torch.optim.Optim
     text = violated(decoupled(kind), tmp_path)
     assert f"{wrong} shrank the parameter (decoupled), and is in none of the states" in text
     assert f"{wrong} was not applied" in violated(forgetful(kind), tmp_path)
+
+
+def test_adam_with_decoupled_decay_is_judged_as_adamw(tmp_path: Path) -> None:
+    text = violated(forgetful(torch.optim.Adam), tmp_path, decoupled_weight_decay=True)
+    assert "weight decay was not applied" in text and "in none of the states" not in text
 
 
 def test_the_options_that_were_given_are_those_of_the_step(tmp_path: Path) -> None:

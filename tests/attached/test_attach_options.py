@@ -72,8 +72,12 @@ def test_what_is_refused() -> None:
     assert "parameter group 0 of this RMSprop is centered" in refused(optimizer=centered)
     slower = parts(torch.optim.Adagrad, lr_decay=0.5)[1]
     assert "this Adagrad has an lr_decay of 0.5" in refused(optimizer=slower)
-    decoupled = parts(torch.optim.Adam, decoupled_weight_decay=True)[1]
-    assert "its weight decay of 0.1 apart from the gradient" in refused(optimizer=decoupled)
+    first, second = parts(torch.optim.Adam)[0].parameters(), parts(torch.optim.Adam)[0].parameters()
+    decoupled = {"params": second, "weight_decay": 0.1, "decoupled_weight_decay": True}
+    mixed = torch.optim.Adam([{"params": first, "weight_decay": 0.1}, decoupled])
+    assert "parameter group 1 of this Adam applies its weight decay of 0.1 apart" in refused(
+        optimizer=mixed
+    )
     assert "none of the 4 parameters of the optimizer is one of the model" in refused(
         model=nn.Linear(2, 2)
     )

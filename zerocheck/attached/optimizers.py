@@ -13,7 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..optimizers import BY_EQUATIONS, NAMES_BY_EQUATIONS, known_optimizer
+from ..optimizers import BY_EQUATIONS, NAMES_BY_EQUATIONS, UpdateRule, known_optimizer
 from .step_record import GroupOptions
 
 INNER = ("optimizer", "optim")
@@ -56,7 +56,7 @@ def check_kind(optimizer: Optimizer) -> None:
     allowed = "allowed: torch.optim.AdamW, Adam, SGD without dampening, Adagrad without lr_decay, "
     allowed += "RMSprop that is not centered, their subclasses, and these in "
     allowed += "ZeroRedundancyOptimizer or a wrapper that has them as .optimizer or .optim"
-    known = known_optimizer(inner, BY_EQUATIONS)
+    known = _rule(inner)
     if known is None or known.whole:  # a rank has a slice of a matrix
         raise UsageError(
             f"attach judges {NAMES_BY_EQUATIONS}, got {type(inner).__name__} ({allowed})"
@@ -72,7 +72,7 @@ def check_kind(optimizer: Optimizer) -> None:
 
 def group_options(optimizer: Optimizer) -> tuple[GroupOptions, ...]:
     """Return the options of the parameter groups of an optimizer that `check_kind` let pass."""
-    known = known_optimizer(owned_part(optimizer), BY_EQUATIONS)
+    known = _rule(owned_part(optimizer))
     assert known is not None
     found = []
     for group in optimizer.param_groups:
@@ -82,6 +82,23 @@ def group_options(optimizer: Optimizer) -> tuple[GroupOptions, ...]:
         }
         found.append(GroupOptions(kind=known.kind, **given))
     return tuple(found)
+
+
+def _rule(inner: Optimizer) -> UpdateRule | None:
+    """Return the rule by which an optimizer updates; None for one that is not judged.
+
+    Its class says which, but for options that make it another one: torch's Adam with
+    `decoupled_weight_decay` is AdamW.
+    """
+    known = known_optimizer(inner, BY_EQUATIONS)
+    if known is None or _takes(known, inner):
+        return known
+    others = (one for one in BY_EQUATIONS if isinstance(inner, one.lookalikes))
+    return next((one for one in others if _takes(one, inner)), known)
+
+
+def _takes(rule: UpdateRule, inner: Optimizer) -> bool:
+    return not any(rule.foreign_option(inner, group) for group in inner.param_groups)
 
 
 def _inner(optimizer: Any) -> Optimizer | None:
