@@ -207,7 +207,7 @@ class LocalRunner:
         loss_divisor: float,
         weighted: bool,
         loss_scale: float,
-        backward: bool = True,
+        backward: bool,
     ) -> float:
         where = {"step": step, "rank": rank, "microbatch": number}
         drawn = batch(self.case, **where).on(self._device)
