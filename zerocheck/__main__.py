@@ -15,7 +15,7 @@ except ImportError as error:
     message = not_installed(error)
     if message is None:
         raise
-    print(f"error: {message}", file=sys.stderr)
+    sys.stderr.write(f"error: {message}\n")
     sys.exit(ExitCode.USAGE)
 
 if __name__ == "__main__":

@@ -15,13 +15,19 @@ from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.result import MemoryReport
 
 MODEL = """
+import torch
 from torch import nn
 
 def net():
     return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
 
 def with_batches():
-    return net(), lambda generator: None, None
+    def batch(generator):
+        tokens = torch.randint(10, (1, 5), generator=generator)
+        return tokens, tokens
+    def loss(outputs, target):
+        return nn.functional.cross_entropy(outputs.flatten(0, 1).float(), target.flatten())
+    return net(), batch, loss
 
 class Odd(nn.Module):
     def __init__(self):
@@ -62,9 +68,13 @@ def test_a_model_of_the_users(model: str, tmp_path: Path) -> None:
 
 def test_the_function_that_run_takes_is_taken(model: str) -> None:
     alone = invoke(model, "--sequence", 5)
-    both = invoke(model.replace(":net", ":with_batches"), "--sequence", 5)
+    name = model.replace(":net", ":with_batches")
+    both = invoke(name)
     assert both.exit_code == 0, both.output
-    assert both.output.replace(":with_batches", ":net") == alone.output
+    said = both.output.replace(":with_batches", ":net").replace("inputs (1, 5)", "1 x 5 positions")
+    assert said == alone.output
+    refused = invoke(name, "--sequence", 7)
+    assert refused.exit_code == 2 and "factory that returns the model alone" in refused.output
 
 
 @pytest.mark.parametrize(("memory", "code"), [("1GiB", 0), ("1000B", 1)])

@@ -65,8 +65,8 @@ def samples_of(setup: Setup, parts: Parts | None) -> MicrobatchSamples:
     ):
         if value != default:
             raise UsageError(
-                f"{option} {value} is of models that take token ids; the batch function of "
-                f"{parts.name} says how large a microbatch is"
+                f"{option} {value} is of token ids, and {parts.name} draws its batches itself; for "
+                "token ids name a factory that returns the model alone"
             )
     try:
         drawn = parts.drawn(torch.Generator().manual_seed(0))
