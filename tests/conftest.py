@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     without = [] if has_gpu() else ["gpu"]
     without += [] if WHOLE else ["long"]
-    by_name = any("[" in argument for argument in config.args)
+    by_name = bool(config.option.keyword) or any("[" in argument for argument in config.args)
     left = items if WHOLE or by_name else thinned(items)
     kept = set(left)
     out = [one for one in items if one not in kept or any(map(one.get_closest_marker, without))]
