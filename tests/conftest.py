@@ -65,11 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     without += [] if WHOLE else ["long"]
     by_name = bool(config.option.keyword) or any("[" in argument for argument in config.args)
     left = items if WHOLE or by_name else thinned(items)
-    kept = set(left)
-    out = [one for one in items if one not in kept or any(map(one.get_closest_marker, without))]
-    if out:
-        config.hook.pytest_deselected(items=out)
     chosen = [item for item in left if not any(map(item.get_closest_marker, without))]
+    kept = set(chosen)
+    if out := [item for item in items if item not in kept]:
+        config.hook.pytest_deselected(items=out)
     items[:] = sorted(chosen, key=lambda item: not any(map(item.path.match, LONG_FILES)))
 
 

@@ -19,5 +19,8 @@ def freeze() -> None:
 
 
 def is_frozen() -> bool:
-    """Return True if objects are frozen. They are counted, a million in a rank, by others alone."""
+    """Return True if objects are frozen.
+
+    Counting goes through all of them, a million in a rank; a freeze by this module is remembered.
+    """
     return _kept or gc.get_freeze_count() > 0

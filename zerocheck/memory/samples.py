@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,9 +39,7 @@ class MicrobatchSamples:
                 empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                 made[id(tensor)] = empty.copy_(tensor) if data else empty
         inputs = tuple(made[id(tensor)] for tensor in self.inputs)
-        return MicrobatchSamples(
-            inputs, made[id(self.target)], self.keywords, self.loss_of, self.own
-        )
+        return replace(self, inputs=inputs, target=made[id(self.target)])
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from ..catalogue import check_factory
 from ..errors import UsageError, unknown
 from ..models.parts import block_list, model_of
-from ..models.user import parts_in
+from ..models.user import Parts, parts_in
 from ..user_code import import_user_code
 from .experts import EVEN_ROUTING
 from .huggingface import is_model_config, read_architecture
@@ -22,7 +23,7 @@ from .setup import Setup
 from .transformer import build
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSource:
     """A model that can be built on the meta device, with all of its blocks or with fewer.
 
@@ -57,9 +58,14 @@ class ModelSource:
 
         Those that the factory's batch function draws, else token ids.
         """
+        return samples_of(setup, self._parts)
+
+    @cached_property
+    def _parts(self) -> Parts | None:
+        """Functions that the factory returns with the model, asked for once."""
         made = () if self.shape is not None else self._made()
         has_functions = isinstance(made, tuple) and len(made) > 1
-        return samples_of(setup, parts_in(self.name, made) if has_functions else None)
+        return parts_in(self.name, made) if has_functions else None
 
     def _made(self) -> Any:
         with torch.device("meta"):
