@@ -250,6 +250,26 @@ def random_net() -> nn.Sequential:
     return model
 
 
+class Buffered(nn.Module):
+    """Computes with buffers: factors that bf16 rounds, and a mean that every call moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factors", torch.linspace(0.1, 1.7, 10))
+        self.register_buffer("mean", torch.zeros(10))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(x.flatten(0, -2).mean(0) / 2)
+            self.calls += 1
+        return (x * self.factors + self.mean).to(x.dtype)
+
+
+def buffered_net() -> nn.Sequential:
+    return nn.Sequential(*[*net()][:3], Buffered(), net()[3])
+
+
 def deep_net() -> nn.Sequential:
     """Without biases: that of a head has a gradient of which every bit is known."""
     torch.manual_seed(1)
@@ -281,7 +301,9 @@ def referenced(
 ) -> dict[str, Any]:
     """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any;
     beside: what the loss uses beside the outputs."""
-    made = {"random_net": random_net, "deep_net": deep_net}.get(factory, net)()
+    made = {"random_net": random_net, "deep_net": deep_net, "buffered_net": buffered_net}.get(
+        factory, net
+    )()
     inner: list[torch.Tensor] = []
     made[1].register_forward_hook(lambda *given: inner.append(given[-1]))
     model = WRAPS[wrap](made)

@@ -38,6 +38,9 @@ from zerocheck.cli import main
         {"wrap": "reduced_fsdp2", "ranks": 3},
         {"wrap": "narrow_fsdp1"},
         {"wrap": "narrow_fsdp1", "autocast": True},
+        {"wrap": "narrow_fsdp1", "factory": "buffered_net"},
+        {"wrap": "narrow_fsdp2", "factory": "buffered_net"},
+        {"wrap": "flat_fsdp1", "factory": "buffered_net"},
     ],
     ids=str,
 )

@@ -47,6 +47,11 @@ def llama(blocks: int | None = FEW, **more: Any) -> tuple[Setup, int | None]:
     return Setup(model="llama-8b", implementation="fsdp2", **{"sequence": 2048, **more}), blocks
 
 
+def pictures(model: str, name: str, **more: Any) -> tuple[Setup, int | None]:
+    """Of a factory of tests/memory that draws batches of its own."""
+    return Setup(model=f"small_models:{model}", implementation=name, **more), None
+
+
 SETUPS: dict[str, tuple[Setup, int | None]] = {
     **{name: gpt2(name) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")},
     "fsdp2-fp32": gpt2("fsdp2", precision="fp32"),
@@ -62,6 +67,12 @@ SETUPS: dict[str, tuple[Setup, int | None]] = {
     "ddp-checkpointed": gpt2("ddp", checkpoint=True),
     "ddp-whole": gpt2("ddp", None, batch=8),
     "fsdp2-whole": gpt2("fsdp2", None, batch=8),
+    "fsdp2-hsdp": gpt2("fsdp2", replicas=2),
+    "pictures-ddp": pictures("vision_transformer", "ddp"),
+    "pictures-fsdp2": pictures("vision_transformer", "fsdp2"),
+    "pictures-fp32": pictures("vision_transformer", "fsdp2", precision="fp32"),
+    "convolutions-ddp": pictures("residual_network", "ddp"),
+    "convolutions-fsdp2": pictures("residual_network", "fsdp2"),
     "llama": llama(),
     "llama-long": llama(sequence=8192, checkpoint=True),
     "llama-whole": llama(None),

@@ -57,8 +57,14 @@ def outcome(pool: Pool, name: str, asked: Case) -> Outcome:
 def test_what_is_right_holds(pool: Pool, name: str, world_size: int) -> None:
     """One rank is on nccl; several share the GPU, with gloo."""
     judged = 0
-    for blocks in BLOCKS.values():
+    for kind, blocks in BLOCKS.items():
         found = outcome(pool, name, case(blocks, world_size, microbatches=2, clip=0.05))
+        if (name, kind) == ("fsdp2", "recurrent"):  # a listed fault of torch
+            assert found.judgement is not None
+            assert {v.causes for v in (*found.judgement.violations, *found.judgement.further)} == {
+                ("module of an earlier step",)
+            }
+            continue
         assert found.status in ("holds", "unsupported"), (found.reason, found.judgement)
         judged += found.judgement is not None
     assert judged

@@ -156,3 +156,76 @@ def no_batch() -> tuple[object, ...]:
         raise FileNotFoundError("no pictures")
 
     return Pictures(), batch, F.cross_entropy
+
+
+class Encoder(nn.Module):
+    """A vision transformer: patches of 16 pixels, a class token, learned positions."""
+
+    def __init__(self, blocks: int, width: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, stride=16)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 197, width))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
+            )
+            for _ in range(blocks)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        x = self.patches(pictures).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch norm and a residual, halving the picture where it widens."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.short = nn.Conv2d(inputs, outputs, 1, stride) if stride == 2 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first_norm(self.first(x)).relu()
+        return (self.second_norm(self.second(y)) + self.short(x)).relu()
+
+
+class ResidualNetwork(nn.Module):
+    """Of the shape of ResNet-18."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+        widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+        self.blocks = nn.ModuleList(map(Residual, widths, widths[1:]))
+        self.head = nn.Linear(512, 1000)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(self.norm(self.stem(pictures)).relu(), 3, 2, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+def _photographs(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    pictures = torch.randn(16, 3, 224, 224, generator=generator)
+    return pictures, torch.randint(1000, (16,), generator=generator)
+
+
+def vision_transformer() -> tuple[object, ...]:
+    return Encoder(4), _photographs, F.cross_entropy
+
+
+def residual_network() -> tuple[object, ...]:
+    return ResidualNetwork(), _photographs, F.cross_entropy

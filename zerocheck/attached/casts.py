@@ -2,7 +2,8 @@
 
 FSDP2's units, and those of FSDP1, cast their parameters and the inputs of their calls to one dtype,
 and reduce gradients in another one. The gradient of a microbatch is in the first, as the cast's
-backward gives it, and is cast to the second before ranks are summed.
+backward gives it, and is cast to the second before ranks are summed. FSDP1 casts buffers too, once
+and for good, at its first forward.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Casts(msgspec.Struct, frozen=True):
     """Casts of all units of a model.
 
     compute, reduce: names of dtypes, such as "torch.bfloat16"; units: names of the modules whose
-    floating-point inputs are cast, as in the unwrapped model.
+    floating-point inputs are cast, as in the unwrapped model; buffers: dtype that floating-point
+    buffers are cast to, or an empty text.
     """
 
     compute: str
     reduce: str
     units: tuple[str, ...]
+    buffers: str = ""
 
 
 def casts_of(model: nn.Module) -> tuple[Casts | None, str]:
@@ -46,7 +49,8 @@ def casts_of(model: nn.Module) -> tuple[Casts | None, str]:
         if not isinstance(module, UNITS):
             continue
         policy = precision_policy(module)
-        policies.append((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
+        names = ("param_dtype", "reduce_dtype", "buffer_dtype")  # FSDP2 has no third
+        policies.append(tuple(getattr(policy, name, None) for name in names))
         if policy is None:
             continue
         if policy.cast_forward_inputs or getattr(policy, "cast_root_forward_inputs", False):
@@ -60,12 +64,12 @@ def casts_of(model: nn.Module) -> tuple[Casts | None, str]:
         return None, f"{WHY}, in several ways"
     if not _wraps_all(model):
         return None, f"{WHY}, in a part of the model"
-    floating = any(buffer.is_floating_point() for buffer in model.buffers())
-    if floating and any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
-        return None, f"{WHY}, and casts buffers"
-    (compute, reduce), (kept,) = policies[0], own
+    if any(getattr(one, "_ignored_buffer_names", ()) for one in model.modules()):
+        return None, f"{WHY}, and leaves out buffers of modules that it ignores"
+    (compute, reduce, buffers), (kept,) = policies[0], own
     compute = compute or kept
-    return Casts(str(compute), str(reduce or compute), tuple(units)), ""
+    kinds = str(compute), str(reduce or compute)
+    return Casts(*kinds, tuple(units), str(buffers or "")), ""
 
 
 def _wraps_all(model: nn.Module) -> bool:
@@ -102,3 +106,25 @@ def casting(
                 handle = module.register_forward_pre_hook(before, with_kwargs=True)
                 stack.callback(handle.remove)
         yield {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
+
+
+@contextmanager
+def casting_buffers(model: nn.Module, dtype: str) -> Iterator[None]:
+    """Replace floating-point buffers by copies in a dtype within the context, "" for none."""
+    if not dtype:
+        yield
+        return
+    there = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point()
+    ]
+    copies = {id(buffer): buffer.to(dtype_of(dtype), copy=True) for _, _, buffer in there}
+    try:
+        for module, name, buffer in there:
+            module._buffers[name] = copies[id(buffer)]
+        yield
+    finally:
+        for module, name, buffer in there:
+            module._buffers[name] = buffer

@@ -27,7 +27,7 @@ from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT, U
 from ..judge.estimate import MARGIN, REPLICAS
 from ..machine.devices import forked
-from .casts import Casts, casting
+from .casts import Casts, casting, casting_buffers
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
 from .gradient_scale import NARROW_REPLICAS, along
@@ -166,6 +166,18 @@ class Reference:
                 known = buffers.get(self._bare(unwrapped(name)))
                 if known is not None:
                     buffer.copy_(known)
+        with casting_buffers(self.model, casts.buffers if casts is not None else ""):
+            self._add(found, forwards, casts, weights)
+        return found
+
+    def _add(
+        self,
+        found: dict[str, list[torch.Tensor | None]],
+        forwards: Sequence[Forward],
+        casts: Casts | None,
+        weights: list[TokenWeights] | None,
+    ) -> None:
+        """Add the gradients of each call to those found."""
         for forward in forwards:
             for parameter in self._parameters.values():
                 parameter.grad = None
@@ -184,7 +196,6 @@ class Reference:
                 grad = parameter.grad
                 found[name].append(None if grad is None else grad.reshape(-1).float().cpu())
                 parameter.grad = None
-        return found
 
     def _called(self, forward: Forward, casts: Casts | None) -> Any:
         if casts is None:
@@ -224,7 +235,7 @@ def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor], casts: Casts
     if forward.autocast is not None:
         dtypes.add(forward.autocast[1])
     if casts is not None:
-        dtypes.add(dtype_of(casts.compute))
+        dtypes.update(dtype_of(one) for one in (casts.compute, casts.buffers) if one)
     return NEXT * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
 
 

@@ -24,8 +24,8 @@ EVALUATION_MODE = cause(
 )
 MODULE_OF_AN_EARLIER_STEP = cause(
     "module of an earlier step",
-    of=("loss",),
-    shows="The loss is that of a model in which one module has the parameters of an earlier step.",
+    of=("loss", "gradient"),
+    shows="They are those of a model in which one module has the parameters of an earlier step.",
     usual="The module computes with a copy of its parameters that no gather refreshes.",
     attributed=r"computes? with the parameters of \S+ of (the step|\d+ steps) before",
 )

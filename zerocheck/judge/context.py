@@ -199,7 +199,7 @@ class StepContext:
         replayed, buffers = self.judged.replayed, self.judged.flat_buffers()
         found = replayed.of_other_parameters(self.index, self.before, violation, buffers)
         if not found.causes:
-            mixed = with_a_module_of(self.before.per_rank, self._parameters_before, self.layout)
+            mixed = with_a_module_of(self.before.per_rank, self.parameters_before, self.layout)
             found = replayed.of_a_module(self.index, self.before, found, mixed)
         if self.case.axes.has("tp"):
             tolerance = self.tolerance.initial.loss
@@ -207,7 +207,7 @@ class StepContext:
         return found
 
     @cached_property
-    def _parameters_before(self) -> Sequence[Sequence[torch.Tensor]]:
+    def parameters_before(self) -> Sequence[Sequence[torch.Tensor]]:
         """Parameters that each rank had in earlier steps, the step before first."""
         earlier = [] if self.earlier is None else [self.earlier]
         for number in range(self.index - 3, self.judged.first - 2, -1):
@@ -221,7 +221,7 @@ class StepContext:
         judged, tolerance = self.judged, self.tolerance.widest.loss
         others = other_parameters(
             self.before.per_rank,
-            self._parameters_before,
+            self.parameters_before,
             flat_parameters(build_model(self.case), self.layout),
             [buffer for buffer in judged.flat_buffers() if not buffer.whole],
             self.layout,
@@ -280,10 +280,10 @@ class StepContext:
         held = self.observation.held(self.index - 1, at, "gradient")
         return None if held is None else vectors.copy(held.whole).nan_to_num_(nan=0.0)
 
-    def expected(self, tolerances: Tolerances = EXACT) -> Expected:
-        """Enclose the reduced gradient of the reference, for a given tolerance."""
+    def expected(self, tolerances: Tolerances = EXACT, passes: Passes | None = None) -> Expected:
+        """Enclose the reduced gradient of the reference, or that of other passes."""
         return expected(
-            self.passes,
+            passes or self.passes,
             self.layout,
             self.case,
             self.semantics,

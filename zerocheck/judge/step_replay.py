@@ -175,12 +175,7 @@ class StepReplay:
         losses = [rank.losses for rank in self.observation.steps(step)]
         for ago, module, parameters in mixtures:
             if same(losses, self.passes(step, state, parameters=parameters).losses):
-                words = f"; it is that of a model in which {module} has the parameters of "
-                return replace(
-                    violation,
-                    causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
-                    explanation=violation.explanation + words + steps_before(ago),
-                )
+                return in_words_of_a_module(violation, module, ago)
         return violation
 
     def of_repeated_biases(
@@ -226,3 +221,13 @@ def with_other_parameters(
 def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
     """Return the buffers that each rank computes with in a step, from the previous ones."""
     return before if semantics.buffers == "local" else [before[0]] * len(before)
+
+
+def in_words_of_a_module(violation: Violation, module: str, ago: int) -> Violation:
+    """Return the violation with its cause: a module that has the parameters of steps before."""
+    words = f"; it is that of a model in which {module} has the parameters of {steps_before(ago)}"
+    return replace(
+        violation,
+        causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
+        explanation=violation.explanation + words,
+    )

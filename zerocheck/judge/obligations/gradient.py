@@ -14,6 +14,7 @@ from ...case.shapes import unfrozen
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Violation, with_parts
 from ..assemble import RoleState
+from ..attribution.forwards import with_a_module_of
 from ..attribution.gradient import Others
 from ..attribution.guard import guarded
 from ..attribution.wrong_gradient import attribution
@@ -22,13 +23,14 @@ from ..context import StepContext
 from ..diagnose.by_tensor import causes_by_tensor
 from ..diagnose.evidence import Evidence
 from ..diagnose.gradient import UNEXPLAINED, causes
-from ..diagnose.loss import seeded_alike
+from ..diagnose.loss import same, seeded_alike
 from ..diagnose.named import named
 from ..estimate import EXACT, Tolerances
 from ..expected import Expected
 from ..layout import ParameterLayout
 from ..obligation import Checked, ObligationCheck
 from ..pieces import in_pieces
+from ..step_replay import in_words_of_a_module
 
 
 def check(
@@ -201,8 +203,27 @@ def _judged(
     small = not (step.judged.brief or in_pieces(None, step.layout.size))
     if violation is not None and violation.observed is not None and small:
         made_of = guarded(lambda: _attribution(step, evidence))
+        if not (made_of or violation.causes) and held is step.reduced and named():
+            violation = _of_a_module(step, held, violation)
         violation = replace(violation, attribution=made_of)
     yield Checked(share, violation)
+
+
+def _of_a_module(step: StepContext, held: RoleState, violation: Violation) -> Violation:
+    """Return a wrong gradient, with the cause if one module has the parameters of before.
+
+    The losses are the same then, as bits: of small changes they show nothing.
+    """
+    mixtures = with_a_module_of(step.before.per_rank, step.parameters_before, step.layout)
+    for ago, module, parameters in mixtures:
+        passes = step.replay(parameters=parameters)
+        wanted = step.expected(step.tolerance.widest, passes)
+        losses = same(step.losses, passes.losses, step.tolerance.widest.loss)
+        used = step.used_before
+        args = held, wanted, step.layout, step.case, step.semantics
+        if losses and check(*args, step=step.index, used_before=used)[1] is None:
+            return in_words_of_a_module(violation, module, ago)
+    return violation
 
 
 def _evidence(

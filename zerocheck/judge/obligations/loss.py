@@ -163,9 +163,16 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
 
 
 def _diagnosed(step: StepContext, violation: Violation) -> Violation:
-    """Add the cause and the attribution of the first wrong loss, by the parameters it is of."""
-    if violation.causes or step.judged.brief or "loss" in step.verdicts.violations:
+    """Add the cause and the attribution of a wrong loss, by the parameters it is of.
+
+    Of those after the first only the cause, and only where the first has one: what a known issue
+    makes of every step is that issue.
+    """
+    first = step.verdicts.violations.get("loss")
+    if violation.causes or step.judged.brief or (first is not None and not first.causes):
         return violation
+    if first is not None:
+        return step.with_causes_of_parameters(violation) if named() else violation
     found = step.with_causes_of_parameters(violation) if named() else violation
     if found.attribution:
         return found
