@@ -1,4 +1,4 @@
-"""The model of the caching allocator does what that of an H100 did, block by block."""
+"""The model of the caching allocator does what that of an H100 and an H200 did, block by block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from slices import sliced
 
 from zerocheck.memory.caching_allocator import (
-    LARGE_SEGMENT,
     MIB,
     SMALL_SEGMENT,
     CachingAllocator,
@@ -109,6 +108,9 @@ OFTEN = (
     "fsdp2-layers", "fsdp2-of-two", "llama", "zero1", "zero3",
 )  # fmt: skip
 """Of each kind one, and none of the models of a billion parameters."""
+APART = {"convolutions-ddp": 0.015, "pictures-fp32": 0.05}
+"""Shares of a peak that are not modelled: workspaces of cuDNN, and attention in fp32, which keeps
+another copy of its result for the backward."""
 
 
 @pytest.mark.every(2)
@@ -117,17 +119,19 @@ def test_a_simulation_says_what_a_gpu_reserves(name: str) -> None:
     """The rank with data on a GPU, and without on the CPU: both through the model, begun empty.
 
     Kernels of attention and norms keep other tensors of some KiB there, which may take one more
-    segment for small or middle sizes. With expandable segments the order of such requests decides
-    more: 9 % in the one recording that there is.
+    segment for small sizes. With expandable segments the order of such requests decides more: 9 %
+    in the one recording that there is.
     """
     one = facts(name)
     setup = Setup(**one["setup"])
     expandable = "expandable" in one["settings"]
     found = reserved(simulate(setup, source(setup.model), one["blocks"]).log, expandable=expandable)
     there = replayed(name)
-    assert found.peak_allocated == pytest.approx(there.peak_allocated, rel=0.002)
+    share = APART.get(name, 0.0003)
+    assert found.peak_allocated == pytest.approx(there.peak_allocated, rel=share)
     apart = abs(found.peak_reserved - there.peak_reserved)
-    assert apart <= (0.1 * there.peak_reserved if expandable else LARGE_SEGMENT)
+    share = 0.1 if expandable else APART.get(name, 0.0)
+    assert apart <= max(SMALL_SEGMENT, share * there.peak_reserved)
 
 
 def test_a_real_step_of_a_whole_model() -> None:

@@ -12,6 +12,7 @@
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
 - `fused_norm.py`: RMS norm in one kernel, as on a GPU, where torch's CPU takes several operators
 - `huggingface.py`: shape of a model from the config.json of Hugging Face transformers
+- `kernel_workspace.py`: memory that torch's kernel for sums takes while it runs
 - `log.py`: log of the allocation tracker: storages, when their sizes changed, and collectives
 - `operations.py`: floating-point operations of a forward, counted from the shapes of its operators
 - `optimizer_parts.py`: parts of a model by optimizer, and the formulas for the bytes of them all

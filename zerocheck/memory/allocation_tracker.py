@@ -9,7 +9,7 @@ first optimizer step wrongly.
 The purpose of a storage is known late: a gradient when it is held as such, an activation when the
 forward is over. So the log holds numbers of storages, and categories are asked for at the end.
 
-Not seen: what a kernel allocates and frees inside of itself.
+Not seen: what a kernel allocates and frees inside of itself; that of sums is computed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_ke
 from ..contract import Shard
 from ..protocol.layout import OF_ROLE, Category, Phase
 from .collectives import collective_kind, sent_bytes
+from .kernel_workspace import workspace_of
 from .log import Log, Moment, SentBytes, Storage
 
 MARK = "zerocheck"
@@ -139,6 +140,8 @@ class AllocationTracker(Operators):
         if name.startswith("prim.") or name.startswith("profiler."):
             return result
         self._look(name, _tensors(result))
+        if taken := workspace_of(name, args):
+            self.log.workspaces.append((len(self.log.changes), taken))
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
             self._evidence(name, args, kwargs, result)
             self._collective(func, args, kwargs, result)

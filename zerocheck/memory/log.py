@@ -58,9 +58,13 @@ class SentBytes(NamedTuple):
 
 @dataclass(slots=True)
 class Log:
-    """Log of events: changes are (index of the moment, number of the storage, bytes added)."""
+    """Log of events: changes are (index of the moment, number of the storage, bytes added).
+
+    workspaces: (number of changes before, bytes) of what a kernel of a GPU takes while it runs.
+    """
 
     moments: list[Moment] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     changes: list[tuple[int, int, int]] = field(default_factory=list)
     collectives: list[SentBytes] = field(default_factory=list)
+    workspaces: list[tuple[int, int]] = field(default_factory=list)

@@ -2,9 +2,9 @@
 
 The log of the simulation is replayed through the model of the allocator, with the workspaces of
 cuBLAS: one for each thread that calls it, which is that of the forward and that of the backward,
-taken at its first matrix product and kept. Next to what a rank needs at its peak stand the
-roundings, the blocks that are free and too small for what is asked, and the memory that a stream
-keeps for itself.
+taken at its first matrix product and kept; and with those of sums, taken while they run. Next to
+what a rank needs at its peak stand the roundings, the blocks that are free and too small for what
+is asked, and the memory that a stream keeps for itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`."""
 PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 """Operators that call cuBLAS."""
 
+WITH_BIAS = ("aten.addmm.",)
+WORKSPACE_WITH_BIAS = MIB
+"""Workspace of cuBLASLt, of each thread: it adds a bias to a product. Source: 31 recordings, all of
+models with biases have it (tests/memory/recorded_on_a_gpu)."""
+
 
 def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) -> CachingAllocator:
     """Return the allocator as it is after all steps of a simulation, begun with an empty one.
@@ -30,15 +35,19 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
     allocator = CachingAllocator(expandable=expandable)
     sizes: dict[int, int] = defaultdict(int)
     held: dict[int, DeviceBlock] = {}
-    threads: set[bool] = set()
-    for moment, number, more in log.changes:
+    threads: set[tuple[bool, bool]] = set()
+    inside = dict(log.workspaces)
+    for index, (moment, number, more) in enumerate(log.changes):
+        if workspace and index in inside:
+            allocator.free(allocator.allocate(inside[index]))
         at = log.moments[moment]
         if at.phase == "closed":
             break
-        backward = at.phase == "backward"
-        if workspace and backward not in threads and at.operator.startswith(PRODUCTS):
-            threads.add(backward)
-            allocator.allocate(workspace)
+        for operators, size in ((PRODUCTS, workspace), (WITH_BIAS, WORKSPACE_WITH_BIAS)):
+            taken = at.phase == "backward", operators is WITH_BIAS
+            if workspace and taken not in threads and at.operator.startswith(operators):
+                threads.add(taken)
+                allocator.allocate(size)
         if number in held:
             allocator.free(held.pop(number))
         sizes[number] += more
