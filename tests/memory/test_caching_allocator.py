@@ -108,9 +108,8 @@ OFTEN = (
     "fsdp2-layers", "fsdp2-of-two", "llama", "zero1", "zero3",
 )  # fmt: skip
 """Of each kind one, and none of the models of a billion parameters."""
-APART = {"convolutions-ddp": 0.015, "pictures-fp32": 0.05}
-"""Shares of a peak that are not modelled: workspaces of cuDNN, and attention in fp32, which keeps
-another copy of its result for the backward."""
+APART = {"convolutions-ddp": 0.015}
+"""Share of a peak that is not modelled: workspaces of cuDNN."""
 
 
 @pytest.mark.every(2)

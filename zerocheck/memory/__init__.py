@@ -10,6 +10,7 @@
 - `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
 - `fit/`: search for what fits into a device's memory: `zerocheck memory MODEL --fit`
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
+- `fp32_attention.py`: attention in fp32 as on a GPU, whose kernel lays its result out by positions
 - `fused_norm.py`: RMS norm in one kernel, as on a GPU, where torch's CPU takes several operators
 - `huggingface.py`: shape of a model from the config.json of Hugging Face transformers
 - `kernel_workspace.py`: memory that torch's kernel for sums takes while it runs

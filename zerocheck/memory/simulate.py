@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..models.parts import block_list, show_blocks
 from .allocation_tracker import AllocationTracker
+from .fp32_attention import fp32_attention
 from .fused_norm import fused_norm
 from .log import Log
 from .optimizer_parts import case_optimizer
@@ -91,8 +92,12 @@ def simulate(
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
     tracker = AllocationTracker(fake, number, setup.traits.streams)
     on = fake or nullcontext()
-    as_on_a_gpu = nullcontext() if data else fused_norm()
-    with _nothing_collected(), as_on_a_gpu, fake_ranks(setup.world_size, setup.rank):
+    with ExitStack() as stack:
+        stack.enter_context(_nothing_collected())
+        if not data:  # as on a GPU
+            stack.enter_context(fused_norm())
+            stack.enter_context(fp32_attention())
+        stack.enter_context(fake_ranks(setup.world_size, setup.rank))
         mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
