@@ -72,7 +72,7 @@ SETUPS: dict[str, tuple[Setup, int | None]] = {
     "pictures-fsdp2": pictures("vision_transformer", "fsdp2"),
     "pictures-fp32": pictures("vision_transformer", "fsdp2", precision="fp32"),
     "convolutions-ddp": pictures("residual_network", "ddp"),
-    "convolutions-fsdp2": pictures("residual_network", "fsdp2"),
+    "convolutions-fsdp2": pictures("residual_network", "fsdp2", precision="fp32"),
     "llama": llama(),
     "llama-long": llama(sequence=8192, checkpoint=True),
     "llama-whole": llama(None),

@@ -57,8 +57,8 @@ def test_all_experts_are_held_and_a_token_takes_a_few() -> None:
 
 
 def test_even_routing_is_of_models_with_experts_alone() -> None:
-    assert source("mixtral-8x7b").assumes == (EVEN_ROUTING,)
-    assert source("llama3-8b").assumes == ()
+    assert source("mixtral-8x7b").assumes(Setup(model="mixtral-8x7b")) == (EVEN_ROUTING,)
+    assert source("llama3-8b").assumes(Setup(model="llama3-8b")) == ()
 
 
 def test_experts_compute_with_data() -> None:

@@ -68,6 +68,22 @@ def test_reports_say_what_is_drawn() -> None:
     assert f"{words} per rank and step" in render_fit(report)
 
 
+@pytest.mark.parametrize(
+    ("implementation", "precision", "said"),
+    [("fsdp2", "mixed", True), ("fsdp1", "mixed", True), ("fsdp2", "fp32", False),
+     ("ddp", "mixed", False)],
+)  # fmt: skip
+def test_batch_norms_need_a_policy_of_their_own(
+    implementation: str, precision: str, said: bool
+) -> None:
+    """A GPU refused the step that was simulated: "Expected running_mean to have type BFloat16"."""
+    name = "small_models:residual_network"
+    given = setup(name, implementation=implementation, precision=precision)
+    (told,) = source(name).assumes(given) or ("",)
+    assert ("a policy of their own" in told) is said
+    assert source(PICTURES).assumes(given) == ()
+
+
 def test_operations_are_those_of_the_drawn_samples() -> None:
     """2 per weight and place: 10 x 10 of the stem, and of each layer."""
     counted = forward_operations(source(PICTURES), setup(PICTURES))

@@ -80,7 +80,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         between=_between(setup, parts, done),
         peak=peak,
         rows=tuple(_rows(done)),
-        assumes=given.assumes,
+        assumes=given.assumes(setup),
         device=device,
         reserved=held,
         unreserved=unheld,

@@ -22,6 +22,11 @@ from .samples import MicrobatchSamples, samples_of
 from .setup import Setup
 from .transformer import build
 
+OWN_POLICY = (
+    "FSDP in mixed precision: batch norms assumed to have a policy of their own; with that of the "
+    "rest a GPU says: Expected running_mean to have type BFloat16 but got Float"
+)
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -48,10 +53,12 @@ class ModelSource:
             del found[1][blocks:]
         return model
 
-    @property
-    def assumes(self) -> tuple[str, ...]:
-        """Assumptions about what depends on data."""
-        return (EVEN_ROUTING,) if self.shape is not None and self.shape.experts else ()
+    def assumes(self, setup: Setup) -> tuple[str, ...]:
+        """Return assumptions about what depends on data, and on the user's policies."""
+        if self.shape is not None:
+            return (EVEN_ROUTING,) if self.shape.experts else ()
+        casts = setup.precision == "mixed" and not setup.autocast
+        return (OWN_POLICY,) if casts and any(map(_has_statistics, self.build().modules())) else ()
 
     def samples(self, setup: Setup) -> MicrobatchSamples:
         """Return the samples of a microbatch, with data.
@@ -85,6 +92,10 @@ class ModelSource:
                     f"{self.name} puts {name} on {tensor.device}; leave the device to torch, so "
                     "that the model is built without memory"
                 )
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
 
 
 def source(name: str) -> ModelSource:

@@ -113,7 +113,7 @@ def fit(
         by_update=len(search.by_update),
         advice=tuple(advice),
         not_tried=tuple(not_tried),
-        assumes=given.assumes,
+        assumes=given.assumes(base),
         speeds=speeds,
     )
 
