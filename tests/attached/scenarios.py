@@ -86,6 +86,17 @@ def narrow_fsdp1(model: nn.Module) -> nn.Module:
     )
 
 
+def ignoring_fsdp1(model: nn.Module) -> nn.Module:
+    """Leaves the buffers of a module in the middle as they are."""
+    bf16 = torch.bfloat16
+    return FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        ignored_modules=[model[3]],
+        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
+    )
+
+
 def reduced_fsdp2(model: nn.Module) -> nn.Module:
     """Computes in fp32, and reduces in bf16."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
@@ -116,6 +127,7 @@ WRAPS: dict[str, Wrap] = {
     "narrow_fsdp2": narrow_fsdp2,
     "bf16_fsdp2": bf16_fsdp2,
     "narrow_fsdp1": narrow_fsdp1,
+    "ignoring_fsdp1": ignoring_fsdp1,
     "reduced_fsdp2": reduced_fsdp2,
     "partly_narrow_fsdp2": partly_narrow_fsdp2,
 }

@@ -131,6 +131,14 @@ def test_casts_of_a_part_of_the_model_are_not_judged(ask: Ask) -> None:
         assert answer["unjudged"]["gradient"].startswith(message)
 
 
+def test_buffers_of_which_some_are_cast_are_not_judged(ask: Ask) -> None:
+    for answer in ask("referenced", wrap="ignoring_fsdp1", factory="buffered_net"):
+        assert answer["tier"] == "state only" and "update" in held(answer)
+        assert answer["unjudged"]["gradient"].endswith(
+            "leaves out buffers of modules that it ignores"
+        )
+
+
 def test_gradients_of_before_the_step_are_not_judged(ask: Ask) -> None:
     for answer in ask("referenced", stale=True):
         assert answer["tier"] == "state only" and "update" in held(answer)

@@ -64,9 +64,9 @@ def casts_of(model: nn.Module) -> tuple[Casts | None, str]:
         return None, f"{WHY}, in several ways"
     if not _wraps_all(model):
         return None, f"{WHY}, in a part of the model"
-    if any(getattr(one, "_ignored_buffer_names", ()) for one in model.modules()):
-        return None, f"{WHY}, and leaves out buffers of modules that it ignores"
     (compute, reduce, buffers), (kept,) = policies[0], own
+    if buffers and any(getattr(one, "_ignored_buffer_names", ()) for one in model.modules()):
+        return None, f"{WHY}, and leaves out buffers of modules that it ignores"
     compute = compute or kept
     kinds = str(compute), str(reduce or compute)
     return Casts(*kinds, tuple(units), str(buffers or "")), ""

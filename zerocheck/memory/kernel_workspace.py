@@ -2,9 +2,9 @@
 
 A sum over rows is divided among blocks of threads, whose partial sums go through memory. The buffer
 has one fp32 number for each thread and output, though each thread has its own outputs: 3,152 rows
-of 3,072 columns take 75 MiB on a Hopper GPU, eight times what is summed in bf16. Source:
-aten/src/ATen/native/cuda/Reduce.cuh, `setReduceConfig` and `global_memory_size`; two models on an
-H200 took these sizes (tests/memory/test_kernel_workspace.py).
+of 3,072 columns take 75 MiB on a Hopper GPU, four times what is summed in bf16. Source:
+aten/src/ATen/native/cuda/Reduce.cuh, `setReduceConfig` and `global_memory_size`; a vision
+transformer on an H200 took these sizes (tests/memory/test_kernel_workspace.py).
 """
 
 from __future__ import annotations

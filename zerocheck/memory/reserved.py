@@ -36,7 +36,9 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
     sizes: dict[int, int] = defaultdict(int)
     held: dict[int, DeviceBlock] = {}
     threads: set[tuple[bool, bool]] = set()
-    inside = dict(log.workspaces)
+    inside: dict[int, int] = defaultdict(int)
+    for index, taken in log.workspaces:
+        inside[index] = max(inside[index], taken)
     for index, (moment, number, more) in enumerate(log.changes):
         if workspace and index in inside:
             allocator.free(allocator.allocate(inside[index]))
@@ -44,9 +46,9 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
         if at.phase == "closed":
             break
         for operators, size in ((PRODUCTS, workspace), (WITH_BIAS, WORKSPACE_WITH_BIAS)):
-            taken = at.phase == "backward", operators is WITH_BIAS
-            if workspace and taken not in threads and at.operator.startswith(operators):
-                threads.add(taken)
+            of = at.phase == "backward", operators is WITH_BIAS
+            if workspace and of not in threads and at.operator.startswith(operators):
+                threads.add(of)
                 allocator.allocate(size)
         if number in held:
             allocator.free(held.pop(number))
