@@ -104,8 +104,9 @@ def test_every_block_of_expandable_segments_is_where_it_was() -> None:
 
 SIMULATED = [name for name in NAMES if facts(name).get("setup") and name != "fsdp1"]
 OFTEN = (
-    "ddp", "ddp-checkpointed", "ddp-muon", "fsdp2-accumulated", "fsdp2-expandable", "fsdp2-kept",
-    "fsdp2-layers", "fsdp2-of-two", "llama", "zero1", "zero3",
+    "convolutions-ddp", "ddp", "ddp-checkpointed", "ddp-muon", "fsdp2-accumulated",
+    "fsdp2-expandable", "fsdp2-kept", "fsdp2-layers", "fsdp2-of-two", "llama", "pictures-fp32",
+    "zero1", "zero3",
 )  # fmt: skip
 """Of each kind one, and none of the models of a billion parameters."""
 APART = {"convolutions-ddp": 0.015}
