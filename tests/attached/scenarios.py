@@ -77,24 +77,19 @@ def bf16_fsdp2(model: nn.Module) -> nn.Module:
     return fully_shard(model, mp_policy=outer)
 
 
-def narrow_fsdp1(model: nn.Module) -> nn.Module:
+def narrow_fsdp1(model: nn.Module, **more: Any) -> nn.Module:
     bf16 = torch.bfloat16
     return FullyShardedDataParallel(
         model,
         device_id=torch.device("cpu"),
         mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
+        **more,
     )
 
 
 def ignoring_fsdp1(model: nn.Module) -> nn.Module:
     """Leaves the buffers of a module in the middle as they are."""
-    bf16 = torch.bfloat16
-    return FullyShardedDataParallel(
-        model,
-        device_id=torch.device("cpu"),
-        ignored_modules=[model[3]],
-        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
-    )
+    return narrow_fsdp1(model, ignored_modules=[model[3]])
 
 
 def reduced_fsdp2(model: nn.Module) -> nn.Module:

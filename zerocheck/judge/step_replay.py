@@ -167,15 +167,25 @@ class StepReplay:
         state: State,
         violation: Violation,
         mixtures: Iterable[tuple[int, str, Sequence[torch.Tensor]]],
+        *,
+        tolerance: float = 0.0,
+        explains: Callable[[Passes], bool] = lambda _: True,
     ) -> Violation:
-        """Return a loss's violation, with the cause if one module has parameters of before.
+        """Return a violation, with the cause if one module has parameters of before.
 
-        mixtures: (steps ago, module, parameters of each rank).
+        mixtures: (steps ago, module, parameters of each rank); tolerance: that of a loss; explains:
+        True for passes that show what is wrong, next to the losses, which they always must.
         """
         losses = [rank.losses for rank in self.observation.steps(step)]
         for ago, module, parameters in mixtures:
-            if same(losses, self.passes(step, state, parameters=parameters).losses):
-                return in_words_of_a_module(violation, module, ago)
+            passes = self.passes(step, state, parameters=parameters)
+            if same(losses, passes.losses, tolerance) and explains(passes):
+                words = f"; it is that of a model in which {module} has the parameters of "
+                return replace(
+                    violation,
+                    causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
+                    explanation=violation.explanation + words + steps_before(ago),
+                )
         return violation
 
     def of_repeated_biases(
@@ -221,13 +231,3 @@ def with_other_parameters(
 def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
     """Return the buffers that each rank computes with in a step, from the previous ones."""
     return before if semantics.buffers == "local" else [before[0]] * len(before)
-
-
-def in_words_of_a_module(violation: Violation, module: str, ago: int) -> Violation:
-    """Return the violation with its cause: a module that has the parameters of steps before."""
-    words = f"; it is that of a model in which {module} has the parameters of {steps_before(ago)}"
-    return replace(
-        violation,
-        causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
-        explanation=violation.explanation + words,
-    )

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 
 MULTIPROCESSORS = 132
-"""Of an H100 (SXM) and an H200."""
+"""Streaming multiprocessors of an H100 (SXM), and of an H200."""
 THREADS = 2048
-"""Resident threads of a multiprocessor; those of an A100 and a Hopper GPU."""
+"""Resident threads of a multiprocessor of an A100, and of a Hopper GPU."""
 MOST_THREADS = 512
 """Threads of a block of this kernel, divided by the outputs that each has."""
 WARP = 32

@@ -23,14 +23,14 @@ from ..context import StepContext
 from ..diagnose.by_tensor import causes_by_tensor
 from ..diagnose.evidence import Evidence
 from ..diagnose.gradient import UNEXPLAINED, causes
-from ..diagnose.loss import same, seeded_alike
+from ..diagnose.loss import seeded_alike
 from ..diagnose.named import named
 from ..estimate import EXACT, Tolerances
 from ..expected import Expected
 from ..layout import ParameterLayout
+from ..local import Passes
 from ..obligation import Checked, ObligationCheck
 from ..pieces import in_pieces
-from ..step_replay import in_words_of_a_module
 
 
 def check(
@@ -214,16 +214,21 @@ def _of_a_module(step: StepContext, held: RoleState, violation: Violation) -> Vi
 
     The losses are the same then, as bits: of small changes they show nothing.
     """
-    mixtures = with_a_module_of(step.before.per_rank, step.parameters_before, step.layout)
-    for ago, module, parameters in mixtures:
-        passes = step.replay(parameters=parameters)
-        wanted = step.expected(step.tolerance.widest, passes)
-        losses = same(step.losses, passes.losses, step.tolerance.widest.loss)
-        used = step.used_before
+    tolerances = step.tolerance.widest
+
+    def explains(passes: Passes) -> bool:
+        wanted = step.expected(tolerances, passes)
         args = held, wanted, step.layout, step.case, step.semantics
-        if losses and check(*args, step=step.index, used_before=used)[1] is None:
-            return in_words_of_a_module(violation, module, ago)
-    return violation
+        return check(*args, step=step.index, used_before=step.used_before)[1] is None
+
+    return step.judged.replayed.of_a_module(
+        step.index,
+        step.before,
+        violation,
+        with_a_module_of(step.before.per_rank, step.parameters_before, step.layout),
+        tolerance=tolerances.loss,
+        explains=explains,
+    )
 
 
 def _evidence(

@@ -171,10 +171,8 @@ def _diagnosed(step: StepContext, violation: Violation) -> Violation:
     first = step.verdicts.violations.get("loss")
     if violation.causes or step.judged.brief or (first is not None and not first.causes):
         return violation
-    if first is not None:
-        return step.with_causes_of_parameters(violation) if named() else violation
     found = step.with_causes_of_parameters(violation) if named() else violation
-    if found.attribution:
+    if first is not None or found.attribution:
         return found
     return replace(found, attribution=guarded(step.provenance_of_parameters))
 
