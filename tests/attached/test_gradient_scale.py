@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zerocheck.attached.gradient_scale import NO_SCALE, added, along, projected, scaled
+from zerocheck.attached.gradient_scale import NO_SCALE, Move, added, along, projected, scaled
 from zerocheck.attached.step_record import StepSummary
 from zerocheck.floating_point import Enclosure
 from zerocheck.judge.estimate import MARGIN
@@ -72,6 +72,15 @@ def test_what_was_not_asked_is_not_judged() -> None:
 
 def test_moves_across_a_gradient_are_none_along_it() -> None:
     gradient = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    assert along(torch.tensor([4.0, -3.0], dtype=torch.float64), gradient) == 0
-    assert along(0.1 * gradient, gradient) == pytest.approx(0.5)
-    assert along(gradient, torch.zeros(2, dtype=torch.float64)) == 5
+    across = torch.tensor([4.0, -3.0], dtype=torch.float64)
+    assert along([Move.of(across, gradient)]) == 0
+    assert along([Move.of(0.1 * gradient, gradient)]) == pytest.approx(0.5)
+    assert along([Move.of(gradient, torch.zeros(2, dtype=torch.float64))]) == 5
+
+
+def test_a_move_in_pieces_is_the_whole_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    move, gradient = torch.randn(2, 100, dtype=torch.float64, generator=generator)
+    pieces = [Move.of(*two) for two in zip(move.split(33), gradient.split(33), strict=True)]
+    assert along(pieces) == pytest.approx(along([Move.of(move, gradient)]))
+    assert max(one.largest for one in pieces) == float(move.abs().max())

@@ -7,6 +7,7 @@ ranks.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -37,9 +38,14 @@ from .token_weights import TokenWeights, judge_weights
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """First message of rank 0. reason: why no gradient is judged."""
+    """First message of rank 0.
+
+    entries: of each tensor by rank, none where every rank holds all of it; reason: why no gradient
+    is judged.
+    """
 
     tensors: tuple[RunParameter, ...] = ()
+    entries: tuple[tuple[tuple[Entry, ...], ...], ...] = ()
     reason: str = ""
 
 
@@ -74,9 +80,7 @@ def judge_gradient(
         reason = why_not([one.summary for one in verdicts])
         if not reason and parted_before(verdicts):
             reason = "the parameters were not the masters when the step began"
-        plan = _Plan(
-            () if reason else tuple(run_parameters([one.summary for one in verdicts])), reason
-        )
+        plan = _Plan(reason=reason) if reason else _planned([one.summary for one in verdicts])
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
         return Full(reason=plan.reason)
@@ -85,8 +89,9 @@ def judge_gradient(
     with _of_reference():
         reference = Reference(factory, torch.device(observed.device))
         reference.check({one.name: tuple(one.shape) for one in tensors})
-    for tensor in tensors:
-        reference.load(tensor.name, _whole(observed, tensor, ranks), trains=tensor.trains)
+    for tensor, entries in zip(tensors, plan.entries, strict=True):
+        whole = _whole(observed, tensor, entries, ranks)
+        reference.load(tensor.name, whole, trains=tensor.trains)
     with _of_reference():
         tokens = semantics.weight == "token"
         local = reference.local(
@@ -159,27 +164,50 @@ def _of_reference() -> Iterator[None]:
         ) from error
 
 
-def _whole(observed: Observed, tensor: RunParameter, ranks: AllRanks) -> torch.Tensor:
+def _planned(ranks: Sequence[StepSummary]) -> _Plan:
+    tensors = run_parameters(ranks)
+    entries: dict[str, list[list[Entry]]] = {one.name: [[] for _ in ranks] for one in tensors}
+    for rank, summary in enumerate(ranks):
+        for piece in summary.pieces:
+            entries[piece.name][rank].append(piece.entry)
+    return _Plan(
+        tuple(tensors),
+        tuple(() if one.whole else tuple(map(tuple, entries[one.name])) for one in tensors),
+    )
+
+
+def _whole(
+    observed: Observed,
+    tensor: RunParameter,
+    entries: Sequence[Sequence[Entry]],
+    ranks: AllRanks,
+) -> torch.Tensor:
     """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
     parts = [
-        (piece.entry, observed.values["before.parameter", number])
+        observed.values["before.parameter", number]
         for number, piece in enumerate(observed.summary.pieces)
         if piece.name == tensor.name
     ]
     if tensor.whole:
-        return parts[0][1]
-    data = [(entry, part.float().numpy().tobytes()) for entry, part in parts]
-    gathered = ranks.gather(msgspec.msgpack.encode(data))
-    numel = torch.Size(tensor.shape).numel()
-    whole = torch.zeros(numel)
-    for one in gathered:
-        for entry, part in msgspec.msgpack.decode(one, type=list[tuple[Entry, bytes]]):
-            if part:
-                put(whole, entry, torch.frombuffer(bytearray(part), dtype=torch.float32))
-    if not numel:
+        return parts[0]
+    sizes = [[_size(entry) for entry in of_rank] for of_rank in entries]
+    whole = torch.zeros(torch.Size(tensor.shape).numel())
+    if not len(whole):
         return whole
-    sent = ranks.broadcast(whole.numpy().tobytes() if ranks.rank == 0 else b"")
-    return torch.frombuffer(bytearray(sent), dtype=torch.float32)
+    mine = torch.cat(parts).float() if parts else torch.empty(0)
+    for there, held, each in zip(
+        ranks.exchange(mine, [sum(one) for one in sizes]), entries, sizes, strict=True
+    ):
+        for entry, part in zip(held, torch.split(there, each), strict=True):
+            if len(part):
+                put(whole, entry, part)
+    return whole
+
+
+def _size(entry: Entry) -> int:
+    if entry.box is None:
+        return entry.stop - entry.start
+    return math.prod(high - low for low, high in entry.box)
 
 
 def _verdict(

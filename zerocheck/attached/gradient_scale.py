@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -36,10 +37,31 @@ Scale = tuple[float, float, float]
 """<G', G>, <G, G> and the bound of the first, over what a rank holds."""
 
 
-def along(move: torch.Tensor, gradient: torch.Tensor) -> float:
-    """Return how far a move of a gradient goes along it; both float64, flat."""
-    length = float(gradient.norm())
-    return abs(float(move @ gradient)) / length if length else float(move.norm())
+class Move(NamedTuple):
+    """How far a piece of a gradient moved: largest magnitude; <D, G>, <D, D> and <G, G>."""
+
+    largest: float
+    across: float
+    apart: float
+    inside: float
+
+    @classmethod
+    def of(cls, move: torch.Tensor, gradient: torch.Tensor) -> Move:
+        """Measure a piece of a move D of the gradient G; both float64, flat."""
+        return cls(
+            largest=float(move.abs().max()) if len(move) else 0.0,
+            across=float(move @ gradient),
+            apart=float(move @ move),
+            inside=float(gradient @ gradient),
+        )
+
+
+def along(pieces: Sequence[Move]) -> float:
+    """Return how far the move of a gradient goes along it: <D, G> / |G|, or |D| where G is 0."""
+    length = math.sqrt(sum(one.inside for one in pieces))
+    if length:
+        return abs(sum(one.across for one in pieces)) / length
+    return math.sqrt(sum(one.apart for one in pieces))
 
 
 def projected(

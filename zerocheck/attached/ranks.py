@@ -8,7 +8,7 @@ all ranks, in which a rank that had an error says so, and all leave the operatio
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -47,6 +47,7 @@ class AllRanks(Protocol):
     def gather(self, data: bytes) -> list[bytes]: ...
     def broadcast(self, data: bytes) -> bytes: ...
     def total(self, share: Total) -> Total: ...
+    def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]: ...
     def fail(self, problem: Problem) -> Problem: ...
 
 
@@ -88,6 +89,9 @@ class Alone:
 
     def total(self, share: Total) -> Total:
         return share
+
+    def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        return [part]
 
     def fail(self, problem: Problem) -> Problem:
         return problem
@@ -131,14 +135,24 @@ class RankGroup:
         return _bytes(tensor)
 
     def total(self, share: Total) -> Total:
-        """Return the sum over all ranks, on every rank."""
+        """Return the sum over all ranks, on every rank; on the CPU in the place of `share`."""
         few = torch.tensor([share.noise, share.arrived, share.sway], dtype=torch.float64)
-        sums = [one.to(self._device, copy=True) for one in (share.exact, share.absolute, few)]
+        sums = [one.to(self._device) for one in (share.exact, share.absolute, few)]
         self._meet(0)
         for one in sums:
             self._call(partial(dist.all_reduce, one, group=self._group))
         exact, absolute, few = (one.cpu() for one in sums)
         return Total(exact, absolute, float(few[0]), int(few[1]), float(few[2]))
+
+    def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Return the parts of all ranks, on every rank: flat fp32 on the CPU. lengths: of each."""
+        longest = max(lengths)
+        mine = torch.zeros(longest, device=self._device)
+        mine[: len(part)] = part
+        parts = [torch.empty(longest, device=self._device) for _ in range(self.size)]
+        self._meet(0)
+        self._call(lambda: dist.all_gather(parts, mine, group=self._group))
+        return [one[:length].cpu() for one, length in zip(parts, lengths, strict=True)]
 
     def fail(self, problem: Problem) -> Problem:
         """Report a problem in the others' next operation, which all of them leave.

@@ -25,7 +25,7 @@ from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
 from ..judge.layout import ParameterLayout
 from ..judge.local import Passes
-from ..judge.pieces import Enclosing
+from ..judge.pieces import Enclosing, split
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .dtypes import dtype_of
@@ -55,13 +55,13 @@ class Total(NamedTuple):
 
 def share_of(local: Local, tensor: RunParameter) -> Total:
     """Return one rank's contribution to the total."""
-    there = [one.double() for one in local.gradients[tensor.name] if one is not None]
+    there = [one for one in local.gradients[tensor.name] if one is not None]
     numel = torch.Size(tensor.shape).numel()
-    zero = torch.zeros(numel, dtype=torch.float64)
-    exact, absolute = zero.clone(), zero
-    for one in there:
-        exact += one
-        absolute = absolute + one.abs()
+    exact, absolute = (torch.zeros(numel, dtype=torch.float64) for _ in range(2))
+    for here in split(numel):
+        for one in there:
+            exact[here] += one[here]
+            absolute[here] += one[here].abs()
     return Total(exact, absolute, local.noise[tensor.name], len(there), local.sway[tensor.name])
 
 
@@ -132,8 +132,8 @@ def compare_shards(
     share, wrong = 0.0, 0.0
     missing = needless = False
     scale = NO_SCALE
-    whole = enclosure(total, tensor, observed.summary, semantics)
-    length, divisor = float(whole.exact.norm()), divisor_of(observed.summary, semantics)
+    divisor = divisor_of(observed.summary, semantics)
+    length = float(total.exact.norm()) / divisor
     sway, noise = total.sway / divisor, total.noise / divisor
     for number, piece in enumerate(observed.summary.pieces):
         if piece.name != tensor.name or piece.group < 0:
@@ -143,13 +143,17 @@ def compare_shards(
             missing |= total.arrived > 0
             continue
         needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
-        part = Enclosure(*(local_slice(one, piece.entry) for one in whole))
-        projection = projected(gradient.double(), part, length=length, sway=sway, noise=noise)
-        scale = added(scale, projection)
-        used, misfit = compare(gradient.double(), part)
-        share = max(share, used if misfit is None else 0.0)
-        if misfit is not None:
-            wrong = max(wrong, float(misfit.ratio.max()))
+        exact, absolute = (local_slice(one, piece.entry) for one in total[:2])
+        for here in split(len(gradient)):
+            there = total._replace(exact=exact[here], absolute=absolute[here])
+            part = enclosure(there, tensor, observed.summary, semantics)
+            held = gradient[here].double()
+            scale = added(scale, projected(held, part, length=length, sway=sway, noise=noise))
+            used, misfit = compare(held, part)
+            if misfit is None:
+                share = max(share, used)
+            else:
+                wrong = max(wrong, float(misfit.ratio.max()))
     return Judged(
         share,
         {tensor.name: wrong} if wrong else {},

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,11 +27,12 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT, U
 from ..judge.estimate import MARGIN, REPLICAS
+from ..judge.pieces import split
 from ..machine.devices import forked
 from .casts import Casts, casting, casting_buffers
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
-from .gradient_scale import NARROW_REPLICAS, along
+from .gradient_scale import NARROW_REPLICAS, Move, along
 from .token_weights import TokenWeights, logits_of, weights_of
 
 Factory = Callable[[], nn.Module]
@@ -138,18 +140,17 @@ class Reference:
         with _separate_random(self.device):
             first = self._run(forwards, buffers, casts, weights if tokens else None)
             noise = dict.fromkeys(self._parameters, 0.0)
-            kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+            kept = {name: p.detach().reshape(-1).clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept, casts) for forward in forwards), default=0.0)
             narrow = unit > NEXT * U
             sway = dict.fromkeys(self._parameters, 0.0 if narrow else math.inf)
             for number in range(NARROW_REPLICAS if narrow else REPLICAS):
                 self._move(kept, unit, number)
                 for name, gradients in self._run(forwards, buffers, casts).items():
-                    moved, was = _summed(gradients), _summed(first[name])
-                    if moved is not None and was is not None and was.numel():
-                        apart = (moved - was).nan_to_num(nan=0.0)
-                        noise[name] = max(noise[name], MARGIN * float(apart.abs().max()))
-                        sway[name] = max(sway[name], along(apart, was))
+                    moves = [*_moves(gradients, first[name])]
+                    if moves:
+                        noise[name] = max(noise[name], MARGIN * max(one.largest for one in moves))
+                        sway[name] = max(sway[name], along(moves))
         return Local(first, noise, sway, weights)
 
     def _run(
@@ -204,11 +205,17 @@ class Reference:
             return entered(forward, self.model, self.device, parameters)
 
     def _move(self, kept: Mapping[str, torch.Tensor], unit: float, number: int) -> None:
-        draw = torch.Generator().manual_seed(number)
+        bits = np.random.Generator(np.random.PCG64(number))
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                sign = torch.randint(0, 2, parameter.shape, generator=draw).to(self.device) * 2 - 1
-                parameter.copy_(kept[name].double() * (1 + unit * sign))
+                was = kept[name]
+                moved = torch.empty_like(was)
+                for here in split(was.numel()):
+                    there = was[here].double()
+                    up = np.unpackbits(np.frombuffer(bits.bytes(-(-len(there) // 8)), np.uint8))
+                    factor = torch.from_numpy(up[: len(there)]).to(self.device).double()
+                    moved[here] = there.mul_(factor.mul_(2 * unit).add_(1 - unit))
+                parameter.copy_(moved.view(parameter.shape))
 
 
 def _pair(
@@ -239,9 +246,23 @@ def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor], casts: Casts
     return NEXT * max((unit_roundoff(dtype) for dtype in dtypes), default=0.0)
 
 
-def _summed(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    there = [one.double() for one in gradients if one is not None]
-    return torch.stack(there).sum(0) if there else None
+def _moves(
+    moved: Sequence[torch.Tensor | None], first: Sequence[torch.Tensor | None]
+) -> Iterator[Move]:
+    """Yield, by pieces, how far the sum over microbatches moved. Nothing where one has none."""
+    moved, first = ([one for one in all_ if one is not None] for all_ in (moved, first))
+    if not moved or not first:
+        return
+    for here in split(first[0].numel()):
+        was = _summed(first, here)
+        yield Move.of(_summed(moved, here).sub_(was).nan_to_num_(nan=0.0), was)
+
+
+def _summed(gradients: Sequence[torch.Tensor], here: slice) -> torch.Tensor:
+    total = gradients[0][here].double()
+    for one in gradients[1:]:
+        total += one[here]
+    return total
 
 
 @contextmanager

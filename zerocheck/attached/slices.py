@@ -2,7 +2,7 @@
 
 Updates and clipping are elementwise, so a slice of shards is judged like a small model: its runs
 of elements are laid end to end in one flat vector. The bounds are computed in float64, so a slice
-has at most BATCH elements, and the judge needs a few hundred MiB, however large the model is.
+has at most BATCH elements, and the judge needs a few MiB, however large the model is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,14 +19,18 @@ from msgspec.structs import replace
 
 from ..floating_point import Format
 from ..judge.layout import ParameterLayout, ParameterPlace
+from ..judge.pieces import AT_ONCE
 from ..judge.state import State
 from ..optimizers import STATES
 from ..optimizers.specification import StateRole
 from ..protocol.verdicts import Violation
 from .step_record import AFTER, BEFORE, Observed, ShardPiece, StepSummary, element_of
 
-BATCH = 1 << 22
-"""Elements that are judged at once; 32 MiB for each vector in float64."""
+BATCH = AT_ONCE
+"""Elements that are judged at once."""
+
+HASHING = 4
+"""Threads that hash."""
 
 _MARK = "\0"
 
@@ -55,7 +60,8 @@ class SliceContext:
     @cached_property
     def hashes(self) -> list[dict[str, str]]:
         """Hash of each tensor, by piece and by what it is."""
-        return [self.hashes_of(number) for number in range(len(self.summary.pieces))]
+        with ThreadPoolExecutor(HASHING) as threads:  # hashing holds no lock of Python
+            return [*threads.map(self.hashes_of, range(len(self.summary.pieces)))]
 
     def hashes_of(self, number: int) -> dict[str, str]:
         """Return the hash of each tensor of a piece."""

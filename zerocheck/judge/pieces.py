@@ -14,8 +14,9 @@ import torch
 from ..floating_point import Enclosure
 from . import vectors
 
-AT_ONCE = 1 << 20
-"""Elements of a piece at most: 8 MiB in float64."""
+AT_ONCE = 1 << 17
+"""Elements of a piece at most: 1 MiB in float64, so that temporaries stay in the processor's cache
+and come from the heap: longer ones are mapped anew each time, which takes longer than they do."""
 
 Positions = slice | torch.Tensor
 """Some elements of a flat vector: a range, or their numbers (int64)."""
