@@ -56,6 +56,8 @@
 - `step_context.py`: contexts of `check.step()`: of a step that is observed, and of one that is not
 - `step_record.py`: record of one checked step on one rank: small structured data, and the tensors
   that it names
+- `summation_noise.py`: noise of sums over samples: gradients of outputs, moved as a sum over
+  samples may round
 - `summary.py`: count of the checked steps of a run, and the sentences at its end
 - `text.py`: text of a checked step, in the words of a finding of `zerocheck run`
 - `violated.py`: consequences of a wrong step: its first wrong step is found, kept, printed, and

@@ -38,9 +38,13 @@ Scale = tuple[float, float, float]
 
 
 class Move(NamedTuple):
-    """How far a piece of a gradient moved: largest magnitude; <D, G>, <D, D> and <G, G>."""
+    """How far a piece of a gradient G moved: D. Products of the two: <D, G>, <D, D> and <G, G>.
+
+    largest, size: largest magnitudes of D and of G.
+    """
 
     largest: float
+    size: float
     across: float
     apart: float
     inside: float
@@ -50,6 +54,7 @@ class Move(NamedTuple):
         """Measure a piece of a move D of the gradient G; both float64, flat."""
         return cls(
             largest=float(move.abs().max()) if len(move) else 0.0,
+            size=float(gradient.abs().max()) if len(gradient) else 0.0,
             across=float(move @ gradient),
             apart=float(move @ move),
             inside=float(gradient @ gradient),

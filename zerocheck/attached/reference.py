@@ -2,8 +2,10 @@
 
 The bits of a local gradient depend on kernels, alignment and the order of additions, which the run
 chooses as it likes (torch.compile, cuDNN, FSDP's flat parameters). So its round-off is not derived
-but estimated: all parameters are moved by one unit of round-off, up or down at random, and how far
-the gradient of a tensor moves is multiplied by MARGIN, as in judge/estimate.py.
+but estimated: all parameters are moved by one unit of round-off, up or down at random, and the
+gradients of the outputs by what sums over them round (summation_noise.py). How far the gradient of
+a tensor moves is multiplied by MARGIN, as in judge/estimate.py. One that does not move is rounded
+at the end all the same, there and here.
 
 In bf16 an element then may be off by half of the largest one. So it is also estimated how far the
 moves go along the gradient itself, where errors of its elements cancel: see gradient_scale.py.
@@ -33,6 +35,7 @@ from .casts import Casts, casting, casting_buffers
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
 from .gradient_scale import NARROW_REPLICAS, Move, along
+from .summation_noise import Pair, SumNoise
 from .token_weights import TokenWeights, logits_of, weights_of
 
 Factory = Callable[[], nn.Module]
@@ -146,10 +149,14 @@ class Reference:
             sway = dict.fromkeys(self._parameters, 0.0 if narrow else math.inf)
             for number in range(NARROW_REPLICAS if narrow else REPLICAS):
                 self._move(kept, unit, number)
-                for name, gradients in self._run(forwards, buffers, casts).items():
+                with SumNoise(min(unit, NEXT * U), number).watching(self.model) as noisy:
+                    moved = self._run(forwards, buffers, casts, noisy=noisy)
+                for name, gradients in moved.items():
                     moves = [*_moves(gradients, first[name])]
                     if moves:
-                        noise[name] = max(noise[name], MARGIN * max(one.largest for one in moves))
+                        apart = MARGIN * max(one.largest for one in moves)
+                        rounded = unit * max(one.size for one in moves)
+                        noise[name] = max(noise[name], apart, rounded)
                         sway[name] = max(sway[name], along(moves))
         return Local(first, noise, sway, weights)
 
@@ -159,8 +166,12 @@ class Reference:
         buffers: Mapping[str, torch.Tensor],
         casts: Casts | None,
         weights: list[TokenWeights] | None = None,
+        noisy: SumNoise | None = None,
     ) -> dict[str, list[torch.Tensor | None]]:
-        """Return the gradients of each call. weights: list that takes those of tokens."""
+        """Return the gradients of each call.
+
+        weights: list that takes those of tokens; noisy: moves the gradients that are given.
+        """
         found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
@@ -168,7 +179,7 @@ class Reference:
                 if known is not None:
                     buffer.copy_(known)
         with casting_buffers(self.model, casts.buffers if casts is not None else ""):
-            self._add(found, forwards, casts, weights)
+            self._add(found, forwards, casts, weights, noisy)
         return found
 
     def _add(
@@ -177,6 +188,7 @@ class Reference:
         forwards: Sequence[Forward],
         casts: Casts | None,
         weights: list[TokenWeights] | None,
+        noisy: SumNoise | None,
     ) -> None:
         """Add the gradients of each call to those found."""
         for forward in forwards:
@@ -184,9 +196,10 @@ class Reference:
                 parameter.grad = None
             with torch.enable_grad():
                 outputs = tensors_in(self._called(forward, casts))
-                pairs = [
+                pairs: Sequence[Pair] = [
                     _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
+                pairs = pairs if noisy is None else noisy.moved(pairs)
                 logits = None if weights is None else logits_of([*outputs.values()])
                 if logits is not None:
                     logits.retain_grad()
@@ -218,9 +231,7 @@ class Reference:
                 parameter.copy_(moved.view(parameter.shape))
 
 
-def _pair(
-    outputs: Mapping[str, torch.Tensor], path: str, gradient: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _pair(outputs: Mapping[str, torch.Tensor], path: str, gradient: torch.Tensor) -> Pair:
     """Return an output of the reference with the gradient of that output in the run."""
     output = outputs.get(path)
     if output is None or output.shape != gradient.shape:
