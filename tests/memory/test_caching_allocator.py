@@ -88,8 +88,8 @@ def test_every_block_is_where_it_was(name: str) -> None:
     assert allocator.peak_reserved == max(one["reserved_peak"] for one in facts(name)["phases"])
 
 
-def test_every_block_of_expandable_segments_is_where_it_was() -> None:
-    name = "fsdp2-expandable"
+@pytest.mark.parametrize("name", [name for name in NAMES if "expandable" in name])
+def test_every_block_of_expandable_segments_is_where_it_was(name: str) -> None:
     allocator = CachingAllocator(expandable=True)
     live: dict[int, DeviceBlock] = {}
     begins: dict[tuple[int, bool], int] = {}
@@ -105,12 +105,12 @@ def test_every_block_of_expandable_segments_is_where_it_was() -> None:
 SIMULATED = [name for name in NAMES if facts(name).get("setup") and name != "fsdp1"]
 OFTEN = (
     "convolutions-ddp", "ddp", "ddp-checkpointed", "ddp-muon", "fsdp2-accumulated",
-    "fsdp2-expandable", "fsdp2-kept", "fsdp2-layers", "fsdp2-of-two", "llama", "pictures-fp32",
-    "zero1", "zero3",
+    "fsdp2-checkpointed-expandable", "fsdp2-kept", "fsdp2-layers", "fsdp2-of-two", "llama",
+    "pictures-fp32", "zero1", "zero2-expandable", "zero3",
 )  # fmt: skip
 """Of each kind one, and none of the models of a billion parameters."""
-APART = {"convolutions-ddp": 0.015}
-"""Share of a peak that is not modelled: workspaces of cuDNN."""
+APART = {"convolutions-ddp": (0.011, 0.013), "convolutions-fsdp2": (0.03, 0.21)}
+"""Shares of what is allocated and reserved that are not modelled: workspaces of cuDNN."""
 
 
 @pytest.mark.every(2)
@@ -119,19 +119,17 @@ def test_a_simulation_says_what_a_gpu_reserves(name: str) -> None:
     """The rank with data on a GPU, and without on the CPU: both through the model, begun empty.
 
     Kernels of attention and norms keep other tensors of some KiB there, which may take one more
-    segment for small sizes. With expandable segments the order of such requests decides more: 9 %
-    in the one recording that there is.
+    segment for small sizes.
     """
     one = facts(name)
     setup = Setup(**one["setup"])
     expandable = "expandable" in one["settings"]
     found = reserved(simulate(setup, source(setup.model), one["blocks"]).log, expandable=expandable)
     there = replayed(name)
-    share = APART.get(name, 0.0003)
-    assert found.peak_allocated == pytest.approx(there.peak_allocated, rel=share)
+    allocated, kept = APART.get(name, (0.0003, 0.0))
+    assert found.peak_allocated == pytest.approx(there.peak_allocated, rel=allocated)
     apart = abs(found.peak_reserved - there.peak_reserved)
-    share = 0.1 if expandable else APART.get(name, 0.0)
-    assert apart <= max(SMALL_SEGMENT, share * there.peak_reserved)
+    assert apart <= max(SMALL_SEGMENT, kept * there.peak_reserved)
 
 
 def test_a_real_step_of_a_whole_model() -> None:

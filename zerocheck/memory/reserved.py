@@ -2,9 +2,9 @@
 
 The log of the simulation is replayed through the model of the allocator, with the workspaces of
 cuBLAS: one for each thread that calls it, which is that of the forward and that of the backward,
-taken at its first matrix product and kept; and with those of sums, taken while they run. Next to
-what a rank needs at its peak stand the roundings, the blocks that are free and too small for what
-is asked, and the memory that a stream keeps for itself.
+taken at its first matrix product, behind the result, and kept; and with those of sums, taken while
+they run. Next to what a rank needs at its peak stand the roundings, the blocks that are free and
+too small for what is asked, and the memory that a stream keeps for itself.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
         at = log.moments[moment]
         if at.phase == "closed":
             break
-        for operators, size in ((PRODUCTS, workspace), (WITH_BIAS, WORKSPACE_WITH_BIAS)):
-            of = at.phase == "backward", operators is WITH_BIAS
-            if workspace and of not in threads and at.operator.startswith(operators):
-                threads.add(of)
-                allocator.allocate(size)
         if number in held:
             allocator.free(held.pop(number))
         sizes[number] += more
         if sizes[number]:
             held[number] = allocator.allocate(sizes[number], log.storages[number].stream)
+        for operators, size in ((PRODUCTS, workspace), (WITH_BIAS, WORKSPACE_WITH_BIAS)):
+            of = at.phase == "backward", operators is WITH_BIAS
+            if workspace and of not in threads and at.operator.startswith(operators):
+                threads.add(of)
+                allocator.allocate(size)
     return allocator

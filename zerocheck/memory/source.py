@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from ..catalogue import check_factory
 from ..errors import UsageError, unknown
@@ -25,6 +26,11 @@ from .transformer import build
 OWN_POLICY = (
     "FSDP in mixed precision: batch norms assumed to have a policy of their own; with that of the "
     "rest a GPU says: Expected running_mean to have type BFloat16 but got Float"
+)
+
+CUDNN = (
+    "convolutions: workspaces of cuDNN are not modelled; for a ResNet-18 an H200 reserved 1 % more "
+    "than is said here in bf16, and 26 % more in fp32"
 )
 
 
@@ -54,11 +60,14 @@ class ModelSource:
         return model
 
     def assumes(self, setup: Setup) -> tuple[str, ...]:
-        """Return assumptions about what depends on data, and on the user's policies."""
+        """Return assumptions about data and the user's policies, and what is not modelled."""
         if self.shape is not None:
             return (EVEN_ROUTING,) if self.shape.experts else ()
+        modules = [*self.build().modules()]
         casts = setup.precision == "mixed" and not setup.autocast
-        return (OWN_POLICY,) if casts and any(map(_has_statistics, self.build().modules())) else ()
+        own = casts and any(map(_has_statistics, modules))
+        convolves = any(isinstance(one, _ConvNd) for one in modules)
+        return (*((OWN_POLICY,) if own else ()), *((CUDNN,) if convolves else ()))
 
     def samples(self, setup: Setup) -> MicrobatchSamples:
         """Return the samples of a microbatch, with data.
