@@ -13,8 +13,8 @@ from small import NAMES, SIZE, held, layout, state
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
 from zerocheck.floating_point import BF16, FP32
-from zerocheck.judge import pieces
-from zerocheck.judge.assemble import ManifestPlan, Observation
+from zerocheck.judge import assemble, pieces
+from zerocheck.judge.assemble import ManifestPlan, Observation, plan_of
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
 from zerocheck.judge.obligations import publish
 from zerocheck.judge.state import State
@@ -284,6 +284,24 @@ def test_loss_scales() -> None:
     assert _scales(answer(8.0), answer(4.0, skipped=True), last) == [8.0, 4.0, 2.0]
     assert _scales(answer(0.0), answer(-1.0), answer(math.inf), answer(math.nan)) == [1.0] * 4
     assert _scales(answer(2.0, reported=False)) == [2.0]
+
+
+def test_a_large_part_is_copied_range_by_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_index = plan_of((C, A), layout())
+    monkeypatch.setattr(pieces, "AT_ONCE", 1)
+    few = plan_of((C, A), layout())
+    assert not by_index.ranges and not few.ranges  # so few elements are as fast by index
+    monkeypatch.setattr(assemble, "FEW", 0)
+    by_range = plan_of((C, A), layout())
+    assert len(by_range.ranges) == 2
+    whole = torch.arange(float(SIZE))
+    assert torch.equal(by_range.gather(whole), by_index.gather(whole))
+    part = -torch.arange(float(len(by_index.gather(whole))))
+    wholes, masks = torch.zeros(2, SIZE), torch.zeros(2, SIZE, dtype=torch.bool)
+    for plan, into, mask in zip((by_range, by_index), wholes, masks, strict=True):
+        plan.scatter(into, part)
+        plan.mark(mask)
+    assert torch.equal(*wholes) and torch.equal(*masks) and not masks.all()
 
 
 def test_gather_and_scatter() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from zerocheck.machine import host
 from zerocheck.machine.host import GroupLimit
@@ -29,3 +30,18 @@ def test_half_of_the_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.leaves_half(10) and not host.leaves_half(11)
     monkeypatch.setattr(host, "total_bytes", lambda: None)
     assert host.leaves_half(1000)
+
+
+def test_huge_pages_are_asked_for_unless_the_user_says_otherwise() -> None:
+    given: dict[str, str] = {}
+    host.prefer_huge_pages(given)
+    assert given == {"THP_MEM_ALLOC_ENABLE": "1"}
+    refused = {"THP_MEM_ALLOC_ENABLE": "0"}
+    host.prefer_huge_pages(refused)
+    assert refused == {"THP_MEM_ALLOC_ENABLE": "0"}
+
+
+def test_torch_knows_the_variable() -> None:
+    """A release that drops it makes large models slow again, and nothing else would say so."""
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    assert b"THP_MEM_ALLOC_ENABLE" in library.read_bytes()

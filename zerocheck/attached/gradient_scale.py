@@ -38,9 +38,10 @@ Scale = tuple[float, float, float]
 
 
 class Move(NamedTuple):
-    """How far a piece of a gradient G moved: D. Products of the two: <D, G>, <D, D> and <G, G>.
+    """Move of a piece of a gradient, as a few numbers.
 
-    largest, size: largest magnitudes of D and of G.
+    largest: magnitude of the move D; size: of the gradient G; across, apart, inside: <D, G>, <D, D>
+    and <G, G>.
     """
 
     largest: float

@@ -16,8 +16,11 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
+from ..machine.host import prefer_huge_pages
 from ..version import __version__
 from .checkpoint import checkpoint
 from .compare import compare
@@ -50,6 +53,7 @@ def main() -> None:
     Exit codes: 0 all obligations hold; 1 a finding, or nothing was checked; 2 wrong usage;
     3 zerocheck itself failed, or ranks of a launcher were lost; 130 interrupted.
     """
+    prefer_huge_pages(os.environ)
 
 
 for _command in (run, replay, report, faults, checkpoint, compare, list_, memory):

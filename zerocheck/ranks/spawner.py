@@ -18,6 +18,7 @@ import msgspec
 from zerocheck.errors import HarnessError
 from zerocheck.machine import signals
 from zerocheck.machine.devices import CPU
+from zerocheck.machine.host import prefer_huge_pages
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.messages import (
     Answer,
@@ -242,6 +243,7 @@ def _environment(path: Sequence[str]) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(path)
     for name in _ONE_THREAD:
         environment[name] = "1"
+    prefer_huge_pages(environment)
     # The same order of sets in every rank and in every run.
     environment.setdefault("PYTHONHASHSEED", "0")
     loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
