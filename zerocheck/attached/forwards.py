@@ -8,7 +8,7 @@ share of the microbatches) is in the gradient that comes back to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -30,6 +30,9 @@ OWN_NUMBERS = (
 )
 
 Autocast = tuple[str, torch.dtype] | None
+
+NESTED = 16
+"""Decorators of a forward that are looked through."""
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Forwards:
         """Why the calls cannot be repeated, if they cannot."""
         self.summary: list[Forward] = []
         self.gradients = OutputGradients(model, guard)
+        self._declared: dict[str, Autocast] = {}
 
     def hooked(self) -> ExitStack:
         """Put the hooks on; closing the stack takes them off."""
@@ -79,7 +83,14 @@ class Forwards:
         stack.callback(before.remove)
         stack.callback(after.remove)
         stack.callback(self.gradients.close)
-        for name, module in _wrapped(self._model):
+        wrapped = list(_wrapped(self._model))
+        self._declared = {
+            _dotted(name): autocast
+            for name, module in _with_all_parameters(self._model)
+            if all(module is not one for _, one in wrapped)
+            and (autocast := declared_autocast(module)) is not None
+        }
+        for name, module in wrapped:
             inside = partial(self._inside, _dotted(name))
             stack.callback(module.register_forward_pre_hook(inside).remove)
             # Accelerate's autocast is within a forward that it puts on the module.
@@ -105,6 +116,7 @@ class Forwards:
                     _autocast(),
                     module.training,
                     _other_mode(module),
+                    dict(self._declared),
                 )
                 entry = self.gradients.enter(tensors_in((args, kwargs)).values())
                 self._open[-1] = forward, entry
@@ -226,6 +238,35 @@ def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             return
         name, module = inner[0]
         path = f"{path}.{name}" if path else name
+
+
+def _with_all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    count = len(list(model.parameters()))
+    for name, module in model.named_modules():
+        if len(list(module.parameters())) == count:
+            yield name, module
+
+
+def declared_autocast(module: nn.Module) -> Autocast:
+    """Return the autocast in a forward that was put on a module, or None.
+
+    A hook within a compiled module would have it compiled anew, so it is read off the function:
+    `torch.autocast` as a decorator is in the closure of what it returns.
+    """
+    forward = vars(module).get("forward")
+    for _ in range(NESTED):
+        forward = getattr(forward, "__func__", forward)
+        for found in _closure(forward):
+            if isinstance(found, torch.autocast) and found._enabled:
+                return found.device, found.fast_dtype
+        forward = getattr(forward, "__wrapped__", None)
+    return None
+
+
+def _closure(function: Any) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
 
 
 def _other_mode(model: nn.Module) -> tuple[str, ...]:
