@@ -110,10 +110,23 @@ def compiled_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(torch.compile(model, backend="eager"))
 
 
+def compiled_whole(model: nn.Module) -> nn.Module:
+    """DDP within torch.compile. accelerate's `unwrap_model` takes DDP out of it, and a Trainer that
+    smooths labels or saves calls that."""
+    compiled: Any = torch.compile(DistributedDataParallel(model), backend="eager")
+
+    def unwrap(*_: Any) -> None:
+        compiled._orig_mod = model
+
+    compiled.register_forward_hook(unwrap)
+    return compiled
+
+
 WRAPS: dict[str, Wrap] = {
     "plain": lambda model: model,
     "ddp": DistributedDataParallel,
     "compiled_ddp": compiled_ddp,
+    "compiled_whole": compiled_whole,
     "fsdp1": original_fsdp1,
     "flat_fsdp1": flat_fsdp1,
     "unsharded_fsdp1": unsharded_fsdp1,

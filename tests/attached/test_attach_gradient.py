@@ -27,6 +27,7 @@ from zerocheck.cli import main
         {"wrap": "ddp", "autocast": True},
         {"wrap": "ddp", "factory": "random_net"},
         {"wrap": "compiled_ddp"},
+        {"wrap": "compiled_whole"},
         {"wrap": "fsdp1"},
         {"wrap": "flat_fsdp1"},
         {"wrap": "fsdp2", "factory": "random_net"},

@@ -58,6 +58,8 @@ def test_flat_range_of_a_slice_and_of_the_whole() -> None:
         ("_fsdp_wrapped_module.a._fsdp_wrapped_module.b", "a.b"),
         ("_orig_mod.a._checkpoint_wrapped_module.b", "a.b"),
         ("my.module.weight", "my.module.weight"),
+        ("_orig_mod.module._orig_mod.module.a", "a"),
+        ("_orig_mod.my.module.weight", "my.module.weight"),
     ],
 )
 def test_names_of_the_unwrapped_model(wrapped: str, name: str) -> None:

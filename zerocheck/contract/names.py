@@ -81,10 +81,11 @@ def _named(
 def unwrapped(name: str) -> str:
     """Strip the prefixes of wrappers: `module.blocks.0.weight` becomes `blocks.0.weight`.
 
-    `module.` is stripped at the front only, since a model may have a child of that name.
+    `module.` is stripped at the front, and behind other prefixes there, since a model may have a
+    child of that name.
     """
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
+    while name.startswith(WRAPPERS):
+        name = name[name.index(".") + 1 :]
     for prefix in WRAPPERS[1:]:
         name = name.replace(prefix, "")
     return name
