@@ -30,6 +30,7 @@ if __name__ == "__main__":
         cpu=True,
         gradient_accumulation_steps=given.accumulation,
         mixed_precision="bf16" if given.bf16 else "no",
+        dynamo_backend="inductor" if given.compile else None,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=given.unused)],
     )
     model: Any = make_model()

@@ -72,7 +72,10 @@ if __name__ == "__main__":
     )
     started = time.perf_counter()
     resumed = f"{given.saves}/step=2.ckpt" if given.resume else None
-    trainer.fit(Module(), torch.utils.data.DataLoader(batches, 4), ckpt_path=resumed)
+    module: Any = Module()
+    if given.compile:  # the module as a whole is refused by dynamo, for `self.log`
+        module.net = torch.compile(module.net)
+    trainer.fit(module, torch.utils.data.DataLoader(batches, 4), ckpt_path=resumed)
     if trainer.is_global_zero:
         print(f"SECONDS {time.perf_counter() - started:.3f}")
         print(line(None if given.unchecked else callback.attached), flush=True)

@@ -51,6 +51,8 @@ def trained(trainer: str, where: Path, *options: str, ranks: int = 2) -> tuple[s
         ("--unused",),
         ("--accumulation", "2", "--unused"),
         ("--bf16", "--accumulation", "2"),
+        ("--compile", "--accumulation", "2"),
+        ("--compile", "--bf16"),
     ],
     ids=" ".join,
 )
@@ -73,6 +75,7 @@ def test_without_a_reference_states_hold(trainer: str, tmp_path: Path) -> None:
     [
         ("doubled", (), "gradient doubled"),
         ("doubled", ("--bf16", "--accumulation", "2"), "gradient: "),
+        ("doubled", ("--compile", "--bf16"), "gradient: "),
         ("doubled on rank 1", ("--no-reference",), "copies of the gradient differ"),
         ("doubled on rank 1", ("--unused",), "gradient: "),
         ("not reduced", ("--unused",), "local gradient only"),

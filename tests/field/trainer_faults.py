@@ -30,6 +30,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="by inductor")
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--fault", choices=FAULTS, default="")
     parser.add_argument("--begin", type=int, default=1, help="the step with which a fault begins")
@@ -40,7 +41,10 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--tokens", action="store_true", help="declare that tokens count alike")
     parser.add_argument("--saves", help="a folder for a checkpoint of every second step")
     parser.add_argument("--resume", action="store_true", help="go on from the last of them")
-    return parser.parse_args()
+    given = parser.parse_args()
+    # Else inductor draws random numbers of its own, and the gradient is not judged.
+    torch._inductor.config.fallback_random = given.compile
+    return given
 
 
 def checks(given: argparse.Namespace) -> dict[str, Any]:

@@ -61,6 +61,9 @@ if __name__ == "__main__":
             given.saves or tempfile.mkdtemp(),
             use_cpu=True,
             bf16=given.bf16,
+            torch_compile=given.compile,
+            # For its loss the Trainer takes DDP out of the compiled model.
+            label_smoothing_factor=0.1 if given.compile else 0.0,
             max_steps=given.steps,
             per_device_train_batch_size=2,
             gradient_accumulation_steps=given.accumulation,
