@@ -147,6 +147,8 @@ class RankGroup:
     def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Return the parts of all ranks, on every rank: flat fp32 on the CPU. lengths: of each."""
         longest = max(lengths)
+        if not longest:  # the same on every rank
+            return [part] * self.size
         mine = torch.zeros(longest, device=self._device)
         mine[: len(part)] = part
         parts = [torch.empty(longest, device=self._device) for _ in range(self.size)]

@@ -9,8 +9,9 @@ S_k = g_1 + ... + g_k. That is the order with the largest error, and it is the s
 partial sums (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2).
 Kernels add bf16 numbers in fp32, so that u is never more than fp32's.
 
-What is moved are the gradients that are given for the outputs. Where those are scalars, as of a
-model that returns its loss, it is the gradient of what its last module with parameters returned.
+What is moved are the gradients that are given for the outputs. Where one is a scalar, as of a model
+that returns its loss, it is also the gradient of what its last module with parameters returned. Not
+moved is what comes to a parameter that the outermost module of such a model uses by itself.
 """
 
 from __future__ import annotations
@@ -56,12 +57,11 @@ class SumNoise:
                 handle.remove()
 
     def moved(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """Return the pairs with gradients moved; of scalars, those of the last module move."""
-        if any(gradient.numel() > 1 for _, gradient in pairs):
-            return [(output, self._moved(gradient)) for output, gradient in pairs]
-        for one in self._last:
-            one.register_hook(self._moved)  # type: ignore[no-untyped-call]
-        return pairs
+        """Return the pairs with gradients moved; by a scalar, move those of the last module."""
+        if any(not gradient.dim() for _, gradient in pairs):
+            for one in self._last:
+                one.register_hook(self._moved)  # type: ignore[no-untyped-call]
+        return [(output, self._moved(gradient)) for output, gradient in pairs]
 
     def _moved(self, gradient: torch.Tensor) -> torch.Tensor:
         """Move as sums over all dims but the last, and over all but dim 1 where there are three."""
