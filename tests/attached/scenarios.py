@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
@@ -110,6 +111,31 @@ def compiled_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(torch.compile(model, backend="eager"))
 
 
+def fp16_hooked(model: nn.Module) -> nn.Module:
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp
+
+
+def own_hooked(model: nn.Module) -> nn.Module:
+    """A hook as users write them."""
+
+    def mean(_, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
+        halves = bucket.buffer().div_(dist.get_world_size())
+        return dist.all_reduce(halves, async_op=True).get_future().then(lambda one: one.value()[0])
+
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, mean)
+    return ddp
+
+
+def power_sgd(model: nn.Module) -> nn.Module:
+    ddp = DistributedDataParallel(model)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return ddp
+
+
 def compiled_whole(model: nn.Module) -> nn.Module:
     """DDP within torch.compile. accelerate's `unwrap_model` takes DDP out of it, and a Trainer that
     smooths labels or saves calls that."""
@@ -127,6 +153,9 @@ WRAPS: dict[str, Wrap] = {
     "ddp": DistributedDataParallel,
     "compiled_ddp": compiled_ddp,
     "compiled_whole": compiled_whole,
+    "fp16_hooked": fp16_hooked,
+    "own_hooked": own_hooked,
+    "power_sgd": power_sgd,
     "fsdp1": original_fsdp1,
     "flat_fsdp1": flat_fsdp1,
     "unsharded_fsdp1": unsharded_fsdp1,

@@ -28,6 +28,8 @@ from zerocheck.cli import main
         {"wrap": "ddp", "factory": "random_net"},
         {"wrap": "compiled_ddp"},
         {"wrap": "compiled_whole"},
+        {"wrap": "fp16_hooked", "ranks": 3},
+        {"wrap": "own_hooked"},
         {"wrap": "fsdp1"},
         {"wrap": "flat_fsdp1"},
         {"wrap": "fsdp2", "factory": "random_net"},
@@ -62,6 +64,7 @@ def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
         ({"wrap": "narrow_fsdp1", "fault": "world"}, "gradient x W"),
         ({"wrap": "bf16_fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
         ({"wrap": "reduced_fsdp2", "fault": "world"}, "gradient x W"),
+        ({"wrap": "fp16_hooked", "fault": "world", "ranks": 3}, "gradient x W"),
         ({"wrap": "ddp", "fault": "local"}, "local gradient only"),
         ({"wrap": "ddp", "fault": "cleared", "ranks": 3}, "last microbatch only"),
         ({"wrap": "fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
@@ -123,6 +126,12 @@ def test_random_numbers_of_inductor(tmp_path: Path, own: bool) -> None:
 def held_by(check: zerocheck.Attached) -> set[str]:
     assert check.last is not None
     return {name for name, status in check.last.statuses.items() if status == "holds"}
+
+
+def test_what_a_hook_approximates_is_not_judged(ask: Ask) -> None:
+    for answer in ask("referenced", wrap="power_sgd"):
+        assert answer["tier"] == "state only" and "update" in held(answer)
+        assert answer["unjudged"]["gradient"].startswith("powerSGD_hook, a communication hook of")
 
 
 def test_casts_of_a_part_of_the_model_are_not_judged(ask: Ask) -> None:

@@ -6,9 +6,11 @@
 - `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
-- `casts.py`: casts of FSDP's mixed precision: which a model has, and the same in a model that is
+- `casts.py`: casts of FSDP and of DDP's hooks: which a model has, and the same in a model that is
   not wrapped
 - `clip_hooks.py`: hooks into the clipping of gradients in a step: what was clipped, to which limit
+- `comm_hooks.py`: communication hooks of DDP: the dtype in which one reduces, or why its gradient
+  is not judged
 - `comparison.py`: comparison of the same step in two jobs: round-off or a bug, tensor by tensor
 - `copies.py`: obligation of all ranks: replicas are equal bit for bit
 - `cross_rank_checks.py`: obligations that need all ranks: ownership, agreement on the step, and

@@ -1,9 +1,9 @@
-"""Casts of FSDP's mixed precision: which a model has, and the same in a model that is not wrapped.
+"""Casts of FSDP and of DDP's hooks: which a model has, and the same in a model that is not wrapped.
 
 FSDP2's units, and those of FSDP1, cast their parameters and the inputs of their calls to one dtype,
 and reduce gradients in another one. The gradient of a microbatch is in the first, as the cast's
 backward gives it, and is cast to the second before ranks are summed. FSDP1 casts buffers too, once
-and for good, at its first forward.
+and for good, at its first forward. Hooks of DDP cast gradients alone: comm_hooks.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from ..compat import casts, precision_policy
 from ..contract.names import unwrapped
+from .comm_hooks import reduced_by_hook
 from .dtypes import dtype_of
 
 UNITS = (FSDPModule, FullyShardedDataParallel)
@@ -43,7 +44,7 @@ class Casts(msgspec.Struct, frozen=True):
 def casts_of(model: nn.Module) -> tuple[Casts | None, str]:
     """Return the casts, None without any; and why they cannot be repeated, or an empty text."""
     if not casts(model):
-        return None, ""
+        return _of_hooks(model)
     units, policies = [], []
     for path, module in model.named_modules():
         if not isinstance(module, UNITS):
@@ -70,6 +71,16 @@ def casts_of(model: nn.Module) -> tuple[Casts | None, str]:
     compute = compute or kept
     kinds = str(compute), str(reduce or compute)
     return Casts(*kinds, tuple(units), str(buffers or "")), ""
+
+
+def _of_hooks(model: nn.Module) -> tuple[Casts | None, str]:
+    reduce, why = reduced_by_hook(model)
+    if not reduce:
+        return None, why
+    own = {parameter.dtype for parameter in model.parameters()}
+    if len(own) > 1:
+        return None, "a communication hook of DDP casts gradients of parameters of several dtypes"
+    return Casts(str(*own), reduce, ()), ""
 
 
 def _wraps_all(model: nn.Module) -> bool:
