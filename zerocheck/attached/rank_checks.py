@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -126,7 +126,7 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
     roles = recipe.optimizer.states_with(recipe.options)
     for part in context.slices(numbers):
         judge = UpdateJudge(part.layout, recipe)
-        judge.readings = readings or judge.readings
+        judge.readings = readings or _with_compiled(judge.readings)
         used, violation = judge.check(
             Update(
                 part.state(BEFORE, roles),
@@ -144,6 +144,14 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
         if violation is not None:
             found.append(part.whole_tensors(violation))
     return Checked(share, merged(found))
+
+
+def _with_compiled(readings: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
+    """Add the reading of steps that are compiled, which a script may have and a case does not."""
+    compiled: list[Reading] = ["single corrections"]
+    return {
+        name: [*left, *(compiled if "single" in left else [])] for name, left in readings.items()
+    }
 
 
 def _check_clip(context: SliceContext) -> Iterator[Checked]:

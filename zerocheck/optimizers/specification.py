@@ -17,10 +17,13 @@ StateRole = str
 """Role of a state of an optimizer that has values for the elements of its parameter: its key, as
 torch has it. Of a factored state, each value is that of several elements (`state_shape.py`)."""
 
-Reading = Literal["double", "single rate", "single", "same kernels", "estimated"]
+Reading = Literal[
+    "double", "single rate", "single", "single corrections", "same kernels", "estimated"
+]
 """Way in which a right implementation computes a step.
 
-It reads its hyperparameters as Python's doubles, or rounded to fp32 first. One that multiplies
+It reads its hyperparameters as Python's doubles, or rounded to fp32 first; or only what it computes
+from the step count is fp32, as where that is a tensor of a graph. One that multiplies
 matrices does it by the kernels of one device; or by others, and then the bound is estimated.
 """
 

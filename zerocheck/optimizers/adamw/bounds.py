@@ -52,6 +52,11 @@ def scalars(
     Single precision rounds beta to fp32 and takes powf, which adds 2 u b^t / (1 - b^t) relative for
     each correction (half of it for the second, counted whole). A learning rate that is a tensor is
     the only one that is rounded ("single rate"); what is computed with it rounds as counted.
+
+    A compiled step, and one with `capturable`, computes the corrections alone in fp32 ("single
+    corrections"): the power of a beta that may be rounded first, (t + 2) u b^t, and at most 5 more
+    roundings than are counted below: the difference, the learning rate, its quotient, the
+    reciprocal of that, and the root.
     """
     if reading == "single rate":
         lr = _single(lr)
@@ -63,6 +68,9 @@ def scalars(
     extra = 2.0**-52 * (1 / correction1 + 1 / (2 * correction2))
     if reading == "single":
         extra += 2 * U * ((1 - correction1) / correction1 + (1 - correction2) / correction2)
+    if reading == "single corrections":
+        powers = (1 - correction1) / correction1 + (1 - correction2) / correction2
+        extra += (step + 2) * U * powers + 5 * U
     return Scalars(lr, beta1, beta2, eps, weight_decay, correction1, correction2, extra)
 
 
