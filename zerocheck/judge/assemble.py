@@ -64,14 +64,9 @@ class ManifestPlan:
         return found
 
     def mark(self, mask: torch.Tensor) -> None:
-        """Set a mask where the manifest has elements."""
-        if self.index is None:
-            mask.fill_(True)
-        elif self.ranges:
-            for here in self.ranges:
-                mask[here] = True
-        else:
-            mask[self.index] = True
+        """Set a mask where the manifest has elements; an index of None takes all."""
+        for here in self.ranges or (self.index,):
+            mask[here] = True
 
     def _parts(self, data: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         sizes = [here.stop - here.start for here in self.ranges]
