@@ -186,8 +186,8 @@ def test_large_tensors_are_judged_in_batches(
 ) -> None:
     """Cut anywhere: the same verdict, but for the element where it is worst."""
     verdicts = []
-    for size in (slices.BATCH, 16):
-        monkeypatch.setattr(slices, "BATCH", size)
+    for size in (slices.AT_ONCE, 16):
+        monkeypatch.setattr(slices, "AT_ONCE", size)
         check, step = caught(tmp_path, on_violation="warn")
         for _ in range(8):
             step()

@@ -7,7 +7,7 @@ share of the microbatches) is in the gradient that comes back to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -84,13 +84,10 @@ class Forwards:
         stack.callback(after.remove)
         stack.callback(self.gradients.close)
         wrapped = list(_wrapped(self._model))
-        self._declared = {
-            _dotted(name): autocast
-            for name, module in _with_all_parameters(self._model)
-            if all(module is not one for _, one in wrapped)
-            and (autocast := declared_autocast(module)) is not None
-        }
-        for name, module in wrapped:
+        seen = _hookable(self._model, wrapped)
+        found = ((name, declared_autocast(module)) for name, module in wrapped[seen:])
+        self._declared = {_dotted(name): autocast for name, autocast in found if autocast}
+        for name, module in wrapped[:seen]:
             inside = partial(self._inside, _dotted(name))
             stack.callback(module.register_forward_pre_hook(inside).remove)
             # Accelerate's autocast is within a forward that it puts on the module.
@@ -220,14 +217,9 @@ def entered(
 
 
 def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that have all parameters of a model, from the model inwards, by name.
-
-    None for a compiled module: it would be compiled again for a hook.
-    """
-    if any(one._compiled_call_impl is not None for one in model.modules()):
-        return
+    """Yield the modules that have all parameters of a model, from the model inwards, by name."""
     path, module, count = "", model, len(list(model.parameters()))
-    while not hasattr(module, "_orig_mod"):
+    while True:
         yield path, module
         inner = [
             (name, one)
@@ -240,11 +232,12 @@ def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         path = f"{path}.{name}" if path else name
 
 
-def _with_all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    count = len(list(model.parameters()))
-    for name, module in model.named_modules():
-        if len(list(module.parameters())) == count:
-            yield name, module
+def _hookable(model: nn.Module, wrapped: Sequence[tuple[str, nn.Module]]) -> int:
+    """Return how many of these can be hooked: a compiled one would be compiled again for it."""
+    if any(one._compiled_call_impl is not None for one in model.modules()):
+        return 0
+    compiled = (number for number, (_, one) in enumerate(wrapped) if hasattr(one, "_orig_mod"))
+    return next(compiled, len(wrapped))
 
 
 def declared_autocast(module: nn.Module) -> Autocast:

@@ -7,7 +7,6 @@ ranks.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -190,7 +189,7 @@ def _whole(
     ]
     if tensor.whole:
         return parts[0]
-    sizes = [[_size(entry) for entry in of_rank] for of_rank in entries]
+    sizes = [[entry.stop - entry.start for entry in of_rank] for of_rank in entries]
     whole = torch.zeros(torch.Size(tensor.shape).numel())
     if not len(whole):
         return whole
@@ -202,12 +201,6 @@ def _whole(
             if len(part):
                 put(whole, entry, part)
     return whole
-
-
-def _size(entry: Entry) -> int:
-    if entry.box is None:
-        return entry.stop - entry.start
-    return math.prod(high - low for low, high in entry.box)
 
 
 def _verdict(

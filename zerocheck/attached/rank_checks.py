@@ -17,13 +17,14 @@ from ..judge.assemble import ManifestPlan, RoleState
 from ..judge.compare import different_bits
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
+from ..judge.pieces import AT_ONCE
 from ..judge.recipe import Update, UpdateRecipe
 from ..judge.update import UpdateJudge
 from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
 from .after_clipping import after_clipping
-from .slices import BATCH, Slice, SliceContext
+from .slices import Slice, SliceContext
 from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, element_of
 
 ORDER = ("step", *STATES, "parameter")
@@ -68,7 +69,7 @@ def _sizes(context: SliceContext) -> tuple[tuple[float, ...], tuple[float, ...]]
             squares.append(-1.0)
             peaks.append(-1.0)
             continue
-        parts = torch.split(gradient, BATCH)
+        parts = torch.split(gradient, AT_ONCE)
         squares.append(math.fsum(float(part.double().square().sum()) for part in parts))
         peaks.append(float(gradient.abs().max()) if gradient.numel() else 0.0)
     return tuple(squares), tuple(peaks)

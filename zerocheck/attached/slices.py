@@ -2,7 +2,7 @@
 
 Updates and clipping are elementwise, so a slice of shards is judged like a small model: its runs
 of elements are laid end to end in one flat vector. The bounds are computed in float64, so a slice
-has at most BATCH elements, and the judge needs a few MiB, however large the model is.
+has at most AT_ONCE elements, and the judge needs a few MiB, however large the model is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from ..optimizers import STATES
 from ..optimizers.specification import StateRole
 from ..protocol.verdicts import Violation
 from .step_record import AFTER, BEFORE, Observed, ShardPiece, StepSummary, element_of
-
-BATCH = AT_ONCE
-"""Elements that are judged at once."""
 
 HASHING = 4
 """Threads that hash."""
@@ -99,9 +96,9 @@ class SliceContext:
         return before != after
 
     def slices(self, numbers: Iterable[int]) -> Iterator[Slice]:
-        """Yield the elements of these pieces in slices of at most BATCH elements."""
+        """Yield the elements of these pieces in slices of at most AT_ONCE elements."""
         runs: list[PieceRange] = []
-        room = BATCH
+        room = AT_ONCE
         for number in numbers:
             low, numel = 0, torch.Size(self.summary.pieces[number].local).numel()
             while low < numel:
@@ -111,7 +108,7 @@ class SliceContext:
                 low = high
                 if not room:
                     yield Slice(self, runs)
-                    runs, room = [], BATCH
+                    runs, room = [], AT_ONCE
         if runs:
             yield Slice(self, runs)
 
