@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import pickle
@@ -31,6 +32,9 @@ from zerocheck.models.network import build_model
 torch.set_num_threads(1)
 # The first AdamW imports torch._dynamo: once, before the ranks are forked.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()
+
+HANGS_S = 180
+"""Seconds after which a rank ends, with its stacks on stderr: gloo gives up after a third of it."""
 
 Placed = dict[str, tuple[int, tuple[int, ...]]]
 """{parameter: (address modulo 64, strides)} that a forward computed with: BLAS chooses by them."""
@@ -84,6 +88,7 @@ def in_ranks(world_size: int, function: Callable[..., Any], *given: Any) -> list
 def _live(rank: int, world_size: int, folder: Path, function: Any, given: Any) -> None:
     """The life of a rank. Never returns."""
     gc.freeze()  # a collection would copy the pages that the ranks share
+    faulthandler.dump_traceback_later(HANGS_S, exit=True, file=2)
     try:
         torch.set_num_threads(1)
         dist.init_process_group(
