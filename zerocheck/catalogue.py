@@ -80,6 +80,14 @@ BUCKETED = "zero2"
 LIBRARIES = {"torch": "torch", "deepspeed": "DeepSpeed"}
 """Libraries whose versions known issues name -> how prose spells them."""
 
+STACKS = frozenset(
+    {"accelerate", "deepspeed", "fairscale", "lightning", "pytorch_lightning", "torch", "zerocheck"}
+)
+"""Packages whose own hooks on a model are part of what is checked."""
+
+CHANGING = frozenset({"kernels", "liger_kernel", "peft", "transformers", "trl"})
+"""Packages that change a model after its factory made it: what they do, a reference needs too."""
+
 CONFIG = (".json", ".yaml", ".yml")
 """Endings of names that are paths of a library's config, which stand for what it makes."""
 CONFIG_FILE = "the path of a config such as ds_config.json or fsdp.yaml"

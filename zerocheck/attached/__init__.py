@@ -1,5 +1,7 @@
 """Checks of chosen steps of a real training run, and the replay of their findings.
 
+- `adopted.py`: changes that libraries made to a model after it was made, made to the `reference=`
+  too
 - `after_clipping.py`: check that the optimizer is given the clipped gradient, and nothing has
   changed it since
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
@@ -29,6 +31,7 @@
   an export
 - `joint_context.py`: context of a checked step on all ranks
 - `loaded.py`: obligation of a load: what was loaded is what was saved, on any number of ranks
+- `model_hooks.py`: hooks of the script that change what a model computes, or its gradients
 - `norms.py`: check of the gradient norm that ranks report when they clip: each element counts
   once
 - `optimizers.py`: optimizers around another: wrappers that call it, and those whose ranks each

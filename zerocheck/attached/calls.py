@@ -34,6 +34,7 @@ class StoredForward(msgspec.Struct, frozen=True, kw_only=True):
     differentiable: tuple[int, ...] = ()
     other_mode: tuple[str, ...] = ()
     inner_autocast: dict[str, Words] = {}
+    dropout: dict[str, float] = {}
 
 
 def stored(
@@ -60,6 +61,7 @@ def stored(
                     returned=tuple(forward.returned),
                     differentiable=tuple(at for at, one in enumerate(inputs) if one.requires_grad),
                     other_mode=forward.other_mode,
+                    dropout=forward.dropout,
                 )
             )
             for kind, several in (
@@ -97,6 +99,7 @@ def restored(calls: Sequence[StoredForward], tensors: Mapping[str, torch.Tensor]
                 call.training,
                 call.other_mode,
                 {name: _autocast(one) for name, one in call.inner_autocast.items()},
+                call.dropout,
                 {path: of("returned", position) for position, path in enumerate(call.returned)},
             )
         )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..compat import draws_by_itself
 from ..contract.names import unwrapped
@@ -41,9 +42,10 @@ class Forward:
 
     random: state of the generator of the CPU, and of the current GPU, as it was entered; autocast:
     (device type, dtype) if it was on; inner_autocast: that within the wrappers, by the name of the
-    module that is wrapped; other_mode: names of modules whose mode was not `training`; returned:
-    gradients that came to the outputs from outside the call, by the path of the output (see
-    `tensors_in`). Names of modules are those in the unwrapped model, with a dot at their end.
+    module that is wrapped; other_mode: names of modules whose mode was not `training`; dropout:
+    probability of each module of dropout, which trainers turn off; returned: gradients that came
+    to the outputs from outside the call, by the path of the output (see `tensors_in`). Names of
+    modules are those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -53,6 +55,7 @@ class Forward:
     training: bool
     other_mode: tuple[str, ...] = ()
     inner_autocast: dict[str, Autocast] = field(default_factory=dict)
+    dropout: dict[str, float] = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -86,9 +89,9 @@ class Forwards:
         wrapped = list(_wrapped(self._model))
         seen = _hookable(self._model, wrapped)
         found = ((name, declared_autocast(module)) for name, module in wrapped[seen:])
-        self._declared = {_dotted(name): autocast for name, autocast in found if autocast}
+        self._declared = {dotted(name): autocast for name, autocast in found if autocast}
         for name, module in wrapped[:seen]:
-            inside = partial(self._inside, _dotted(name))
+            inside = partial(self._inside, dotted(name))
             stack.callback(module.register_forward_pre_hook(inside).remove)
             # Accelerate's autocast is within a forward that it puts on the module.
             if "forward" in vars(module):
@@ -114,6 +117,7 @@ class Forwards:
                     module.training,
                     _other_mode(module),
                     dict(self._declared),
+                    _dropout(module),
                 )
                 entry = self.gradients.enter(tensors_in((args, kwargs)).values())
                 self._open[-1] = forward, entry
@@ -197,7 +201,9 @@ def entered(
     for itself.
     """
     for name, module in model.named_modules():
-        module.training = forward.training ^ (_dotted(name) in forward.other_mode)
+        module.training = forward.training ^ (dotted(name) in forward.other_mode)
+        if isinstance(module, _DropoutNd):
+            module.p = forward.dropout.get(dotted(name), module.p)
     torch.set_rng_state(forward.random[0])
     if len(forward.random) > 1 and device.type == "cuda":
         torch.cuda.set_rng_state(forward.random[1], device)
@@ -249,14 +255,15 @@ def declared_autocast(module: nn.Module) -> Autocast:
     forward = vars(module).get("forward")
     for _ in range(NESTED):
         forward = getattr(forward, "__func__", forward)
-        for found in _closure(forward):
+        for found in closure(forward):
             if isinstance(found, torch.autocast) and found._enabled:
                 return found.device, found.fast_dtype
         forward = getattr(forward, "__wrapped__", None)
     return None
 
 
-def _closure(function: Any) -> Iterator[Any]:
+def closure(function: Any) -> Iterator[Any]:
+    """Iterate over what is in the cells of a function."""
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # an empty cell
             yield cell.cell_contents
@@ -264,11 +271,17 @@ def _closure(function: Any) -> Iterator[Any]:
 
 def _other_mode(model: nn.Module) -> tuple[str, ...]:
     # A wrapper and what it wraps have one name: the inner one is that of the reference.
-    modes = {_dotted(name): module.training for name, module in model.named_modules()}
+    modes = {dotted(name): module.training for name, module in model.named_modules()}
     return tuple(name for name, training in modes.items() if training != model.training)
 
 
-def _dotted(name: str) -> str:
+def _dropout(model: nn.Module) -> dict[str, float]:
+    modules = model.named_modules()
+    return {dotted(name): one.p for name, one in modules if isinstance(one, _DropoutNd)}
+
+
+def dotted(name: str) -> str:
+    """Return the name of a module in the unwrapped model, with a dot at its end unless empty."""
     return unwrapped(f"{name}.") if name else ""
 
 

@@ -40,12 +40,13 @@ class _Plan(msgspec.Struct, frozen=True):
     """First message of rank 0.
 
     entries: of each tensor by rank, none where every rank holds all of it; reason: why no gradient
-    is judged.
+    is judged; hooks: whether a rank has hooks of the script that change something.
     """
 
     tensors: tuple[RunParameter, ...] = ()
     entries: tuple[tuple[tuple[Entry, ...], ...], ...] = ()
     reason: str = ""
+    hooks: bool = False
 
 
 class Full(msgspec.Struct, frozen=True):
@@ -80,14 +81,17 @@ def judge_gradient(
         if not reason and parted_before(verdicts):
             reason = "the parameters were not the masters when the step began"
         plan = _Plan(reason=reason) if reason else _planned([one.summary for one in verdicts])
+        plan = msgspec.structs.replace(plan, hooks=any(one.summary.hooks for one in verdicts))
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
         return Full(reason=plan.reason)
     tensors = [RunParameter(*one) for one in plan.tensors]
 
     with _of_reference():
-        reference = Reference(factory, torch.device(observed.device))
+        reference = Reference(factory, torch.device(observed.device), observed.model)
         reference.check({one.name: tuple(one.shape) for one in tensors})
+    if plan.hooks and (reason := _of_any_rank(reference.lacks(observed.summary.hooks), ranks)):
+        return Full(reason=reason)
     for tensor, entries in zip(tensors, plan.entries, strict=True):
         whole = _whole(observed, tensor, entries, ranks)
         reference.load(tensor.name, whole, trains=tensor.trains)
@@ -107,6 +111,12 @@ def judge_gradient(
     gathered = ranks.gather(msgspec.msgpack.encode(local.tokens))
     every = [msgspec.msgpack.decode(one, type=list[TokenWeights]) for one in gathered]
     return full if ranks.rank else with_tokens(full, observed.summary, every, semantics)
+
+
+def _of_any_rank(reason: str, ranks: AllRanks) -> str:
+    """Return the reason of the first rank that has one, on all ranks."""
+    every = ranks.gather(reason.encode())
+    return ranks.broadcast(next(filter(None, every), b"")).decode()
 
 
 def with_tokens(

@@ -31,10 +31,12 @@ from ..floating_point import NEXT, U
 from ..judge.estimate import MARGIN, REPLICAS
 from ..judge.pieces import split
 from ..machine.devices import forked
+from .adopted import adopt, with_adapters
 from .casts import Casts, casting, casting_buffers
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
 from .gradient_scale import NARROW_REPLICAS, Move, along
+from .model_hooks import ScriptHook, hooks_missing
 from .summation_noise import Pair, SumNoise
 from .token_weights import TokenWeights, logits_of, weights_of
 
@@ -57,9 +59,14 @@ class Local:
 
 
 class Reference:
-    """Unwrapped model with the parameters of the step."""
+    """Unwrapped model with the parameters of the step.
 
-    def __init__(self, factory: Factory, device: torch.device) -> None:
+    run: model of the run, None in a replay; what libraries put on it is put on this one as well.
+    """
+
+    def __init__(
+        self, factory: Factory, device: torch.device, run: nn.Module | None = None
+    ) -> None:
         with _separate_random(device):
             made = factory()
             # A factory of `zerocheck run --model` gives more than the model.
@@ -68,6 +75,9 @@ class Reference:
             raise UsageError(
                 f"reference= must return the model that is not wrapped, got {type(model).__name__}"
             )
+        if run is not None:
+            with _separate_random(device):
+                model = with_adapters(run, model)
         self.device = device
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
@@ -75,6 +85,8 @@ class Reference:
         buffers = (name for name, _ in self.model.named_buffers())
         names = (*modules, *buffers, *self._parameters)
         self._parts = {part for name in names for part in name.split(".")}
+        if run is not None:
+            adopt(run, self.model, self._bare)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise UsageError unless it has the parameters of the run. shapes: by name."""
@@ -94,6 +106,10 @@ class Reference:
                 near = did_you_mean(name, shapes)
                 raise UsageError(f"the run has no parameter {name!r} of reference={near}")
 
+    def lacks(self, hooks: Sequence[ScriptHook]) -> str:
+        """Return why its gradient is not that of a run with these hooks, or an empty text."""
+        return hooks_missing(hooks, self.model, self._bare)
+
     def _take_names(self, names: Iterable[str]) -> None:
         """Know the parameters by the names of the run, if those differ by wrappers alone."""
         by_bare_name = {self._bare(name): one for name, one in self._parameters.items()}
@@ -108,6 +124,7 @@ class Reference:
             forward,
             autocast=inner[-1] if inner else forward.autocast,
             other_mode=tuple(map(self._bare, forward.other_mode)),
+            dropout={self._bare(name): one for name, one in forward.dropout.items()},
         )
 
     def _bare(self, name: str) -> str:

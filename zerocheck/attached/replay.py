@@ -189,6 +189,8 @@ def _local_gradients(
     reference = Reference(import_user_code(model), device)
     tensors = run_parameters(every)
     reference.check({one.name: one.shape for one in tensors})
+    if lacking := next(filter(None, (reference.lacks(one.hooks) for one in every)), ""):
+        return LocalGradients(reason=lacking)
     for tensor in tensors:
         whole = torch.zeros(torch.Size(tensor.shape).numel())
         for one in reversed(ranks):

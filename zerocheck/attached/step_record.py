@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..case.schema import Group, Optimizer, OptimizerKind
@@ -17,6 +18,7 @@ from .casts import Casts
 from .digests import PartDigest
 from .dtypes import dtype_of
 from .forwards import Forward
+from .model_hooks import ScriptHook
 
 BEFORE, AFTER = "before", "after"
 
@@ -118,7 +120,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
     was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
     unjudged: why the gradient is not judged, if there is a reason in the step; masters: before the
-    step and after it, of an engine that has them; casts: of FSDP's mixed precision.
+    step and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
+    script, those that changed something.
     """
 
     rank: int
@@ -139,6 +142,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     clips: tuple[Clip, ...] = ()
     masters: tuple[MasterParts, ...] = ()
     casts: Casts | None = None
+    hooks: tuple[ScriptHook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,8 @@ class Observed:
 
     values: flat tensors on the CPU, in row-major order; forwards: the calls of the model, for the
     reference; buffers: before them, by name; device: of the run; norms: by the number of their
-    clipping, those that are not reduced over the ranks yet.
+    clipping, those that are not reduced over the ranks yet; model: that of the run, None in a
+    bundle.
     """
 
     summary: StepSummary
@@ -156,6 +161,7 @@ class Observed:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     device: str = "cpu"
     norms: dict[int, DTensor] = field(default_factory=dict)
+    model: nn.Module | None = None
 
 
 class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from .holdings import (
     shards_of,
     words_for,
 )
+from .model_hooks import HookWatch
 from .optimizers import group_options, states_of
 from .published_copies import master_parts
 from .step_record import (
@@ -78,6 +79,7 @@ class Watch:
         self._hooks = ExitStack()
         self._guard = ErrorGuard()
         self._listens = Forwards(model, self._guard) if listens else None
+        self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
         self._unjudged = unjudged
@@ -175,12 +177,15 @@ class Watch:
             clips=tuple(self._clips.clips),
             masters=tuple(self._masters),
             casts=self._casts,
+            hooks=self._script_hooks.changing,
         )
         device = str(computes_on(self._model))
-        return Observed(summary, self._values, forwards, self._buffers, device, self._clips.norms)
+        norms, model = self._clips.norms, self._model
+        return Observed(summary, self._values, forwards, self._buffers, device, norms, model)
 
     def _listen(self, listens: Forwards, found: Sequence[Holding]) -> None:
         """Record the inputs of the gradient, or why it cannot be judged."""
+        self._hooks.enter_context(self._script_hooks.watching(self._model))
         self._hooks.enter_context(listens.hooked())
         self._hooks.enter_context(
             _replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
