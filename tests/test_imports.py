@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
         "catalogue", "causes", "machine", "errors", "foreign_text", "version",
     },
     "attached": {
-        "job_metrics", "run", "checkpoint", "drive", "judge", "contract", "optimizers",
+        "job_metrics", "run", "checkpoint", "drive", "judge", "catalogue", "contract", "optimizers",
         "protocol", "ranks", "case", "user_code", "causes", "compat", "floating_point", "machine",
         "sizes", "errors", "foreign_text", "zerocheck_reference",
     },

@@ -124,15 +124,15 @@ def _put_back(found: _Registered, watched: Callable[..., Any]) -> None:
 
 def _versions(given: Sequence[Any]) -> list[tuple[int, int]]:
     """Return which tensors these are, with gradients, and how often each was changed in place."""
-    tensors = []
+    tensors: list[torch.Tensor | None] = []
     for one in given:
         for tensor in one if isinstance(one, tuple) else (one,):
             if isinstance(tensor, torch.Tensor):
                 tensors += [tensor, tensor.grad] if tensor.is_leaf else [tensor]
-    versions = []
-    for tensor in filter(lambda one: one is not None, tensors):
+    versions: list[tuple[int, int]] = []
+    for tensor in tensors:
         with suppress(RuntimeError):  # a tensor of inference mode has none
-            versions.append((id(tensor), tensor._version))
+            versions += [(id(tensor), tensor._version)] if tensor is not None else []
     return versions
 
 
