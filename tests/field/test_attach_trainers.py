@@ -89,6 +89,31 @@ def test_bugs_are_named(
     assert cause in message.partition("violated")[2], message
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--kind", "sft", "--neftune"),
+        ("--kind", "sft", "--accumulation", "2", "--compile"),
+        ("--kind", "sft", "--lora", "--bf16"),
+        ("--kind", "dpo"),
+        ("--kind", "dpo", "--lora", "--accumulation", "2"),
+        ("--kind", "reward", "--lora"),
+    ],
+    ids=" ".join,
+)
+def test_trainers_of_trl_hold(options: tuple[str, ...], tmp_path: Path) -> None:
+    assert result("trl_trainers.py", tmp_path, *options) == (
+        "RESULT holds ownership, gradient, clip, update, publish; violated []; not judged {}"
+    )
+
+
+@pytest.mark.parametrize("fault", ["doubled", "not reduced"])
+@pytest.mark.parametrize("kind", ["sft", "dpo", "reward"])
+def test_bugs_in_trainers_of_trl_are_found(fault: str, kind: str, tmp_path: Path) -> None:
+    message = result("trl_trainers.py", tmp_path, "--kind", kind, "--lora", "--fault", fault)
+    assert "gradient: " in message.partition("violated")[2], message
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_resume_of_transformers(ranks: int, tmp_path: Path) -> None:
     """Saved by two ranks. Without its optimizer.pt the Trainer goes on with a new optimizer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,8 +24,8 @@ FAULTS = (
 )
 
 
-def asked() -> argparse.Namespace:
-    """The options of a program."""
+def asked(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a program. arguments: instead of those that it was called with."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
@@ -41,7 +41,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--tokens", action="store_true", help="declare that tokens count alike")
     parser.add_argument("--saves", help="a folder for a checkpoint of every second step")
     parser.add_argument("--resume", action="store_true", help="go on from the last of them")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     # Else inductor draws random numbers of its own, and the gradient is not judged.
     torch._inductor.config.fallback_random = given.compile
     return given
