@@ -94,7 +94,7 @@ def judge_gradient(
         return Full(reason=reason)
     for tensor, entries in zip(tensors, plan.entries, strict=True):
         whole = _whole(observed, tensor, entries, ranks)
-        reference.load(tensor.name, whole, trains=tensor.trains)
+        reference.load(tensor.name, whole, tensor.torch_dtype, trains=tensor.trains)
     with _of_reference():
         tokens = semantics.weight == "token"
         local = reference.local(

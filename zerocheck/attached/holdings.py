@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +17,11 @@ from ..compat import flat_parameters, local_index
 from ..contract.flat import optimized, piece_shards
 from ..contract.names import unwrapped
 from ..contract.shard import Role, Shard
+from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..machine.devices import CPU, placed
 from ..optimizers import STATES
+from ..protocol.observations import Entry
 from .zero_engine import ZeroEngine, zero_engine
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -140,6 +142,28 @@ def shards_of(
         if role in state:
             for shard in holding.shards(role, state[role]):
                 yield role, shard
+
+
+def shards_changed_by_forwards(model: nn.Module) -> Iterator[Shard]:
+    """Yield shards that a forward changes in place: rows of an embedding with `max_norm`."""
+    changed = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+    }
+    for holding in holdings(model) if changed else ():
+        if id(holding.held) in changed:
+            yield from holding.shards("parameter", holding.held)
+
+
+def versions_of(found: Iterable[Holding]) -> dict[Entry, int]:
+    """Return how often torch counted a change in place, for each shard of a parameter."""
+    return {
+        entry_of(shard): shard.tensor._version
+        for holding in found
+        for shard in holding.shards("parameter", holding.held)
+        if shard.tensor is not None
+    }
 
 
 def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float | None:

@@ -25,7 +25,7 @@ from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
 from .after_clipping import after_clipping
 from .slices import Slice, SliceContext
-from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, element_of
+from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, StepSummary, element_of
 
 ORDER = ("step", *STATES, "parameter")
 """Order in which an optimizer computes: what comes first is wrong first."""
@@ -144,7 +144,21 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
         share = max(share, used)
         if violation is not None:
             found.append(part.whole_tensors(violation))
-    return Checked(share, merged(found))
+    return Checked(share, _with_late(merged(found), context.summary))
+
+
+def _with_late(violation: Violation | None, summary: StepSummary) -> Violation | None:
+    """Say where a parameter was changed after the optimizer's step, if no cause explains it."""
+    if violation is None or violation.causes or violation.role != "parameter":
+        return violation
+    late = [name for name in violation.tensors if name in summary.late]
+    if not late:
+        return violation
+    return replace(
+        violation,
+        attribution=f"{late[0]} was changed in place after optimizer.step(); where the script "
+        "means that (limits, a projection), end the checked step before it",
+    )
 
 
 def _with_compiled(readings: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:

@@ -134,10 +134,11 @@ class Reference:
         """
         return ".".join(part for part in name.split(".") if not part or part in self._parts)
 
-    def load(self, name: str, whole: torch.Tensor, *, trains: bool) -> None:
-        """Put a parameter in. whole: flat."""
+    def load(self, name: str, whole: torch.Tensor, dtype: torch.dtype, *, trains: bool) -> None:
+        """Put a parameter in. whole: flat; dtype: that of the run, which a script may cast."""
         parameter = self._parameters[name]
         parameter.requires_grad_(trains)
+        parameter.data = parameter.data.to(dtype)
         with torch.no_grad():
             parameter.copy_(whole.view(parameter.shape))
 
@@ -194,6 +195,7 @@ class Reference:
             for name, buffer in self.model.named_buffers():
                 known = buffers.get(self._bare(unwrapped(name)))
                 if known is not None:
+                    buffer.data = buffer.data.to(known.dtype)
                     buffer.copy_(known)
         with casting_buffers(self.model, casts.buffers if casts is not None else ""):
             self._add(found, forwards, casts, weights, noisy)

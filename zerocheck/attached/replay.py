@@ -197,7 +197,7 @@ def _local_gradients(
             for number, piece in enumerate(one.summary.pieces):
                 if piece.name == tensor.name:
                     put(whole, piece.entry, one.values["before.parameter", number].float())
-        reference.load(tensor.name, whole, trains=tensor.trains)
+        reference.load(tensor.name, whole, tensor.torch_dtype, trains=tensor.trains)
     found = [
         reference.local(one.forwards, one.buffers, tokens=tokens, casts=one.summary.casts)
         for one in ranks

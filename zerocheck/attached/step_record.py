@@ -121,7 +121,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
     unjudged: why the gradient is not judged, if there is a reason in the step; masters: before the
     step and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
-    script, those that changed something.
+    script, those that changed something; late: parameters that were changed after the optimizer's
+    step.
     """
 
     rank: int
@@ -143,6 +144,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     masters: tuple[MasterParts, ...] = ()
     casts: Casts | None = None
     hooks: tuple[ScriptHook, ...] = ()
+    late: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ from .holdings import (
     groups_of,
     holdings,
     local,
+    shards_changed_by_forwards,
     shards_of,
+    versions_of,
     words_for,
 )
 from .model_hooks import HookWatch
@@ -91,6 +93,7 @@ class Watch:
         self._clips = ClipHooks(self._guard, self._gradients, self._engine)
         self._ran = 0
         self._depth = 0
+        self._versions: dict[Entry, int] = {}
         self._scaling = self._skipped = False
         self._scale = 1.0
         self._finite: bool | None = None
@@ -145,7 +148,9 @@ class Watch:
                 f"the optimizer took {self._ran} steps within one checked step (allowed: 1); put "
                 "check.step() around one update"
             )
-        self._state(AFTER, holdings(self._model))
+        found = holdings(self._model)
+        self._state(AFTER, found)
+        changed = versions_of(found).items() - (self._versions or versions_of(found)).items()
         rank, world_size = self._where
         forwards: list[Forward] = []
         if self._listens is not None:
@@ -154,7 +159,7 @@ class Watch:
             self._unjudged = self._unjudged or reason
         self._listens = None
         options = self._options or self._groups()
-        late = [float(group["lr"]) for group in self._optimizer.param_groups]
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         summary = StepSummary(
             rank=rank,
             world_size=world_size,
@@ -162,7 +167,7 @@ class Watch:
             what=words_for(self._model, self._optimizer),
             pieces=tuple(self._pieces),
             options=tuple(
-                _with_rates(one, self._optimizer.param_groups[n], (self._early[n], late[n]))
+                _with_rates(one, self._optimizer.param_groups[n], (self._early[n], rates[n]))
                 for n, one in enumerate(options)
             ),
             before=tuple(self._counts[0]),
@@ -178,6 +183,7 @@ class Watch:
             masters=tuple(self._masters),
             casts=self._casts,
             hooks=self._script_hooks.changing,
+            late=tuple(sorted({entry.name for entry, _ in changed})),
         )
         device = str(computes_on(self._model))
         norms, model = self._clips.norms, self._model
@@ -302,6 +308,8 @@ class Watch:
         if self._engine is None:
             self._options = self._groups()
             self._gradients("gradient")
+            for shard in shards_changed_by_forwards(self._model):
+                self._put(f"{BEFORE}.parameter", self._numbers[entry_of(shard)], shard.tensor)
         else:
             these = {id(one) for group in optimizer.param_groups for one in group["params"]}
             self._gradients("gradient", these)
@@ -322,6 +330,9 @@ class Watch:
 
     def _left(self, *_: Any) -> None:
         self._depth -= 1
+        if not self._depth:
+            with self._guard():
+                self._versions = versions_of(holdings(self._model))
 
     def _groups(self) -> tuple[GroupOptions, ...]:
         return group_options(self._optimizer)
