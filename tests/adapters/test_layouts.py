@@ -252,3 +252,30 @@ def test_fsdp1_keeps_no_gradient_of_which_no_parameter_has_a_part() -> None:
     for rank, kept in enumerate((False, False, False, True)):
         assert answer(Fsdp1, case, rank, 0, "backward")["gradient"] == 4 * 5
         assert ("gradient" in answer(Fsdp1, case, rank, 1, "forward")) == kept
+
+
+def test_fsdp1_keeps_gradients_of_frozen_elements_whatever_it_reduces_in() -> None:
+    """A flat gradient is whole, and cast back to fp32 once it is reduced."""
+    sharding = Sharding(wrap="block", prefetch=0)
+    case = Case(mesh=(2,), model=replace(MODEL, frozen=("*.weight",)), sharding=sharding)
+    narrow = replace(case, precision=Precision(reduce="bf16"))
+    both = [answer(Fsdp1, one, 0, 0, "step")["gradient"] for one in (case, narrow)]
+    assert both[0] == both[1] > 4 * 8 // 2  # 8 elements learn
+
+
+@pytest.mark.parametrize("wrap", ["block", "whole"])
+def test_fsdp1_holds_the_same_with_batch_norms_in_mixed_precision(wrap: str) -> None:
+    """It makes a unit of each, as the block is anyway; without a policy it does not."""
+    model = Model(inputs=2, width=3, outputs=5, blocks=(Block(kind="batch_norm"),))
+    case = Case(mesh=(4,), model=model, sharding=Sharding(wrap=wrap, prefetch=0))
+    narrow = replace(case, precision=Precision(reduce="bf16"))
+    found = [answer(Fsdp1, one, 0, 0, "step") for one in (case, narrow)]
+    assert found[0] == found[1]
+
+
+def test_fsdp1_says_nothing_of_batch_norms_within_units_of_a_least_size() -> None:
+    model = Model(inputs=2, width=3, outputs=5, blocks=(Block(kind="batch_norm"),))
+    case = Case(mesh=(4,), model=model, sharding=Sharding(wrap="size", bucket=4))
+    assert Fsdp1.layout(build_model(case), case, 0) is not None
+    narrow = replace(case, precision=Precision(reduce="bf16"))
+    assert Fsdp1.layout(build_model(narrow), narrow, 0) is None

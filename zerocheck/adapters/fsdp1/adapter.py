@@ -142,10 +142,12 @@ class Fsdp1(BuiltImplementation):
 
         None, or no collectives, where they are not known.
         """
-        if reduced_precision(case):
+        if case.precision.compute != "fp32":
             return None
         keeps = cls.strategy == ShardingStrategy.SHARD_GRAD_OP
         held = fsdp1_layout(model, case, rank, shards=cls._shards(), keeps=keeps)
+        if reduced_precision(case):  # gradients are cast back once they are reduced
+            return held
         return with_schedule(held, predicted_calls.fsdp1(model, case, cls.strategy), case)
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

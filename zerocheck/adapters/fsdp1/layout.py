@@ -6,9 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
+from ...case.traits import reduced_precision
 from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, CategoryBytes, layout_of
 from ..shared.units import members
@@ -53,15 +55,19 @@ def fsdp1_layout(
 
     The end of a forward is not predicted for several microbatches, with prefetching, or for a model
     that calls a block twice. None where batches use parameters of their own, since the data
-    determine which gradients exist, and where shards are offloaded, since some stay behind.
+    determine which gradients exist, where shards are offloaded, since some stay behind, and where
+    units of a least size have others within, which change what is counted.
     """
     if sometimes_used(case.model) or case.sharding.offload != "none":
+        return None
+    norms = _units_of_norms(model, case)
+    if norms and case.sharding.wrap == "size":
         return None
     account = Account(model, case)
     ranks, rank = case.axes.size("shard"), case.axes.coordinate(rank, "shard")
     shards = shards and ranks > 1
     aligned = case.sharding.use_orig_params
-    units = members(model, wrapped_units(model, case.sharding))
+    units = members(model, [*wrapped_units(model, case.sharding), *norms])
     flats = {
         path: _flat(account, names, ranks, shards=shards, aligned=aligned)
         for path, names in units.items()
@@ -134,6 +140,16 @@ def fsdp1_layout(
         }
 
     return layout_of(account, predict)
+
+
+def _units_of_norms(model: nn.Module, case: Case) -> list[nn.Module]:
+    """Return the batch norms, each a unit, where FSDP1 has mixed precision and a policy.
+
+    See `_module_classes_to_ignore` of its MixedPrecision.
+    """
+    if not reduced_precision(case) or case.sharding.wrap == "whole":
+        return []
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 def _flat(
