@@ -106,7 +106,9 @@ class HookWatch:
     def _watched(self, found: _Registered) -> Callable[..., Any]:
         @functools.wraps(_function(found.hook))
         def watched(*given: Any, **named: Any) -> Any:
-            before = _versions(given)
+            before: list[tuple[int, int]] = []
+            with self._guard():
+                before = _versions(given)
             made = found.hook(*given, **named)
             with self._guard():
                 same = made is None or any(made is one for one in given)
