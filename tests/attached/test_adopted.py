@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training import trained
 
-import zerocheck
 from zerocheck.attached.adopted import adopt, library_forward
 
 
@@ -130,37 +130,30 @@ def test_hooks_with_a_closure_are_left_alone() -> None:
     assert not reference.head._forward_hooks
 
 
-def trained(change: Callable[[Any], None], where: Path, factor: float = 1.0) -> zerocheck.Attached:
-    """Three steps of a model that was changed after it was made."""
+def loss(model: Any) -> torch.Tensor:
+    outputs = model(torch.randint(11, (4,)))
+    outputs = outputs["log_probs"] if isinstance(outputs, dict) else outputs
+    return outputs.square().mean()
+
+
+def changed(change: Callable[[Any], None]) -> Model:
     model = make_model()
     change(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    check = zerocheck.attach(
-        model, optimizer, reference=make_model, directory=where, on_violation="warn", every=1
-    )
-    for _ in range(3):
-        with check.step():
-            outputs: Any = model(torch.randint(11, (4,)))
-            outputs = outputs["log_probs"] if isinstance(outputs, dict) else outputs
-            outputs.square().mean().backward()
-            for parameter in model.parameters():
-                parameter.grad.mul_(factor)
-            optimizer.step()
-            optimizer.zero_grad()
-    return check
+    return model
 
 
-@pytest.mark.parametrize("change", [with_log_probs, with_noise, everything, without_dropout])
+CHANGES = [with_log_probs, with_noise, everything, without_dropout]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_a_trainer_changed_holds(
     change: Callable[[Any], None], tmp_path: Path
 ) -> None:
-    last = trained(change, tmp_path).last
-    assert last is not None
+    last = trained(changed(change), loss, make_model, tmp_path)
     assert last.statuses["gradient"] == "holds", last
 
 
-@pytest.mark.parametrize("change", [with_log_probs, with_noise, everything, without_dropout])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_wrong_gradient_of_it_is_found(change: Callable[[Any], None], tmp_path: Path) -> None:
-    last = trained(change, tmp_path, factor=3.0).last
-    assert last is not None
+    last = trained(changed(change), loss, make_model, tmp_path, factor=3.0)
     assert last.statuses["gradient"] == "violated", last

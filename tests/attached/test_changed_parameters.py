@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training import trained
 
 import zerocheck
-from zerocheck.protocol.verdicts import Judgement
 
 
 class Model(nn.Module):
@@ -42,34 +42,9 @@ def with_max_norm() -> nn.Module:
     return Model(max_norm=1.0)
 
 
-def trained(
-    where: Path,
-    make: Callable[[], nn.Module],
-    reference: Callable[[], nn.Module],
-    *,
-    factor: float = 1.0,
-    after: Callable[[Any], None] = lambda model: None,
-) -> Judgement:
-    """The verdict on the third step."""
-    model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    check = zerocheck.attach(
-        model, optimizer, reference=reference, directory=where, on_violation="warn", every=1
-    )
-    torch.manual_seed(1)
-    for _ in range(3):
-        with check.step():
-            optimizer.zero_grad()
-            outputs = model(torch.randint(20, (16, 4)))
-            nn.functional.cross_entropy(outputs.float(), torch.randint(4, (16,))).backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.mul_(factor)
-            optimizer.step()
-            with torch.no_grad():
-                after(model)
-    assert check.last is not None
-    return check.last
+def loss(model: Any) -> torch.Tensor:
+    outputs = model(torch.randint(20, (16, 4)))
+    return nn.functional.cross_entropy(outputs.float(), torch.randint(4, (16,)))
 
 
 CASTS = [(in_bf16, make_model), (make_model, in_bf16), (in_bf16, in_bf16)]
@@ -79,7 +54,7 @@ CASTS = [(in_bf16, make_model), (make_model, in_bf16), (in_bf16, in_bf16)]
 def test_the_reference_computes_in_the_dtypes_of_the_run(
     make: Callable[[], nn.Module], reference: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
-    last = trained(tmp_path, make, reference)
+    last = trained(make(), loss, reference, tmp_path)
     assert last.statuses["gradient"] == "holds", last
 
 
@@ -87,12 +62,12 @@ def test_the_reference_computes_in_the_dtypes_of_the_run(
 def test_a_wrong_gradient_is_found_there(
     make: Callable[[], nn.Module], reference: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
-    last = trained(tmp_path, make, reference, factor=2.0)
+    last = trained(make(), loss, reference, tmp_path, factor=2.0)
     assert last.statuses["gradient"] == "violated", last
 
 
 def test_rows_that_a_forward_renormalizes_are_no_update(tmp_path: Path) -> None:
-    last = trained(tmp_path, with_max_norm, with_max_norm)
+    last = trained(with_max_norm(), loss, with_max_norm, tmp_path)
     assert last.statuses["gradient"] == last.statuses["update"] == "holds", last
 
 
@@ -104,7 +79,7 @@ def shrunk(model: Any) -> None:
 def test_what_changes_after_the_update_is_named(
     make: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
-    last = trained(tmp_path, make, make, after=shrunk)
+    last = trained(make(), loss, make, tmp_path, after=shrunk)
     (found,) = [one for one in last.violations if one.obligation == "update"]
     assert "embed.weight was changed in place after optimizer.step()" in found.attribution
 

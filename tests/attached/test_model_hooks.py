@@ -11,8 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from training import trained
 
-import zerocheck
 from zerocheck.attached.guard import ErrorGuard
 from zerocheck.attached.model_hooks import HookWatch
 from zerocheck.cli import main
@@ -76,46 +76,22 @@ def logged(model: Model) -> None:
         module.register_full_backward_hook(lambda *given: seen.append(given))
 
 
-def trained(
-    where: Path,
-    run: Callable[[Model], None],
-    factory: Callable[[], Model] = make_model,
-    factor: float = 1.0,
-) -> zerocheck.Attached:
+def loss(model: Model) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(torch.randint(20, (6, 4))), torch.randint(4, (6,)))
+
+
+def hooked(change: Callable[[Model], None]) -> Model:
     model = make_model()
-    run(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    check = zerocheck.attach(
-        model, optimizer, reference=factory, directory=where, on_violation="warn", every=1
-    )
-    for _ in range(3):
-        with check.step():
-            loss = nn.functional.cross_entropy(
-                model(torch.randint(20, (6, 4))), torch.randint(4, (6,))
-            )
-            loss.backward()
-            for parameter in model.parameters():
-                parameter.grad.mul_(factor)
-            optimizer.step()
-            optimizer.zero_grad()
-    return check
-
-
-def with_hook(change: Callable[[Model], None]) -> Callable[[], Model]:
-    def make() -> Model:
-        model = make_model()
-        change(model)
-        return model
-
-    return make
+    change(model)
+    return model
 
 
 @pytest.mark.parametrize("change", CHANGING)
 def test_a_gradient_that_a_hook_changes_is_not_judged(
     change: Callable[[Model], None], tmp_path: Path
 ) -> None:
-    last = trained(tmp_path, change).last
-    assert last is not None and not last.violations
+    last = trained(hooked(change), loss, make_model, tmp_path)
+    assert not last.violations
     reason = last.unjudged["gradient"]
     assert "has a hook that changes what is computed" in reason
     assert "(test_model_hooks.py:" in reason and "register it there too" in reason
@@ -125,15 +101,13 @@ def test_a_gradient_that_a_hook_changes_is_not_judged(
 def test_with_the_hook_in_the_reference_it_is(
     change: Callable[[Model], None], tmp_path: Path
 ) -> None:
-    last = trained(tmp_path, change, with_hook(change)).last
-    assert last is not None
+    last = trained(hooked(change), loss, lambda: hooked(change), tmp_path)
     assert last.statuses["gradient"] == "holds", last
 
 
 @pytest.mark.parametrize("change", CHANGING)
 def test_a_wrong_gradient_is_found_then(change: Callable[[Model], None], tmp_path: Path) -> None:
-    last = trained(tmp_path, change, with_hook(change), factor=3.0).last
-    assert last is not None
+    last = trained(hooked(change), loss, lambda: hooked(change), tmp_path, factor=3.0)
     assert last.statuses["gradient"] == "violated", last
 
 
@@ -141,14 +115,14 @@ def test_a_wrong_gradient_is_found_then(change: Callable[[Model], None], tmp_pat
 def test_hooks_that_change_nothing_do_not_matter(
     factor: float, status: str, tmp_path: Path
 ) -> None:
-    last = trained(tmp_path, logged, factor=factor).last
-    assert last is not None
+    last = trained(hooked(logged), loss, make_model, tmp_path, factor=factor)
     assert last.statuses["gradient"] == status, last
 
 
 def test_a_replay_does_not_judge_it_either(tmp_path: Path) -> None:
-    trained(tmp_path / "kept", rows_kept, with_hook(rows_kept), factor=3.0)
-    folder = next((tmp_path / "kept").glob("step-*"))
+    where = tmp_path / "kept"
+    trained(hooked(rows_kept), loss, lambda: hooked(rows_kept), where, factor=3.0)
+    folder = next(where.glob("step-*"))
     made = CliRunner().invoke(main, ["replay", str(folder), "--model", f"{__file__}:make_model"])
     assert "has a hook that changes what is computed" in made.output, made.output
 

@@ -17,6 +17,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainer_faults import Planted, asked, checks, line
+from transformers_trainer import Faulty
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -73,24 +74,15 @@ def rows(**columns: tuple[int, int]) -> Dataset:
     return Dataset.from_list(made)
 
 
-class _Faulty(transformers.Trainer):
-    planted: Planted
-
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.planted.trained(
-            model, lambda: super(_Faulty, self).training_step(model, *args, **kwargs)
-        )
-
-
-class FaultySFT(SFTTrainer, _Faulty):
+class FaultySFT(SFTTrainer, Faulty):
     pass
 
 
-class FaultyDPO(DPOTrainer, _Faulty):
+class FaultyDPO(DPOTrainer, Faulty):
     pass
 
 
-class FaultyReward(RewardTrainer, _Faulty):
+class FaultyReward(RewardTrainer, Faulty):
     pass
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..catalogue import CHANGING
 from .forwards import NESTED, closure, dotted
+from .model_hooks import package_of
 
 Counterparts = Mapping[nn.Module, nn.Module]
 """Module of the reference for each of the run that has one."""
@@ -37,7 +38,7 @@ def adopt(run: nn.Module, reference: nn.Module, bare: Callable[[str], str]) -> N
         if function is not None and "forward" not in vars(other):
             other.forward = MethodType(_moved(function, modules, {}), other)
             _take_settings(module, other)
-        hooks = [*_hooks_missing(module, other)]
+        hooks = [*_hooks_to_add(module, other)]
         for hook, register, keywords in hooks:
             register(hook, with_kwargs=keywords)
         if hooks:
@@ -83,13 +84,10 @@ def library_forward(module: nn.Module) -> FunctionType | None:
 
 
 def _of_library(function: Any) -> bool:
-    if not isinstance(function, FunctionType):
-        return False
-    # `functools.wraps` copies __module__; the globals are those of where it was written.
-    return str(function.__globals__.get("__name__", "")).partition(".")[0] in CHANGING
+    return isinstance(function, FunctionType) and package_of(function) in CHANGING
 
 
-def _hooks_missing(
+def _hooks_to_add(
     module: nn.Module, other: nn.Module
 ) -> Iterator[tuple[FunctionType, Callable[..., Any], bool]]:
     """Yield hooks to put on the other module: the hook, its registration, whether it has kwargs.

@@ -51,7 +51,7 @@ def _registered(model: nn.Module, *, modules: bool = True) -> Iterator[_Register
         for kind in kinds:
             hooks = getattr(owner, kind, None) or {}
             for key, hook in list(hooks.items()):
-                if _package(hook) not in STACKS:
+                if package_of(hook) not in STACKS:
                     yield _Registered(unwrapped(name), hooks, key, hook)
 
 
@@ -63,7 +63,12 @@ def _function(hook: Any) -> Any:
     return hook if hasattr(hook, "__code__") else type(hook).__call__
 
 
-def _package(hook: Any) -> str:
+def package_of(hook: Any) -> str:
+    """Return the package that a function, method or callable object was written in.
+
+    `functools.wraps` copies __module__; the globals are those of where it was written. What is not
+    written in Python counts as torch's.
+    """
     module = getattr(_function(hook), "__globals__", {}).get("__name__", "torch")
     return str(module).partition(".")[0]
 

@@ -71,12 +71,12 @@ class Reference:
             made = factory()
             # A factory of `zerocheck run --model` gives more than the model.
             model = made[0] if isinstance(made, tuple) and made else made
-        if not isinstance(model, nn.Module):
-            raise UsageError(
-                f"reference= must return the model that is not wrapped, got {type(model).__name__}"
-            )
-        if run is not None:
-            with _separate_random(device):
+            if not isinstance(model, nn.Module):
+                raise UsageError(
+                    "reference= must return the model that is not wrapped, got "
+                    f"{type(model).__name__}"
+                )
+            if run is not None:
                 model = with_adapters(run, model)
         self.device = device
         self.model = model.to(device)

@@ -150,7 +150,8 @@ class Watch:
             )
         found = holdings(self._model)
         self._state(AFTER, found)
-        changed = versions_of(found).items() - (self._versions or versions_of(found)).items()
+        # Of a step that the optimizer did not take, nothing comes after.
+        changed = versions_of(found).items() - self._versions.items() if self._ran else set()
         rank, world_size = self._where
         forwards: list[Forward] = []
         if self._listens is not None:

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from zerocheck.adapters.fsdp1.adapter import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
+from zerocheck.adapters.fsdp1.layout import flat_units
 from zerocheck.adapters.fsdp1.refusals import unused_become_zero
 from zerocheck.case.schema import (
     Block,
@@ -243,3 +245,34 @@ def _norms(mesh: DeviceMesh) -> list[float]:
 def test_clipping_is_by_the_norm_over_all_ranks() -> None:
     for norm, expected in in_ranks(2, _norms):
         assert norm == pytest.approx(expected, rel=1e-6)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(7, 7), nn.BatchNorm1d(7)
+
+
+class WithNorms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(3, 7), nn.BatchNorm1d(7)
+        self.blocks = nn.ModuleList([Normed(), Normed()])
+
+
+def _flat_sizes(mesh: DeviceMesh, case: Case) -> list[int]:
+    """Elements of each flat parameter that FSDP1 makes, padding left out."""
+    model: Any = Fsdp1(WithNorms(), case, mesh).built.model
+    handles = [one._handle for one in FullyShardedDataParallel.fsdp_modules(model)]
+    return sorted(sum(one.flat_param._numels) for one in handles if one is not None)
+
+
+@pytest.mark.parametrize("wrap", ["whole", "block"])
+@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
+def test_batch_norms_are_units_where_torch_makes_them(wrap: str, reduce: str) -> None:
+    sharding = Sharding(wrap=wrap, prefetch=0, use_orig_params=False)
+    case = Case(mesh=(2,), precision=Precision(reduce=reduce), sharding=sharding)
+    model = WithNorms()
+    sizes = {name: one.numel() for name, one in model.named_parameters()}
+    expected = [sum(sizes[name] for name in names) for names in flat_units(model, case).values()]
+    assert in_ranks(2, _flat_sizes, case) == [sorted(expected)] * 2

@@ -60,14 +60,13 @@ def fsdp1_layout(
     """
     if sometimes_used(case.model) or case.sharding.offload != "none":
         return None
-    norms = _units_of_norms(model, case)
-    if norms and case.sharding.wrap == "size":
+    if case.sharding.wrap == "size" and units_of_norms(model, case):
         return None
     account = Account(model, case)
     ranks, rank = case.axes.size("shard"), case.axes.coordinate(rank, "shard")
     shards = shards and ranks > 1
     aligned = case.sharding.use_orig_params
-    units = members(model, [*wrapped_units(model, case.sharding), *norms])
+    units = flat_units(model, case)
     flats = {
         path: _flat(account, names, ranks, shards=shards, aligned=aligned)
         for path, names in units.items()
@@ -142,7 +141,12 @@ def fsdp1_layout(
     return layout_of(account, predict)
 
 
-def _units_of_norms(model: nn.Module, case: Case) -> list[nn.Module]:
+def flat_units(model: nn.Module, case: Case) -> dict[str, list[str]]:
+    """Map the path of each flat parameter's unit to the names of its parameters."""
+    return members(model, [*wrapped_units(model, case.sharding), *units_of_norms(model, case)])
+
+
+def units_of_norms(model: nn.Module, case: Case) -> list[nn.Module]:
     """Return the batch norms, each a unit, where FSDP1 has mixed precision and a policy.
 
     See `_module_classes_to_ignore` of its MixedPrecision.

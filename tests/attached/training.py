@@ -1,0 +1,46 @@
+"""Training of three checked steps in one process, for tests of what surrounds a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import zerocheck
+from zerocheck.protocol.verdicts import Judgement
+
+
+def trained(
+    model: nn.Module,
+    loss: Callable[[Any], torch.Tensor],
+    reference: Callable[[], nn.Module],
+    where: Path,
+    *,
+    factor: float = 1.0,
+    after: Callable[[Any], None] = lambda model: None,
+) -> Judgement:
+    """The verdict on the third step.
+
+    loss: of the model, with new samples each time; factor: that gradients are multiplied by before
+    the update, which is a fault; after: what the script does to the model behind it.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(
+        model, optimizer, reference=reference, directory=where, on_violation="warn", every=1
+    )
+    torch.manual_seed(1)
+    for _ in range(3):
+        with check.step():
+            optimizer.zero_grad()
+            loss(model).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(factor)
+            optimizer.step()
+            with torch.no_grad():
+                after(model)
+    assert check.last is not None
+    return check.last
