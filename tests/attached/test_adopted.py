@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from three_steps import trained
 from torch import nn
-from training import trained
 
 from zerocheck.attached.adopted import adopt, library_forward
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from three_steps import trained
 from torch import nn
-from training import trained
 
 import zerocheck
 

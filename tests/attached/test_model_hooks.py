@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from three_steps import trained
 from torch import nn
-from training import trained
 
 from zerocheck.attached.guard import ErrorGuard
 from zerocheck.attached.model_hooks import HookWatch
