@@ -190,6 +190,11 @@ def in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
+def current_node() -> Any:
+    """Return the node of the graph whose backward runs on this thread, or None."""
+    return torch._C._current_autograd_node()
+
+
 def work_from_future(future: torch.futures.Future[Any]) -> Any:
     """Return a Work, boxed for C++, that ends with the future; its value is a list of tensors.
 

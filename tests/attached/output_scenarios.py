@@ -12,6 +12,7 @@ import scenarios
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import zerocheck
 from zerocheck.attached.holdings import local
@@ -111,6 +112,17 @@ class Square(Net):
         self.layers.append(nn.Linear(3, 6))
 
 
+def _checkpoint(module: nn.Module) -> None:
+    forward = module.forward
+
+    def again(x: torch.Tensor) -> Any:
+        # Without an input that needs a gradient, a reentrant checkpoint has none either.
+        given = x if x.requires_grad else x.clone().requires_grad_()
+        return checkpoint(forward, given, use_reentrant=True)
+
+    module.forward = again  # type: ignore[method-assign]
+
+
 def outputs(
     wrap: str = "ddp",
     *,
@@ -118,15 +130,22 @@ def outputs(
     form: str = "dict",
     loss: str = "weighted",
     world: bool = False,
+    reentrant: int = 0,
 ) -> dict[str, Any]:
-    """Two microbatches; world: the gradient is W times too large."""
+    """Two microbatches; world: the gradient is W times too large.
+
+    reentrant: checkpoints around the layers, one in the other. The reference has none.
+    """
     made: Callable[[], nn.Module] = Square if loss in ("chained", "input") else net_of(form)
+    net = made()
+    for _ in range(reentrant):
+        _checkpoint(net.layers)  # type: ignore[arg-type]
     if wrap == "ddp_unused":
-        model: nn.Module = DistributedDataParallel(made(), find_unused_parameters=True)
+        model: nn.Module = DistributedDataParallel(net, find_unused_parameters=True)
     elif wrap == "fsdp2":
-        model = torch.distributed.fsdp.fully_shard(made())
+        model = torch.distributed.fsdp.fully_shard(net)
     else:
-        model = scenarios.WRAPS[wrap](made())
+        model = scenarios.WRAPS[wrap](net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     check = zerocheck.attach(
         model, optimizer, reference=made, steps=(1,), directory=directory, on_violation="warn"

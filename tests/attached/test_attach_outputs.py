@@ -11,6 +11,7 @@ import torch
 from asking import Ask, held
 from output_scenarios import FORMS
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import zerocheck
 
@@ -49,6 +50,15 @@ def test_outputs_that_cannot_be_seen_are_not_judged(ask: Ask) -> None:
 @pytest.mark.parametrize("loss", ["chained", "input"])
 def test_outputs_that_go_in_again_hold(ask: Ask, wrap: str, loss: str) -> None:
     for answer in ask("outputs", wrap=wrap, loss=loss, ranks=1):
+        assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
+
+
+@pytest.mark.parametrize("wrap", ["plain", "ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("reentrant", [1, 2])
+def test_reentrant_checkpoints_in_the_model_hold(ask: Ask, wrap: str, reentrant: int) -> None:
+    """Their backward starts others, which reach the parameters from within the model."""
+    ranks = 1 if wrap == "plain" else 2
+    for answer in ask("outputs", wrap=wrap, reentrant=reentrant, ranks=ranks):
         assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
@@ -125,6 +135,13 @@ def test_what_reaches_the_outputs_otherwise_is_not_judged(tmp_path: Path) -> Non
         model(BATCH + model.layer.bias)["loss"].backward()
 
     assert "an input uses layer.bias" in reason(tmp_path, embedded)
+
+    def checkpointed(model: nn.Module) -> None:
+        logits = model(BATCH)["logits"]
+        loss = checkpoint(lambda x: (x @ model.layer.weight).mean(), logits, use_reentrant=True)
+        loss.backward()
+
+    assert "loss or an input uses layer.weight" in reason(tmp_path, checkpointed)
 
 
 def test_what_scripts_do_with_outputs_holds(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
 - `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
+- `call_state.py`: state of a model that its calls depend on: random states, numbers of its modules
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
 - `casts.py`: casts of FSDP and of DDP's hooks: which a model has, and the same in a model that is
   not wrapped
@@ -49,6 +50,7 @@
 - `reduced_gradient.py`: the reduced gradient against the local gradients of all ranks, one tensor
   at a time
 - `reference.py`: local gradient of the unwrapped model on one device, and its error bound
+- `repeatable.py`: whether a model gives the same outputs for the same inputs and random states
 - `replay.py`: replay of the bundle of a checked step: one process, no ranks
 - `resume.py`: checkpoints and data of a run: what is loaded was saved, and no sample comes twice
 - `run_parameters.py`: parameters of a live run and the places of their shards, from what its ranks

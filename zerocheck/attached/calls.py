@@ -21,8 +21,8 @@ class StoredForward(msgspec.Struct, frozen=True, kw_only=True):
     """Record of one forward call without its tensors.
 
     In trees {"a tensor": n} stands for the n-th of them, and {"a tuple": [...]} for a tuple.
-    random: states that exist; returned: paths of outputs that got a gradient; differentiable:
-    numbers of the inputs that need one. The rest: as in Forward.
+    random: states that exist; drawn: names of generators; returned: paths of outputs that got a
+    gradient; differentiable: numbers of the inputs that need one. The rest: as in Forward.
     """
 
     args: Any
@@ -35,6 +35,8 @@ class StoredForward(msgspec.Struct, frozen=True, kw_only=True):
     other_mode: tuple[str, ...] = ()
     inner_autocast: dict[str, Words] = {}
     dropout: dict[str, float] = {}
+    drawn: tuple[str, ...] = ()
+    numbers: dict[str, int | float] = {}
 
 
 def stored(
@@ -62,11 +64,14 @@ def stored(
                     differentiable=tuple(at for at, one in enumerate(inputs) if one.requires_grad),
                     other_mode=forward.other_mode,
                     dropout=forward.dropout,
+                    drawn=tuple(forward.drawn),
+                    numbers=dict(forward.numbers),
                 )
             )
             for kind, several in (
                 ("input", inputs),
                 ("random", forward.random),
+                ("drawn", forward.drawn.values()),
                 ("returned", forward.returned.values()),
             ):
                 for position, one in enumerate(several):
@@ -100,6 +105,8 @@ def restored(calls: Sequence[StoredForward], tensors: Mapping[str, torch.Tensor]
                 call.other_mode,
                 {name: _autocast(one) for name, one in call.inner_autocast.items()},
                 call.dropout,
+                {name: of("drawn", position) for position, name in enumerate(call.drawn)},
+                call.numbers,
                 {path: of("returned", position) for position, path in enumerate(call.returned)},
             )
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -22,6 +22,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..compat import draws_by_itself
 from ..contract.names import unwrapped
+from .call_state import (
+    Numbers,
+    TrainedNumbers,
+    host_states,
+    numbers_of,
+    set_host_states,
+    set_numbers,
+    torch_states,
+)
 from .guard import ErrorGuard
 from .output_gradients import OutputGradients
 
@@ -40,12 +49,14 @@ NESTED = 16
 class Forward:
     """One call of the model. Trees of tensors and plain values; tensors are copies.
 
-    random: state of the generator of the CPU, and of the current GPU, as it was entered; autocast:
-    (device type, dtype) if it was on; inner_autocast: that within the wrappers, by the name of the
-    module that is wrapped; other_mode: names of modules whose mode was not `training`; dropout:
-    probability of each module of dropout, which trainers turn off; returned: gradients that came
-    to the outputs from outside the call, by the path of the output (see `tensors_in`). Names of
-    modules are those in the unwrapped model, with a dot at their end.
+    random: state of the generator of the CPU, and of the current GPU, as it was entered; drawn:
+    those of Python and NumPy that it drew from; numbers: attributes of modules that the
+    reference must have (see call_state.py); autocast: (device type, dtype) if it was on;
+    inner_autocast: that within the wrappers, by the name of the module that is wrapped;
+    other_mode: names of modules whose mode was not `training`; dropout: probability of each
+    module of dropout, which trainers turn off; returned: gradients that came to the outputs
+    from outside the call, by the path of the output (see `tensors_in`). Names of modules are
+    those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -56,6 +67,8 @@ class Forward:
     other_mode: tuple[str, ...] = ()
     inner_autocast: dict[str, Autocast] = field(default_factory=dict)
     dropout: dict[str, float] = field(default_factory=dict)
+    drawn: dict[str, torch.Tensor] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -67,16 +80,29 @@ class Forward:
 class Forwards:
     """The calls of one module, recorded while its hooks are on."""
 
-    def __init__(self, model: nn.Module, guard: ErrorGuard) -> None:
+    def __init__(self, model: nn.Module, guard: ErrorGuard, numbers: Numbers) -> None:
+        """Prepare. numbers: those of the model when the check was attached."""
         self._model = model
         self._guard = guard
+        self._trained = TrainedNumbers(numbers)
         self._open: list[tuple[Forward, Any] | None] = []
         self._own_numbers = draws_by_itself(model)
         self.reason = ""
         """Why the calls cannot be repeated, if they cannot."""
-        self.summary: list[Forward] = []
+        self._calls: list[Forward] = []
         self.gradients = OutputGradients(model, guard)
         self._declared: dict[str, Autocast] = {}
+
+    def counted(self) -> list[Forward]:
+        """Return the calls that a backward reached, at the end of the step."""
+        self._trained.note(numbers_of(self._model, dotted))
+        found: list[Forward] = []
+        known: Numbers = {}
+        for call in self._calls:
+            if call.counts:
+                found.append(replace(call, numbers=self._trained.of(call.numbers, known)))
+                known = call.numbers
+        return found
 
     def hooked(self) -> ExitStack:
         """Put the hooks on; closing the stack takes them off."""
@@ -112,13 +138,16 @@ class Forwards:
                 forward = Forward(
                     mapped(args, _copy),
                     mapped(kwargs, _copy),
-                    _random(),
+                    torch_states(),
                     _autocast(),
                     module.training,
                     _other_mode(module),
                     dict(self._declared),
                     _dropout(module),
+                    host_states(),
+                    numbers_of(module, dotted),
                 )
+                self._trained.note(forward.numbers)
                 entry = self.gradients.enter(tensors_in((args, kwargs)).values())
                 self._open[-1] = forward, entry
 
@@ -128,9 +157,15 @@ class Forwards:
             if opened is not None:
                 forward, entry = opened
                 forward.returned = self.gradients.leave(entry, tensors_in(outputs))
-                if self._own_numbers and not all(map(torch.equal, forward.random, _random())):
+                if self._own_numbers and not all(map(torch.equal, forward.random, torch_states())):
                     self.reason = OWN_NUMBERS
-                self.summary.append(forward)
+                now = host_states()
+                forward.drawn = {
+                    name: state
+                    for name, state in forward.drawn.items()
+                    if not torch.equal(state, now[name])
+                }
+                self._calls.append(forward)
 
 
 def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
@@ -204,6 +239,8 @@ def entered(
         module.training = forward.training ^ (dotted(name) in forward.other_mode)
         if isinstance(module, _DropoutNd):
             module.p = forward.dropout.get(dotted(name), module.p)
+    set_numbers(model, forward.numbers)
+    set_host_states(forward.drawn)
     torch.set_rng_state(forward.random[0])
     if len(forward.random) > 1 and device.type == "cuda":
         torch.cuda.set_rng_state(forward.random[1], device)
@@ -287,13 +324,6 @@ def dotted(name: str) -> str:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _random() -> tuple[torch.Tensor, ...]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states.append(torch.cuda.get_rng_state())
-    return tuple(states)
 
 
 def _autocast() -> Autocast:

@@ -100,6 +100,8 @@ def judge_gradient(
         local = reference.local(
             observed.forwards, observed.buffers, tokens=tokens, casts=observed.summary.casts
         )
+    if reason := _of_any_rank(local.reason, ranks):
+        return Full(reason=reason)
     found = Judged(0.0, {}, (), ())
     for tensor in tensors:
         if tensor.trains:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ..compat import current_node
 from ..contract.names import unwrapped
 from .guard import ErrorGuard
 
@@ -84,6 +85,7 @@ class OutputGradients:
         self._handles: list[Any] = []
         self.running = 0
         self.reason = ""
+        self._within = 0  # backwards under way that the model itself started
 
     def enter(self, inputs: Iterable[torch.Tensor]) -> tuple[int, tuple[Edge, ...]]:
         """Note the beginning of a call, for `leave`. inputs: tensors that need a gradient."""
@@ -122,19 +124,38 @@ class OutputGradients:
 
         def backward(tensors: Any, grad_tensors: Any = None, *more: Any, **named: Any) -> Any:
             handles: list[Any] = []
+            within = False
             with self.guard():
-                if named.get("inputs") is not None or len(more) > 3:
-                    self.reason = self.reason or PARTIAL
-                self._hook(_several(tensors), _several(grad_tensors), handles)
+                within = self._from_within()
+                if not within:
+                    if named.get("inputs") is not None or len(more) > 3:
+                        self.reason = self.reason or PARTIAL
+                    self._hook(_several(tensors), _several(grad_tensors), handles)
             self.running += 1
+            self._within += within
             try:
                 return original(tensors, grad_tensors, *more, **named)
             finally:
                 self.running -= 1
+                self._within -= within
                 for handle in handles:
                     handle.remove()
 
         return backward
+
+    def _from_within(self) -> bool:
+        """Return True if the backward of the model itself starts this one.
+
+        As that of a reentrant checkpoint does, for what it has computed anew.
+        """
+        if self._within or not self.running:
+            return bool(self._within)
+        node = current_node()
+        return node is not None and self._inside(node)
+
+    def _inside(self, node: Any) -> bool:
+        """Return True if a call of the model made the node."""
+        return any(span.begin < node._sequence_nr() < span.end for span in self._spans)
 
     def _hook(self, roots: Sequence[Any], gradients: Sequence[Any], handles: list[Any]) -> None:
         """Follow the graph from its roots, and hook the nodes that lead to outputs."""
@@ -181,7 +202,7 @@ class OutputGradients:
             if id(leaf) in self._names and not self.reason:
                 name = self._names[id(leaf)]
                 self.reason = f"the loss or an input uses {name} past the outputs of the model"
-        elif any(span.begin < node._sequence_nr() < span.end for span in self._spans):
+        elif self._inside(node):
             self.reason = self.reason or INNER
 
 

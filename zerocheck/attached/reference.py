@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,14 @@ from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT, U
 from ..judge.estimate import MARGIN, REPLICAS
 from ..judge.pieces import split
-from ..machine.devices import forked
 from .adopted import adopt, with_adapters
+from .call_state import UNREPEATABLE, separate_random
 from .casts import Casts, casting, casting_buffers
 from .dtypes import dtype_of
 from .forwards import Forward, entered, tensors_in
 from .gradient_scale import NARROW_REPLICAS, Move, along
 from .model_hooks import ScriptHook, hooks_missing
+from .repeatable import Digest, digest, repeats
 from .summation_noise import Pair, SumNoise
 from .token_weights import TokenWeights, logits_of, weights_of
 
@@ -49,13 +50,15 @@ class Local:
 
     gradients[name][m]: of microbatch m, flat fp32 on the CPU, None where it has none; noise[name]:
     the largest error of an element of their sum; sway[name]: how far the moves of that sum go along
-    it, infinite where that was not asked; tokens: weights of the tokens of each microbatch.
+    it, infinite where that was not asked; tokens: weights of the tokens of each microbatch; reason:
+    why these say nothing of the run, empty where they do.
     """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
     noise: Mapping[str, float]
     sway: Mapping[str, float]
     tokens: Sequence[TokenWeights] = ()
+    reason: str = ""
 
 
 class Reference:
@@ -67,7 +70,7 @@ class Reference:
     def __init__(
         self, factory: Factory, device: torch.device, run: nn.Module | None = None
     ) -> None:
-        with _separate_random(device):
+        with separate_random(device):
             made = factory()
             # A factory of `zerocheck run --model` gives more than the model.
             model = made[0] if isinstance(made, tuple) and made else made
@@ -79,6 +82,7 @@ class Reference:
             if run is not None:
                 model = with_adapters(run, model)
         self.device = device
+        self._first: Digest = ()  # of the outputs of the first call
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
         modules = (name for name, _ in self.model.named_modules())
@@ -125,7 +129,12 @@ class Reference:
             autocast=inner[-1] if inner else forward.autocast,
             other_mode=tuple(map(self._bare, forward.other_mode)),
             dropout={self._bare(name): one for name, one in forward.dropout.items()},
+            numbers={self._bare_number(name): one for name, one in forward.numbers.items()},
         )
+
+    def _bare_number(self, name: str) -> str:
+        path, dot, attribute = name.rpartition(".")
+        return f"{self._bare(path + dot)}{attribute}"
 
     def _bare(self, name: str) -> str:
         """Remove from a name the parts that no module or tensor of the reference has.
@@ -158,8 +167,11 @@ class Reference:
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
         weights: list[TokenWeights] = []
-        with _separate_random(self.device):
+        with separate_random(self.device):
             first = self._run(forwards, buffers, casts, weights if tokens else None)
+            again = partial(self._outputs, forwards[0], buffers, casts)
+            if not repeats(again, self._first, self.device.type):
+                return Local(first, {}, {}, weights, UNREPEATABLE)
             noise = dict.fromkeys(self._parameters, 0.0)
             kept = {name: p.detach().reshape(-1).clone() for name, p in self._parameters.items()}
             unit = max((_unit(forward, kept, casts) for forward in forwards), default=0.0)
@@ -191,15 +203,27 @@ class Reference:
         weights: list that takes those of tokens; noisy: moves the gradients that are given.
         """
         found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
+        self._load_buffers(buffers)
+        with casting_buffers(self.model, casts.buffers if casts is not None else ""):
+            self._add(found, forwards, casts, weights, noisy)
+        return found
+
+    def _load_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 known = buffers.get(self._bare(unwrapped(name)))
                 if known is not None:
                     buffer.data = buffer.data.to(known.dtype)
                     buffer.copy_(known)
-        with casting_buffers(self.model, casts.buffers if casts is not None else ""):
-            self._add(found, forwards, casts, weights, noisy)
-        return found
+
+    def _outputs(
+        self, forward: Forward, buffers: Mapping[str, torch.Tensor], casts: Casts | None
+    ) -> Digest:
+        """Call the model once; return a digest of its outputs."""
+        self._load_buffers(buffers)
+        narrow = casting_buffers(self.model, casts.buffers if casts is not None else "")
+        with narrow, torch.enable_grad():
+            return digest(tensors_in(self._called(forward, casts)).values())
 
     def _add(
         self,
@@ -210,11 +234,13 @@ class Reference:
         noisy: SumNoise | None,
     ) -> None:
         """Add the gradients of each call to those found."""
-        for forward in forwards:
+        for number, forward in enumerate(forwards):
             for parameter in self._parameters.values():
                 parameter.grad = None
             with torch.enable_grad():
                 outputs = tensors_in(self._called(forward, casts))
+                if not number and noisy is None:
+                    self._first = digest(outputs.values())
                 pairs: Sequence[Pair] = [
                     _pair(outputs, path, gradient) for path, gradient in forward.returned.items()
                 ]
@@ -293,10 +319,3 @@ def _summed(gradients: Sequence[torch.Tensor], here: slice) -> torch.Tensor:
     for one in gradients[1:]:
         total += one[here]
     return total
-
-
-@contextmanager
-def _separate_random(device: torch.device) -> Iterator[None]:
-    """Random numbers are drawn from a state of its own, on the CPU and on the device."""
-    with forked(device):
-        yield

@@ -202,7 +202,8 @@ def _local_gradients(
         reference.local(one.forwards, one.buffers, tokens=tokens, casts=one.summary.casts)
         for one in ranks
     ]
-    return LocalGradients(tensors, found)
+    reason = next((one.reason for one in found if one.reason), "")
+    return LocalGradients(tensors, found, reason)
 
 
 def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> Full:

@@ -20,7 +20,9 @@ from ..foreign_text import one_line
 from ..job_metrics.job_meter import JobMeter
 from ..protocol.verdicts import Judgement, Violation
 from .arrivals import Arrivals
+from .call_state import numbers_of
 from .exchange import Verdict, judge_step, with_norms
+from .forwards import dotted
 from .holdings import computes_on, words_for
 from .optimizers import observed_optimizer
 from .options import AttachOptions, check_parts
@@ -64,6 +66,7 @@ class Attached:
             options.directory, options.semantics, options.on_violation, self._summary
         )
         self._resume = Resume(model, self._optimizer)
+        self._numbers = None if options.reference is None else numbers_of(model, dotted)
         self._done = self._right = done
         self.taken = done
         self.last: Judgement | None = None
@@ -255,7 +258,7 @@ class Attached:
             rank=ranks.rank,
             world_size=ranks.size,
             number=self.taken,
-            listens=self._options.reference is not None,
+            listens=self._numbers,
             unjudged=IN_PIPELINE if self._in_pipeline else "",
         )
         self._watch.start()

@@ -20,6 +20,7 @@ from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..protocol.observations import Entry
+from .call_state import Numbers
 from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
 from .forwards import Forward, Forwards
@@ -63,13 +64,13 @@ class Watch:
         rank: int,
         world_size: int,
         number: int,
-        listens: bool = False,
+        listens: Numbers | None = None,
         unjudged: str = "",
     ) -> None:
         """Prepare the observation of a step.
 
-        listens: record the calls of the model, for the reference; unjudged: why the gradient cannot
-        be judged in any step.
+        listens: record the calls of the model, for the reference, with the numbers of its modules
+        when the check was attached; unjudged: why the gradient cannot be judged in any step.
         """
         self._model = model
         self._optimizer = optimizer
@@ -80,7 +81,7 @@ class Watch:
         self._where = (rank, world_size)
         self._hooks = ExitStack()
         self._guard = ErrorGuard()
-        self._listens = Forwards(model, self._guard) if listens else None
+        self._listens = None if listens is None else Forwards(model, self._guard, listens)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
@@ -155,7 +156,7 @@ class Watch:
         rank, world_size = self._where
         forwards: list[Forward] = []
         if self._listens is not None:
-            forwards = [forward for forward in self._listens.summary if forward.counts]
+            forwards = self._listens.counted()
             reason = self._listens.reason or self._listens.gradients.reason
             self._unjudged = self._unjudged or reason
         self._listens = None
