@@ -15,7 +15,7 @@ from torch import nn
 
 import zerocheck
 from zerocheck.attached.bundle import read
-from zerocheck.attached.call_state import host_states, set_host_states
+from zerocheck.attached.call_state import draws_in_cudnn, host_states, set_host_states
 from zerocheck.attached.replay import replay
 
 
@@ -187,3 +187,23 @@ def test_states_are_restored_within_a_pair_of_normal_numbers(
     expected = [draw() for _ in range(3)]
     set_host_states(states)
     assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "dropout", "device", "draws"),
+    [
+        (2, 0.1, "cuda", True),
+        (2, 0.1, "cpu", False),
+        (2, 0.0, "cuda", False),
+        (1, 0.1, "cuda", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:dropout option adds dropout")
+def test_recurrent_modules_draw_in_cudnn(
+    layers: int, dropout: float, device: str, draws: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GRU(4, 4, layers, dropout=dropout))
+    assert draws_in_cudnn(model, device) is draws
+    assert not draws_in_cudnn(model.eval(), device)
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert not draws_in_cudnn(model.train(), device)

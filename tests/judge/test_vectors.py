@@ -14,11 +14,12 @@ from zerocheck.errors import HarnessError
 from zerocheck.judge import vectors
 
 
-@pytest.fixture(params=["memory", "files"])
+@pytest.fixture(params=["memory", "huge pages", "files"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(vectors, "LARGE_BYTES", 1)
     monkeypatch.setattr(vectors, "AT_ONCE", 3)
-    monkeypatch.setattr(vectors, "leaves_half", lambda _: request.param == "memory")
+    monkeypatch.setattr(vectors, "HUGE_BYTES", 1 if request.param == "huge pages" else 1 << 40)
+    monkeypatch.setattr(vectors, "leaves_half", lambda _: request.param != "files")
     return str(request.param)
 
 
@@ -48,7 +49,22 @@ def test_a_file_has_no_name_and_goes_with_its_tensor(
     start = f"{made.data_ptr():x}-"
     del made
     gc.collect()
-    assert where == "memory" or start not in Path("/proc/self/maps").read_text()
+    assert where != "files" or start not in Path("/proc/self/maps").read_text()
+
+
+def test_long_ones_lie_in_huge_pages() -> None:
+    """The kernel is asked for them, and gives them to what begins at one."""
+    made = vectors.zeros(3 << 20)
+    assert made.data_ptr() % (2 << 20) == 0 and made.shape == (3 << 20,)
+    area = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            low, high = (int(end, 16) for end in line.split()[0].split("-"))
+            area = "ours" if low <= made.data_ptr() < high else ""
+        elif area and line.startswith("VmFlags:"):
+            assert "hg" in line.split(), line
+            return
+    pytest.fail("its memory is not found")
 
 
 def test_small_ones_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,8 @@
   counts as much
 - `watch.py`: observe one step: copy the state around it, and the gradient where the optimizer
   takes it
+- `workers.py`: threads that judge the shards of a step: the cores of the host, divided among its
+  ranks
 - `zero_engine.py`: engine with ZeRO stages 1 to 3, as DeepSpeed has them: it updates fp32 masters
   in partitions
 """

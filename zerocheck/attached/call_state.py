@@ -23,8 +23,11 @@ Numbers = Mapping[str, float]
 
 UNREPEATABLE = (
     "the model gives other outputs for the same inputs and random states: it draws random numbers "
-    "of its own (dropout of cuDNN's recurrent modules, a generator), or keeps a state that is in "
-    "no buffer"
+    "of its own, or keeps a state that is in no buffer"
+)
+OF_CUDNN = (
+    "cuDNN keeps the random state of the dropout between layers of a recurrent module by itself; "
+    "torch.backends.cudnn.enabled = False has torch draw it"
 )
 
 
@@ -69,6 +72,23 @@ def _state(words: tuple[int, ...], ahead: float | None) -> torch.Tensor:
 def _parts(state: torch.Tensor) -> tuple[list[int], float | None]:
     *words, has, bits = state.tolist()
     return words, float(np.int64(bits).view(np.float64)) if has else None
+
+
+def draws_in_cudnn(model: nn.Module, device: str) -> bool:
+    """Return True if a recurrent module draws its dropout in cuDNN. device: kind that it is on.
+
+    Its random state is made from a seed of torch's generator when that was last set, and goes on by
+    itself (get_dropout_state in aten/src/ATen/native/cudnn/RNN.cpp). Setting the generator, as for
+    a reference, would have it made anew, and change what the run draws.
+    """
+    return (
+        device == "cuda"
+        and torch.backends.cudnn.enabled
+        and any(
+            isinstance(one, nn.RNNBase) and one.training and one.dropout > 0 and one.num_layers > 1
+            for one in model.modules()
+        )
+    )
 
 
 @contextmanager

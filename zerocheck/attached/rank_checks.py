@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ from ..protocol.verdicts import Violation
 from .after_clipping import after_clipping
 from .slices import Slice, SliceContext
 from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, StepSummary, element_of
+from .workers import in_threads
 
 ORDER = ("step", *STATES, "parameter")
 """Order in which an optimizer computes: what comes first is wrong first."""
@@ -121,30 +124,66 @@ def _untouched(context: SliceContext, changed: Sequence[int]) -> Iterator[Violat
             yield part.whole_tensors(found)
 
 
+Readings = Mapping[str, Sequence[Reading]]
+"""Readings of an optimizer's rules that are left, by the name of the rule."""
+
+
+class _JudgedSlice(NamedTuple):
+    """Verdict on the update of a slice. readings: those that are left after it."""
+
+    share: float
+    violation: Violation | None
+    readings: Readings
+
+
 def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe) -> Checked:
+    """Judge the slices, in threads.
+
+    A reading that failed in one slice is out for those behind it. So a slice is judged again where
+    one before it, in a thread beside it, had a reading fail; the first is judged alone, since most
+    readings that fail do so in it.
+    """
     share, found = 0.0, []
-    readings: dict[str, list[Reading]] | None = None
-    roles = recipe.optimizer.states_with(recipe.options)
-    for part in context.slices(numbers):
-        judge = UpdateJudge(part.layout, recipe)
-        judge.readings = readings or _with_compiled(judge.readings)
-        used, violation = judge.check(
-            Update(
-                part.state(BEFORE, roles),
-                part.state(AFTER, roles),
-                part.flat("gradient"),
-                0.0,
-                [options.lr for options in context.summary.options],
-                part.has,
-                part.flat("reduced") if part.has_any("reduced") else None,
-            ),
-            step=context.summary.number - 1,
-        )
-        readings = judge.readings
-        share = max(share, used)
-        if violation is not None:
-            found.append(part.whole_tensors(violation))
+    left = [*context.slices(numbers)]
+    if not left:  # shards without elements
+        return Checked()
+    readings: Readings = _with_compiled(UpdateJudge(left[0].layout, recipe).readings)
+    together = 1
+    while left:
+        count, known = 0, readings
+        judged = partial(_of_slice, context, recipe, known)
+        for one in in_threads(judged, left[:together]):
+            count += 1
+            share = max(share, one.share)
+            if one.violation is not None:
+                found.append(one.violation)
+            if one.readings != known:
+                readings = one.readings
+                break
+        left, together = left[count:], len(left)
     return Checked(share, _with_late(merged(found), context.summary))
+
+
+def _of_slice(
+    context: SliceContext, recipe: UpdateRecipe, readings: Readings, part: Slice
+) -> _JudgedSlice:
+    roles = recipe.optimizer.states_with(recipe.options)
+    judge = UpdateJudge(part.layout, recipe)
+    judge.readings = {name: [*those] for name, those in readings.items()}
+    share, violation = judge.check(
+        Update(
+            part.state(BEFORE, roles),
+            part.state(AFTER, roles),
+            part.flat("gradient"),
+            0.0,
+            [options.lr for options in context.summary.options],
+            part.has,
+            part.flat("reduced") if part.has_any("reduced") else None,
+        ),
+        step=context.summary.number - 1,
+    )
+    wrong = None if violation is None else part.whole_tensors(violation)
+    return _JudgedSlice(share, wrong, judge.readings)
 
 
 def _with_late(violation: Violation | None, summary: StepSummary) -> Violation | None:
@@ -161,7 +200,7 @@ def _with_late(violation: Violation | None, summary: StepSummary) -> Violation |
     )
 
 
-def _with_compiled(readings: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
+def _with_compiled(readings: Readings) -> dict[str, list[Reading]]:
     """Add the reading of steps that are compiled, which a script may have and a case does not."""
     compiled: list[Reading] = ["single corrections"]
     return {
@@ -213,8 +252,8 @@ def _clipped(context: SliceContext, clip: Clip) -> Checked:
     case = Case(
         mesh=(1,), training=Training(clip=clip.max_norm, norm="inf" if clip.kind == "inf" else "2")
     )
-    share, found = 0.0, []
-    for part in context.slices(clip.pieces):
+
+    def judged(part: Slice) -> tuple[float, Violation | None]:
         used, violation = check_clipped(
             _role_state(part, "clipped"),
             _role_state(part, "reduced"),
@@ -225,10 +264,11 @@ def _clipped(context: SliceContext, clip: Clip) -> Checked:
             step=context.summary.number,
             narrow=all(format.narrow for format in formats),
         )
-        share = max(share, used)
-        if violation is not None:
-            found.append(part.whole_tensors(violation))
-    return Checked(share, merged(found))
+        return used, None if violation is None else part.whole_tensors(violation)
+
+    every = [*in_threads(judged, [*context.slices(clip.pieces)])]
+    found = [violation for _, violation in every if violation is not None]
+    return Checked(max((used for used, _ in every), default=0.0), merged(found))
 
 
 def _role_state(part: Slice, what: str) -> RoleState:

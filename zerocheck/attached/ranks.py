@@ -136,6 +136,8 @@ class RankGroup:
 
     def total(self, share: Total) -> Total:
         """Return the sum over all ranks, on every rank; on the CPU in the place of `share`."""
+        if self.size == 1:
+            return share
         few = torch.tensor([share.noise, share.arrived, share.sway], dtype=torch.float64)
         sums = [one.to(self._device) for one in (share.exact, share.absolute, few)]
         self._meet(0)

@@ -18,9 +18,9 @@ from .. import causes as bugs
 from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
 from ..floating_point import Enclosure, Format
-from ..judge import bounds
+from ..judge import bounds, vectors
 from ..judge.assemble import RoleState, plan_of
-from ..judge.compare import compare, describe
+from ..judge.compare import Misfit, compare, describe
 from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
 from ..judge.layout import ParameterLayout
@@ -29,10 +29,11 @@ from ..judge.pieces import Enclosing, split
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation
 from .dtypes import dtype_of
-from .gradient_scale import NO_SCALE, added, projected, scaled
+from .gradient_scale import NO_SCALE, Scale, added, projected, scaled
 from .reference import Local
 from .run_parameters import RunParameter, layout_of
 from .step_record import Observed, StepSummary
+from .workers import in_threads
 
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
@@ -57,11 +58,15 @@ def share_of(local: Local, tensor: RunParameter) -> Total:
     """Return one rank's contribution to the total."""
     there = [one for one in local.gradients[tensor.name] if one is not None]
     numel = torch.Size(tensor.shape).numel()
-    exact, absolute = (torch.zeros(numel, dtype=torch.float64) for _ in range(2))
-    for here in split(numel):
+    exact, absolute = (vectors.zeros(numel, dtype=torch.float64) for _ in range(2))
+
+    def add(here: slice) -> None:
         for one in there:
             exact[here] += one[here]
             absolute[here] += one[here].abs()
+
+    for _ in in_threads(add, split(numel)):
+        pass
     return Total(exact, absolute, local.noise[tensor.name], len(there), local.sway[tensor.name])
 
 
@@ -144,12 +149,21 @@ def compare_shards(
             continue
         needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
         exact, absolute = (local_slice(one, piece.entry) for one in total[:2])
-        for here in split(len(gradient)):
+
+        def judged(
+            here: slice,
+            shard: torch.Tensor = gradient,
+            exact: torch.Tensor = exact,
+            absolute: torch.Tensor = absolute,
+        ) -> tuple[Scale, float, Misfit | None]:
             there = total._replace(exact=exact[here], absolute=absolute[here])
             part = enclosure(there, tensor, observed.summary, semantics)
-            held = gradient[here].double()
-            scale = added(scale, projected(held, part, length=length, sway=sway, noise=noise))
-            used, misfit = compare(held, part)
+            held = shard[here].double()
+            along = projected(held, part, length=length, sway=sway, noise=noise)
+            return (along, *compare(held, part))
+
+        for along, used, misfit in in_threads(judged, split(len(gradient))):
+            scale = added(scale, along)
             if misfit is None:
                 share = max(share, used)
             else:

@@ -14,7 +14,7 @@ moves go along the gradient itself, where errors of its elements cancel: see gra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from zerocheck_reference import unit_roundoff
 from ..contract.names import unwrapped
 from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT, U
+from ..judge import vectors
 from ..judge.estimate import MARGIN, REPLICAS
 from ..judge.pieces import split
 from .adopted import adopt, with_adapters
@@ -40,6 +41,7 @@ from .model_hooks import ScriptHook, hooks_missing
 from .repeatable import Digest, digest, repeats
 from .summation_noise import Pair, SumNoise
 from .token_weights import TokenWeights, logits_of, weights_of
+from .workers import in_threads
 
 Factory = Callable[[], nn.Module]
 
@@ -182,7 +184,7 @@ class Reference:
                 with SumNoise(min(unit, NEXT * U), number).watching(self.model) as noisy:
                     moved = self._run(forwards, buffers, casts, noisy=noisy)
                 for name, gradients in moved.items():
-                    moves = [*_moves(gradients, first[name])]
+                    moves = _moves(gradients, first[name])
                     if moves:
                         apart = MARGIN * max(one.largest for one in moves)
                         rounded = unit * max(one.size for one in moves)
@@ -253,7 +255,7 @@ class Reference:
                     weights.append(weights_of(logits, None if logits is None else logits.grad))
             for name, parameter in self._parameters.items():
                 grad = parameter.grad
-                found[name].append(None if grad is None else grad.reshape(-1).float().cpu())
+                found[name].append(None if grad is None else _on_host(grad.reshape(-1)))
                 parameter.grad = None
 
     def _called(self, forward: Forward, casts: Casts | None) -> Any:
@@ -274,6 +276,13 @@ class Reference:
                     factor = torch.from_numpy(up[: len(there)]).to(self.device).double()
                     moved[here] = there.mul_(factor.mul_(2 * unit).add_(1 - unit))
                 parameter.copy_(moved.view(parameter.shape))
+
+
+def _on_host(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient in fp32 on the CPU, itself if it is that."""
+    if gradient.device.type == "cpu":
+        return gradient.float()
+    return vectors.copy(gradient, torch.float32)
 
 
 def _pair(outputs: Mapping[str, torch.Tensor], path: str, gradient: torch.Tensor) -> Pair:
@@ -304,14 +313,17 @@ def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor], casts: Casts
 
 def _moves(
     moved: Sequence[torch.Tensor | None], first: Sequence[torch.Tensor | None]
-) -> Iterator[Move]:
-    """Yield, by pieces, how far the sum over microbatches moved. Nothing where one has none."""
-    moved, first = ([one for one in all_ if one is not None] for all_ in (moved, first))
-    if not moved or not first:
-        return
-    for here in split(first[0].numel()):
-        was = _summed(first, here)
-        yield Move.of(_summed(moved, here).sub_(was).nan_to_num_(nan=0.0), was)
+) -> list[Move]:
+    """Return, by pieces, how far the sum over microbatches moved. Nothing where one has none."""
+    now, before = ([one for one in all_ if one is not None] for all_ in (moved, first))
+    if not now or not before:
+        return []
+
+    def move(here: slice) -> Move:
+        was = _summed(before, here)
+        return Move.of(_summed(now, here).sub_(was).nan_to_num_(nan=0.0), was)
+
+    return [*in_threads(move, split(before[0].numel()))]
 
 
 def _summed(gradients: Sequence[torch.Tensor], here: slice) -> torch.Tensor:

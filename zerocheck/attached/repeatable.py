@@ -1,7 +1,7 @@
 """Check whether a model gives the same outputs for the same inputs and random states.
 
-Where it does not, its reference says nothing about the gradient of a run: it drew other numbers
-(dropout of cuDNN's recurrent modules, a generator of the model), or went on from another state.
+Where it does not, its reference says nothing about the gradient of a run: it drew other numbers,
+from a generator of the model, or went on from another state.
 """
 
 from __future__ import annotations

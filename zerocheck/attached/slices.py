@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,9 +24,7 @@ from ..optimizers import STATES
 from ..optimizers.specification import StateRole
 from ..protocol.verdicts import Violation
 from .step_record import AFTER, BEFORE, Observed, ShardPiece, StepSummary, element_of
-
-HASHING = 4
-"""Threads that hash."""
+from .workers import in_threads
 
 _MARK = "\0"
 
@@ -57,8 +54,7 @@ class SliceContext:
     @cached_property
     def hashes(self) -> list[dict[str, str]]:
         """Hash of each tensor, by piece and by what it is."""
-        with ThreadPoolExecutor(HASHING) as threads:  # hashing holds no lock of Python
-            return [*threads.map(self.hashes_of, range(len(self.summary.pieces)))]
+        return [*in_threads(self.hashes_of, range(len(self.summary.pieces)))]
 
     def hashes_of(self, number: int) -> dict[str, str]:
         """Return the hash of each tensor of a piece."""

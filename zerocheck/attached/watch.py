@@ -19,8 +19,9 @@ from ..contract.names import unwrapped
 from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
+from ..judge import vectors
 from ..protocol.observations import Entry
-from .call_state import Numbers
+from .call_state import OF_CUDNN, Numbers, draws_in_cudnn
 from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
 from .forwards import Forward, Forwards
@@ -205,6 +206,8 @@ class Watch:
         self._unjudged = reason or self._unjudged
         if self._engine is not None and self._engine.narrow:
             self._unjudged = "the engine computes in another dtype than its masters have"
+        if draws_in_cudnn(self._model, computes_on(self._model).type):
+            self._unjudged = OF_CUDNN
 
     def _observed_backward(
         self, listens: Forwards, found: Sequence[Holding], original: Callable[..., Any]
@@ -256,7 +259,7 @@ class Watch:
 
     def _put(self, what: str, number: int, tensor: torch.Tensor | None) -> None:
         if tensor is not None:  # from a GPU: on its current stream, which the script's own loop has
-            self._values[what, number] = tensor.reshape(-1).to("cpu", copy=True)
+            self._values[what, number] = vectors.copy(tensor.reshape(-1))
 
     def _gradients(self, what: str, only: Collection[int] | None = None) -> list[int]:
         """Copy the gradients; returns the numbers of their pieces. only: ids of parameters."""
