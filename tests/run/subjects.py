@@ -106,6 +106,16 @@ class Refuses(Sharder):
         raise zerocheck.Unsupported("this machine is too small")
 
 
+class RefusesOnOneRank(Sharder):
+    """The others wait for it."""
+
+    def build(self, model, case, mesh):
+        if dist.get_rank() == 0:
+            raise zerocheck.Unsupported("nothing for rank 0")
+        dist.all_reduce(torch.zeros(1))
+        return super().build(model, case, mesh)
+
+
 IN_FP32 = Zero1.capabilities - {"precision"}
 
 

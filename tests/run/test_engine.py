@@ -187,13 +187,19 @@ def test_other_cases_go_on_after_a_kill(run_subject: Run) -> None:
     assert len({f.number for f in records.of(Finding)}) == 1
 
 
-def test_unsupported_everywhere_is_nothing_checked(run_subject: Run) -> None:
-    code, records = run_subject("Refuses")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("Refuses", "this machine is too small"), ("RefusesOnOneRank", "nothing for rank 0")],
+)
+def test_unsupported_everywhere_is_nothing_checked(
+    run_subject: Run, name: str, reason: str
+) -> None:
+    code, records = run_subject(name, max_cases=2, world_sizes=(2,))
     assert code == 1
     assert {record.status for record in records.of(CaseFinished)} == {"unsupported"}
     (end,) = records.of(RunFinished)
     assert "nothing was checked" in end.why[0]
-    assert "this machine is too small" in end.why[0]
+    assert reason in end.why[0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -10,7 +12,7 @@ from zerocheck.errors import HarnessError, Unsupported
 from zerocheck.protocol.measurements import Measured, Timed
 from zerocheck.protocol.observations import RankObservation
 from zerocheck.protocol.replies import CaseUnsupported, MemoryReply, Reply, TimeReply
-from zerocheck.ranks.result import JobResult
+from zerocheck.ranks.result import JobResult, RankOutcome
 from zerocheck.run.execute.outcome import Results, judged
 from zerocheck.run.execute.rank_replies import complete, read_observations, received
 from zerocheck.run.execute.trial import Trial
@@ -22,7 +24,8 @@ MEMORY = MemoryReply(measured=Measured())
 def result(*replies: Reply | None) -> JobResult:
     """A finished job with these replies; None for a rank without one."""
     payloads = tuple(None if one is None else msgspec.msgpack.encode(one) for one in replies)
-    return JobResult("finished", payloads, (), tuple(None for _ in replies), 0.0)
+    ranks = tuple(RankOutcome(rank, "finished") for rank in range(len(replies)))
+    return JobResult("finished", payloads, tuple(None for _ in replies), ranks, 0.0)
 
 
 def test_every_kind_comes_back() -> None:
@@ -49,6 +52,22 @@ def test_a_timed_run_that_refuses_breaks_the_timing_alone() -> None:
     outcome = judged(CASE, Results((), measured=result(MEMORY, MEMORY), timed=result(refused)))
     assert outcome.status == "holds"
     assert outcome.pace is not None and outcome.pace.broken == "not twice"
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [("hung", "unsupported"), ("crashed", "crashed"), ("alone", "hung")]
+)
+def test_a_refusal_that_others_wait_for_is_one(how: str, status: str) -> None:
+    """A rank that dies beside it is not explained by it, nor is a rank that waits by itself."""
+    first = MEMORY if how == "alone" else CaseUnsupported("not on rank 0")
+    broken = result(first, None)
+    broken = dataclasses.replace(broken, outcome="crashed" if how == "crashed" else "hung")
+    if how == "crashed":
+        died = RankOutcome(rank=1, state="killed", signal_name="SIGKILL")
+        broken = dataclasses.replace(broken, rank_outcomes=(died, died), first_failed=1)
+    outcome = judged(CASE, Results((broken,)))
+    assert outcome.status == status
+    assert (outcome.reason == "not on rank 0") is (how == "hung")
 
 
 class OneAnswer:

@@ -24,7 +24,7 @@ from ...ranks.result import JobResult
 from ...timing.analysis import DIGITS, pace_of
 from ...timing.pace import Pace
 from ..records.records import Outcome
-from .rank_replies import complete, read_observations, received
+from .rank_replies import complete, read_observations, received, refusal_beside_waiting
 
 
 class Results(NamedTuple):
@@ -78,6 +78,9 @@ def _judged(
 ) -> Outcome:
     for number, result in enumerate(results.all):
         if not complete(result):
+            refusal = refusal_beside_waiting(result)
+            if refusal:
+                return Outcome(status="unsupported", reason=refusal, seconds=result.duration_s)
             return _broken(case, result, 0 if result is results.measured else number)
     parts = []
     measured: list[MemoryReply] = []
@@ -88,8 +91,8 @@ def _judged(
         started = time.perf_counter()
         if segments:
             parts.append(_judged_steps(case, segments, results, digest=digest, words=words))
-    except Unsupported as refusal:
-        return Outcome(status="unsupported", reason=str(refusal))
+    except Unsupported as error:
+        return Outcome(status="unsupported", reason=str(error))
     if measured:
         parts.append(judge_measured(case, measured, digest=digest))
     judgement = merged(parts)

@@ -28,6 +28,17 @@ def decode_reply(payload: bytes) -> Reply:
     return reply
 
 
+def refusal_beside_waiting(result: JobResult) -> str:
+    """Return why some ranks refused the case while the others wait for them, or an empty text.
+
+    torch refuses what a rank holds: one whose shard is empty has nothing to refuse.
+    """
+    if result.outcome != "hung":
+        return ""
+    replies = (decode_reply(payload) for payload in result.payloads if payload is not None)
+    return next((one.reason for one in replies if isinstance(one, CaseUnsupported)), "")
+
+
 def expect(payload: bytes, kind: type[R]) -> R:
     """Decode a reply of this kind.
 
