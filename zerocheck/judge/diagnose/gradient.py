@@ -56,7 +56,12 @@ def causes(evidence: Evidence) -> Causes:
             "the gradient holds NaN: memory that was never written was read "
             "(zerocheck fills such memory with NaN)",
         )
-    found = [c for c in candidates(evidence, wrong) if explains(c, evidence, wrong)]
+    found: list[Candidate] = []
+    narrow = evidence.semantics.reduce in rounding.NARROW
+    if narrow:  # the others have its roundings in their enclosures, so that much explains it
+        found = [c for c in rounding.of_uses(evidence, wrong) if explains(c, evidence, wrong)]
+    if not found:
+        found = [c for c in candidates(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         rescaled = _rescaled_losses(evidence)
         found = next((alike for alike in rescaled if explains(alike[0], evidence, wrong)), [])
@@ -70,8 +75,8 @@ def causes(evidence: Evidence) -> Causes:
         found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
     if not found:
         found = [c for c in rounding.candidates(evidence) if explains(c, evidence, wrong)]
-    if not found:
-        found = [c for c in rounding.of_uses(evidence) if explains(c, evidence, wrong)]
+    if not found and not narrow:
+        found = [c for c in rounding.of_uses(evidence, wrong) if explains(c, evidence, wrong)]
     if not found and declared(evidence.semantics):
         found = [c for c in rounding.reductions(evidence, wrong) if explains(c, evidence, wrong)][
             :1

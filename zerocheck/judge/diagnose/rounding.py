@@ -56,16 +56,29 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield from _signs(evidence, "the gradient of each microbatch", everything)
 
 
-def of_uses(evidence: Evidence) -> Iterator[Candidate]:
-    """Iterate over gradients of which autograd added the uses of a parameter in narrow formats."""
+def of_uses(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    """Iterate over gradients of which autograd added the uses of a parameter in narrow formats.
+
+    In the declared format of the reduction, or in any where none is declared. Microbatches are then
+    added in the format that is declared for it. Where each wrong element (mask `wrong`) has one
+    use, it is rounded as its sum is, and nothing shows this cause.
+    """
     if evidence.added_in is None:
         return
+    given = evidence.passes.gradients
     for name, dtype in NARROW.items():
+        if evidence.semantics.reduce not in ("own", "fp32", name):
+            continue
         terms = evidence.added_in(dtype).gradients
+        if torch.equal(terms[..., wrong], given[..., wrong].to(dtype).to(terms.dtype)):
+            continue
+        added: Terms = _in_all
+        if evidence.semantics.accumulate_dtype == name:
+            added = partial(_added, dtype)
         yield Candidate(
             bugs.USES_ADDED_IN(format=name),
             f"what each use of a parameter gives was rounded to {name} before autograd added them",
-            [enclosed_sum(evidence, _in_all, evidence.divisor, given=terms, exactly_given=True)],
+            [enclosed_sum(evidence, added, evidence.divisor, given=terms, exactly_given=True)],
         )
 
 
