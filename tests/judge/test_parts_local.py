@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from small import held, layout
 
 from zerocheck.case.schema import Block, Case, Model, Start, Training
+from zerocheck.contract.semantics import Semantics
 from zerocheck.contract.start import initial_state
+from zerocheck.floating_point import FP32, Format
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import LocalRunner, _put, as_on_a_rank
-from zerocheck.judge.precision import Computing
+from zerocheck.judge.precision import Computing, formats_of
 from zerocheck.judge.state import StartState, State, _by_owner, _per_rank
 from zerocheck.models.batches import batch
 from zerocheck.models.network import build_model
@@ -118,6 +121,37 @@ def test_outputs_are_cast_where_that_is_declared(cast: bool) -> None:
     runner = LocalRunner(module, case, ParameterLayout.of(module, case), computing=computing)
     outputs = runner._outputs(module, batch(case, step=0, rank=0, microbatch=0))
     assert outputs.dtype == (torch.bfloat16 if cast else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("words", "wide"),
+    [
+        ({}, {}),
+        ({"gradient_dtype": "kernel"}, {"norm": [0, 1, 2], "up": [0], "down": [0]}),
+        ({"gradient_dtype": "kernel", "accumulate": "reduce_each"}, {"norm": [0, 1, 2]}),
+    ],
+)
+def test_gradients_come_in_the_dtype_that_is_declared(
+    words: dict[str, Any], wide: dict[str, list[int]]
+) -> None:
+    """Of layers that are used twice, and of a norm, whose kernel gives fp32."""
+    blocks = (Block(kind="mlp", hidden=5, bias=False), Block(kind="rms_norm"))
+    model = Model(inputs=3, width=4, outputs=2, blocks=blocks, calls=(0, 0, 1))
+    case = Case(mesh=(1,), model=model, training=Training(microbatches=3))
+    module = build_model(case)
+    layout = ParameterLayout.of(module, case)
+    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    semantics = Semantics(compute="bf16", inputs="cast", **words)
+    assert formats_of(semantics)[0] == (FP32 if wide else Format.of(torch.bfloat16))
+    runner = LocalRunner(module, case, layout, computing=Computing.of(semantics))
+    for _ in range(2):  # what is allowed in the last is not left over
+        passes = runner.run(0, [flat], [{}], [StepObservation(losses=())], loss_divisor=3.0)
+        found: dict[str, list[int]] = {}
+        for place in layout.places:
+            for number, gradient in enumerate(passes.gradients[0, :, place.start : place.stop]):
+                if not torch.equal(gradient, gradient.bfloat16().float()):
+                    found.setdefault(place.name.split(".")[2], []).append(number)
+        assert found == wide
 
 
 @pytest.mark.parametrize("restrided", [False, True])

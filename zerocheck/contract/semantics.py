@@ -42,6 +42,10 @@ class Semantics:
                       of `compute`).
     outputs           what the model returns: "kept", or "cast" (floating outputs to the dtype of
                       `compute`, as FSDP2's `output_dtype` does; a loss that the model returns too).
+    gradient_dtype    dtype in which the backward gives the gradient of a parameter that is cast:
+                      "own" (that of its computation), or "kernel" (that in which kernels give it,
+                      as of a leaf whose `grad_dtype` is None; where microbatches are summed on the
+                      rank, the first of several is in fp32, and so are the parts of its uses).
     accumulate_dtype  dtype in which microbatches are summed: "own" (that of the local gradients),
                       "fp32", "bf16" or "fp16".
     reduce            dtype in which gradients are divided and reduced over ranks: "own" (that in
@@ -72,6 +76,7 @@ class Semantics:
     precision_mode: Literal["cast", "autocast", "cast_and_autocast"] = "cast"
     inputs: Literal["kept", "cast"] = "kept"
     outputs: Literal["kept", "cast"] = "kept"
+    gradient_dtype: Literal["own", "kernel"] = "own"
     accumulate_dtype: Literal["own", "fp32", "bf16", "fp16"] = "own"
     reduce: Literal["own", "fp32", "bf16", "fp16"] = "own"
     divide_ranks: Literal["reduce", "own", "loss"] = "reduce"

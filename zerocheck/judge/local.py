@@ -174,6 +174,7 @@ class LocalRunner:
                     sent.append({name: one.clone() for name, one in self._buffers.items()})
                 elif sent_each:
                     self._load_buffers(sent[number])
+                self._allow(arrived[rank, :number].any(0), last=number == count - 1)
                 losses[rank].append(
                     self._pass(
                         step,
@@ -195,6 +196,17 @@ class LocalRunner:
         if ranks > 1:
             gradients *= ranks
         return Passes(gradients, arrived, losses, after)
+
+    def _allow(self, arrived: torch.Tensor, *, last: bool) -> None:
+        """Let the leaves take gradients as `Computing.kernel` says.
+
+        arrived: by place, True where an earlier microbatch gave a gradient.
+        """
+        if not self._computing.kernel:
+            return
+        for one, known in zip(self.layout.places, arrived.tolist(), strict=True):
+            begins = self._computing.first and not (known or last)
+            self._parameters[one.name].grad_dtype = torch.float32 if begins else None
 
     def _pass(
         self,
@@ -312,13 +324,14 @@ class LocalRunner:
     def adding_in(self, dtype: torch.dtype) -> Iterator[None]:
         """Let autograd add the gradients of a parameter's uses in a narrower dtype."""
         wide = [one for one in self._parameters.values() if one.dtype.itemsize > dtype.itemsize]
+        before = [one.grad_dtype for one in wide]
         for one in wide:
             one.grad_dtype = dtype
         try:
             yield
         finally:
-            for one in wide:
-                one.grad_dtype = one.dtype
+            for one, given in zip(wide, before, strict=True):
+                one.grad_dtype = given
 
     def redrawing(self) -> AbstractContextManager[None]:
         """Return a context with blocks that draw again in the backward: see redrawn.py."""

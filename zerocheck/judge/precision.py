@@ -33,7 +33,9 @@ class Computing(NamedTuple):
     """Reduced precision of the forward and backward.
 
     dtype: None for that of each parameter; autocast: the forward is under torch.autocast; inputs:
-    True if floating-point inputs are cast; parameters, outputs: True if these are.
+    True if floating-point inputs are cast; parameters, outputs: True if these are; kernel:
+    True if gradients of cast parameters are in the dtype that kernels give; first: and in fp32 in
+    the first of several microbatches.
     """
 
     dtype: torch.dtype | None = None
@@ -41,6 +43,8 @@ class Computing(NamedTuple):
     inputs: bool = False
     parameters: bool = True
     outputs: bool = False
+    kernel: bool = False
+    first: bool = False
 
     @classmethod
     def of(cls, semantics: Semantics) -> Computing:
@@ -55,6 +59,8 @@ class Computing(NamedTuple):
             inputs=semantics.inputs == "cast",
             parameters=mode != "autocast",
             outputs=semantics.outputs == "cast",
+            kernel=semantics.gradient_dtype == "kernel",
+            first=semantics.accumulate == "local",
         )
 
     @property
@@ -89,7 +95,7 @@ def formats_of(semantics: Semantics) -> tuple[Format, Format, Format]:
     For fp32 parameters.
     """
     cast = Computing.of(semantics).cast
-    local = FP32 if cast is None else Format.of(cast)
+    local = FP32 if cast is None or semantics.gradient_dtype == "kernel" else Format.of(cast)
     accumulate = (
         local
         if semantics.accumulate_dtype == "own"

@@ -18,6 +18,7 @@ from ..causes.registry import CauseFamily
 from ..contract.semantics import Semantics
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import EQUIVALENCE, RESUME, Judgement, Violation
+from .precision import Computing
 
 BY_CAUSE: Mapping[str, CauseFamily] = {
     "accumulate_dtype": bugs.ACCUMULATED_IN,
@@ -94,6 +95,8 @@ def _fields(case: Case, semantics: Semantics) -> Iterator[str]:
     if case.data.masked:
         yield "weight"
     yield "unused"
+    if Computing.of(semantics).cast is not None:
+        yield "gradient_dtype"
     if training.microbatches > 1:
         yield "divide"
         if case.world_size > 1:

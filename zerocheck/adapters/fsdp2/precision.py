@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from ...case.schema import Case
 from ...case.traits import reduced_precision
@@ -28,10 +29,14 @@ def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
     Whole gradients of microbatches are summed in the dtype of reduction
     (`FSDPParam.to_accumulated_grad_if_needed`; where it is the dtype of compute, by autograd, in
     it), and so are shards that wait for their reduction over replicas (`foreach_reduce`). Shards of
-    microbatches that are reduced each are cast to the parameter's dtype first.
+    microbatches that are reduced each are cast to the parameter's dtype first. From torch 2.15 on
+    gradients that are reduced in a wider dtype than that of compute come as kernels give them
+    (`FSDPParamGroup._set_unsharded_grad_dtypes`): fp32 is not rounded.
     """
     if not reduced_precision(case):
         return semantics
     each = semantics.accumulate == "reduce_each"
     words: Any = {"accumulate_dtype": "fp32" if each else case.precision.reduce}
+    if case.precision.reduce == "fp32" and hasattr(FSDPParamGroup, "_set_unsharded_grad_dtypes"):
+        words["gradient_dtype"] = "kernel"
     return replace(computing(semantics, case), reduce=case.precision.reduce, **words)
