@@ -259,7 +259,7 @@ class Watch:
 
     def _put(self, what: str, number: int, tensor: torch.Tensor | None) -> None:
         if tensor is not None:  # from a GPU: on its current stream, which the script's own loop has
-            self._values[what, number] = vectors.copy(tensor.reshape(-1))
+            self._values[what, number] = vectors.copy(tensor.detach().reshape(-1))
 
     def _gradients(self, what: str, only: Collection[int] | None = None) -> list[int]:
         """Copy the gradients; returns the numbers of their pieces. only: ids of parameters."""
