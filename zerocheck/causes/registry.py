@@ -17,7 +17,7 @@ class Cause:
     """Name in journals and fingerprints. A family has fields in braces."""
     of: tuple[str, ...]
     """Obligations under which it is named, next to `continuation`, which has the cause of any step.
-    None: ranks hang or crash."""
+    Empty: ranks hang or crash."""
     shows: str
     """Its appearance in what was observed, one sentence."""
     usual: str

@@ -109,7 +109,9 @@ class ProgressDisplay:
             names = ", ".join(map(one_line, self._tally.implementations))
             model = f" with {one_line(started.model)}" if started and started.model else ""
             shard = f"shard {one_line(started.shard)}: " if started and started.shard else ""
-            self._say(f"{shard}{self._tally.planned} cases of {names}{model} on {sizes} ranks")
+            planned = self._tally.planned
+            cases = "case" if planned == 1 else "cases"
+            self._say(f"{shard}{planned} {cases} of {names}{model} on {sizes} ranks")
         for line in _reuse_lines(started) if started else ():
             self._say(line)
         for obligation, reason in (started.without if started else {}).items():

@@ -84,7 +84,7 @@ OPTIMIZER = table(
     ),
     (
         "other-optimizer",
-        "an optimizer that is its own reference",
+        "another optimizer of torch",
         lambda c: c.optimizer.kind not in ("adamw", "sgd", "muon"),
     ),
     ("maximize", "maximize", lambda c: c.optimizer.maximize),

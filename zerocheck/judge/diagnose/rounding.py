@@ -65,12 +65,11 @@ def of_uses(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     """
     if evidence.added_in is None:
         return
-    given = evidence.passes.gradients
     for name, dtype in NARROW.items():
         if evidence.semantics.reduce not in ("own", "fp32", name):
             continue
         terms = evidence.added_in(dtype).gradients
-        if torch.equal(terms[..., wrong], given[..., wrong].to(dtype).to(terms.dtype)):
+        if _as_sums(terms, evidence.passes.gradients, wrong, dtype):
             continue
         added: Terms = _in_all
         if evidence.semantics.accumulate_dtype == name:
@@ -80,6 +79,17 @@ def of_uses(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
             f"what each use of a parameter gives was rounded to {name} before autograd added them",
             [enclosed_sum(evidence, added, evidence.divisor, given=terms, exactly_given=True)],
         )
+
+
+def _as_sums(
+    terms: torch.Tensor, sums: torch.Tensor, wrong: torch.Tensor, dtype: torch.dtype
+) -> bool:
+    """Return True if the wrong elements of local gradients are the sums in this dtype."""
+    return all(
+        torch.equal(terms[..., here][..., mask], sums[..., here][..., mask].to(dtype).to(terms))
+        for here in split(len(wrong))
+        if bool((mask := wrong[here]).any())
+    )
 
 
 def _signs(evidence: Evidence, words: str, terms: Terms) -> Iterator[Candidate]:

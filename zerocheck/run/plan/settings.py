@@ -143,7 +143,7 @@ SETTINGS: dict[str, Setting] = {
             kind="whole number",
             metavar="N",
             default="the profile's",
-            help="Cases per implementation at most.",
+            help="Drawn cases per implementation at most; those of known faults come on top.",
         ),
         Setting(
             name="obligations",
