@@ -1,4 +1,4 @@
-"""State of a model that its calls depend on beside inputs, parameters and buffers.
+"""State of a model that its calls depend on, next to inputs, parameters and buffers.
 
 Random states of torch, Python and NumPy, and numbers that modules keep as plain attributes: the
 temperature of a softmax that a script lowers, or a count of calls. The reference gets them all.

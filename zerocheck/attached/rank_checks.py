@@ -140,7 +140,7 @@ def _updated(context: SliceContext, numbers: Sequence[int], recipe: UpdateRecipe
     """Judge the slices, in threads.
 
     A reading that failed in one slice is out for those behind it. So a slice is judged again where
-    one before it, in a thread beside it, had a reading fail; the first is judged alone, since most
+    one before it, in another thread, had a reading fail; the first is judged alone, since most
     readings that fail do so in it.
     """
     share, found = 0.0, []

@@ -24,7 +24,7 @@ from ...ranks.result import JobResult
 from ...timing.analysis import DIGITS, pace_of
 from ...timing.pace import Pace
 from ..records.records import Outcome
-from .rank_replies import complete, read_observations, received, refusal_beside_waiting
+from .rank_replies import complete, read_observations, received, refusal_of_some_ranks
 
 
 class Results(NamedTuple):
@@ -78,7 +78,7 @@ def _judged(
 ) -> Outcome:
     for number, result in enumerate(results.all):
         if not complete(result):
-            refusal = refusal_beside_waiting(result)
+            refusal = refusal_of_some_ranks(result)
             if refusal:
                 return Outcome(status="unsupported", reason=refusal, seconds=result.duration_s)
             return _broken(case, result, 0 if result is results.measured else number)

@@ -28,7 +28,7 @@ def decode_reply(payload: bytes) -> Reply:
     return reply
 
 
-def refusal_beside_waiting(result: JobResult) -> str:
+def refusal_of_some_ranks(result: JobResult) -> str:
     """Return why some ranks refused the case while the others wait for them, or an empty text.
 
     torch refuses what a rank holds: one whose shard is empty has nothing to refuse.
