@@ -123,8 +123,8 @@ def test_every_injected_fault_is_there_and_in_the_catalogue_of_faults() -> None:
     ("version", "reason"),
     [
         ("0.19.8", None),
-        ("0.17.6", "needs deepspeed<0.20,>=0.19.8, and 0.17.6 is installed; install it with: "),
-        ("0.20.0", "needs deepspeed<0.20,>=0.19.8, and 0.20.0 is installed"),
+        ("0.17.5", "needs deepspeed<0.20,>=0.17.6, and 0.17.5 is installed; install it with: "),
+        ("0.20.0", "needs deepspeed<0.20,>=0.17.6, and 0.20.0 is installed"),
     ],
 )
 def test_another_release_of_a_library_is_refused(

@@ -144,8 +144,8 @@ INJECTED: dict[str, str] = {
     for kind in (
         "AverageBecomesSum", "DoubleAverage", "FirstStepLocal", "EveryThirdLocal", "RankLeftOut",
         "RankCountedTwice", "HalfGroup", "NeighboursShard", "LastElementLocal", "ReductionStale",
-        "ReducedInBf16", "SignedBeforeReduced", "NormLocal", "GatherStale", "GatherSwapped",
-        "GatherRounded", "BroadcastLost", "WaitTimesOut", "Nothing",
+        "ReducedInBf16", "ResultRounded", "SignedBeforeReduced", "NormLocal", "GatherStale",
+        "GatherSwapped", "GatherRounded", "BroadcastLost", "WaitTimesOut", "Nothing",
     )
 }  # fmt: skip
 """Faults that can be injected into the collectives of any implementation, and where they are.

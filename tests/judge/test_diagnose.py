@@ -63,6 +63,7 @@ GRADIENTS = [
     ("zero2+rank-counted-twice", "rank counted twice", CASE),
     ("zero2+half-group", "reduced in smaller groups", CASE),
     ("zero2+reduced-in-bf16", "reduced in bf16", CASE),
+    ("zero2+result-rounded", "reduced gradient rounded to bf16", CASE),
 ]
 
 

@@ -134,6 +134,7 @@ FAULTS = [
     ("zero2+rank-counted-twice", "rank counted twice"),
     ("zero2+half-group", "reduced in smaller groups"),
     ("zero2+reduced-in-bf16", "reduced in bf16"),
+    ("zero2+result-rounded", "reduced gradient rounded to bf16"),
     ("zero2+last-element-local", "part not reduced"),
     ("zerocheck.faults.gradient:ShardOfTheNext", "shard of another rank"),
     ("zerocheck.faults.gradient:ShardOffByOne", "shifted"),

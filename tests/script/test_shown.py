@@ -93,6 +93,7 @@ def injected() -> dict[str, str]:
         "ddp+double-average": script("ddp+double-average"),
         "fsdp2+rank-counted-twice": script("fsdp2+rank-counted-twice"),
         "fsdp1+reduced-in-bf16": script("fsdp1+reduced-in-bf16"),
+        "fsdp1+result-rounded": script("fsdp1+result-rounded"),
         "fsdp2+rank-left-out": script("fsdp2+rank-left-out"),
         "fsdp1+gather-swapped": script("fsdp1+gather-swapped", "publish"),
         "fsdp1+neighbours-shard": script("fsdp1+neighbours-shard"),

@@ -246,6 +246,16 @@ REDUCED_IN = family(
     format=("bf16", "fp16"),
     attributed=r"(rounded to|summed over ranks in) (bf16|fp16)",
 )
+RESULT_ROUNDED_TO = family(
+    "reduced gradient rounded to {format}",
+    of=("gradient",),
+    tier=2,
+    shows="The gradient is the reduced one rounded to a narrower format, that of each microbatch "
+    "where each is reduced.",
+    usual="The result of a reduction in fp32 is copied back into a buffer in the dtype of compute.",
+    format=("bf16", "fp16"),
+    attributed=r"(reduced gradient|over ranks).*was rounded to (bf16|fp16)",
+)
 SIGN_BEFORE_THE_REDUCTION = cause(
     "sign before the reduction",
     of=("gradient",),

@@ -91,6 +91,11 @@ FAULTS: dict[str, ScriptFault] = {
     "reduced-in-bf16": ScriptFault(
         "gradients travel in bf16", "reduction", before=("given.copy_(given.bfloat16())",)
     ),
+    "result-rounded": ScriptFault(
+        "reduced gradients pass a buffer in bf16",
+        "reduction",
+        after=("got.copy_(got.bfloat16())",),
+    ),
     "gather-stale": ScriptFault(
         "what is gathered is what the gather before gave",
         "gather",

@@ -24,7 +24,7 @@ from ...contract.implementation import KEPT
 from ...errors import Unsupported
 from ...optimizers import STATES, states_of
 from ...protocol.layout import Layout
-from . import checkpoint, full_state, library, precision
+from . import checkpoint, full_state, library, precision, releases
 from .config import config_of
 from .layout import stage0_layout
 from .options import named, options_of
@@ -102,7 +102,9 @@ class DeepSpeed(Implementation):
             self.engine.backward(loss)
             if number == last:
                 step.reached("reduced")
-            self.engine.step()
+            # reports/findings/deepspeed-gathers-with-autograd.md
+            with torch.set_grad_enabled(not releases.flat_needs_grad):
+                self.engine.step()
         self._step = None
         self._clipped.clear()
         norm = self.engine.get_global_grad_norm()

@@ -11,10 +11,12 @@ from torch import nn
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...contract import Semantics
+from ...errors import UsageError
 from ...protocol.layout import Layout
 from ..shared.limits import contradiction
 from .adapter import DeepSpeed, DeepSpeed0
 from .library import Engine
+from .releases import CONFIGS_READ, INSTALLED
 from .stage3 import DeepSpeed3
 from .stage12 import DeepSpeed1, DeepSpeed2
 from .user_config import DeepSpeedConfig, read
@@ -34,8 +36,16 @@ def of_file(name: str) -> type[DeepSpeed]:
 
 
 def of_config(given: DeepSpeedConfig) -> type[DeepSpeed]:
-    """Make the class of a config that was read."""
+    """Make the class of a config that was read.
+
+    Raises UsageError with a DeepSpeed that reads configs otherwise.
+    """
     name = given.name
+    if INSTALLED < CONFIGS_READ:
+        raise UsageError(
+            f"{name} is read as DeepSpeed {CONFIGS_READ} reads it, and {INSTALLED} is installed; "
+            f"check its stage instead: zerocheck run deepspeed{given.stage}"
+        )
     made = _made.get(name)
     if made is not None and made.given is given:
         return made

@@ -65,13 +65,17 @@ def closed(engine: Engine) -> None:
     """Destroy an engine, and undo its changes to DeepSpeed's modules.
 
     Stage 3 has a list of the modules that are being called, which keeps the model, and a cache of
-    what to release, which keeps the engine. `BF16_Optimizer` gives each parameter methods that are
-    bound to it, a cycle that the collector cannot see through.
+    what to release, which keeps the engine. Optimizers give each parameter methods that are bound
+    to it, and a reference to themselves: cycles that the collector cannot see through.
     """
-    parameters = list(engine.module.parameters())
+    parameters, optimizer = list(engine.module.parameters()), engine.optimizer
     engine.destroy()
     for parameter in parameters:
-        bound = [n for n, v in vars(parameter).items() if getattr(v, "__self__", None) is parameter]
+        bound = [
+            name
+            for name, value in vars(parameter).items()
+            if value is optimizer or getattr(value, "__self__", None) is parameter
+        ]
         for name in bound:
             delattr(parameter, name)
     parameter_offload.FWD_MODULE_STACK.clear()

@@ -11,6 +11,7 @@ from ...case.shapes import (
     trainable,
     transposed,
 )
+from ...case.traits import reduced_precision
 from ...contract.groups import group_of
 from ..shared.limits import (
     bf16_only,
@@ -21,6 +22,7 @@ from ..shared.limits import (
     one_precision,
     unpinned,
 )
+from . import releases
 from .options import options_of
 
 
@@ -28,6 +30,7 @@ def refusal(case: Case, stage: int) -> str | None:
     """Return the reason why DeepSpeed cannot run the case, or None."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or elementwise(case) or one_of(case, "adamw", "sgd", "adam")
+    reason = reason or _of_release(case)
     if stage:
         reason = reason or unpinned(case)
     if reason is not None:
@@ -69,6 +72,21 @@ def refusal(case: Case, stage: int) -> str | None:
     if stage and len(set(dtypes.values())) > 1:
         return "DeepSpeed flattens parameters of one dtype: a block of the model is in bf16"
     return None
+
+
+def _of_release(case: Case) -> str | None:
+    """Return what the installed release cannot be judged by, or None."""
+    count = case.training.microbatches
+    if releases.other_precision and reduced_precision(case):
+        return (
+            f"DeepSpeed {releases.INSTALLED} in reduced precision is not read; 0.18.9 and later are"
+        )
+    if not releases.divides_outputs or count & (count - 1) == 0:
+        return None
+    return (
+        f"DeepSpeed {releases.INSTALLED} divides the gradients of what the model returns, and not "
+        f"the loss: with {count} microbatches, which is no power of 2, it rounds elsewhere"
+    )
 
 
 def _resized(case: Case) -> bool:

@@ -168,6 +168,15 @@ class ReducedInBf16(InGradients):
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
+@injected("gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056")
+class ResultRounded(InGradients):
+    """Gradients are summed in fp32, and the result is copied through a buffer in bf16."""
+
+    def after(self, call: CollectiveCall) -> None:
+        for one in call.got:
+            one.copy_(one.bfloat16())
+
+
 @injected("gradient", bugs.SIGN_BEFORE_THE_REDUCTION, source="seen often")
 class SignedBeforeReduced(InGradients):
     """The sign of each rank's gradient is sent, where that of the reduced one is wanted."""

@@ -23,8 +23,8 @@
 - `ranks.py`: causes of a wrong gradient in which ranks are left out or weighted differently
 - `replicas.py`: causes of a wrong gradient of replicas: a sum or division missing over an axis
 - `resume.py`: known bugs of saving and loading that explain wrong state after a load
-- `rounding.py`: causes of a wrong gradient whose terms were rounded to a narrower format before
-  the sum
+- `rounding.py`: causes of a wrong gradient of which something was rounded to a narrower format:
+  terms of the sum over ranks, or its result
 - `tensor_parallel.py`: causes of errors of tensor parallelism: sums, divisions and pieces of a
   wrong axis
 - `update.py`: known causes of a wrong update: AdamW with one thing changed, each compared

@@ -1,6 +1,6 @@
-"""Causes of a wrong gradient whose terms were rounded to a narrower format before the sum.
+"""Causes of a wrong gradient of which something was rounded to a narrower format.
 
-Or to one bit, their sign.
+The terms before the sum over ranks, its result, or the terms to one bit, their sign.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from functools import partial
 import torch
 
 from ... import causes as bugs
-from ...floating_point import Format
-from ..pieces import Enclosing, split
-from .evidence import Candidate, Evidence, Terms, enclosed_sum, everything
+from ...floating_point import Enclosure, Format
+from .. import bounds
+from ..pieces import Enclosing, Positions, some, split
+from .evidence import Candidate, Evidence, Terms, enclosed_sum, enclosing, everything
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -21,7 +22,8 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def candidates(evidence: Evidence) -> Iterator[Candidate]:
     """Iterate over gradients with rounded terms: microbatches or sums, divided before or after.
 
-    Or each rank's sum of microbatches is taken in that format, or the sign of the terms.
+    Or with rounded results, or each rank's sum of microbatches is taken in that format, or the sign
+    of the terms.
 
     The local gradients are known bit for bit, and so is what they are rounded to; only the sum over
     ranks is enclosed, as it is for a right gradient.
@@ -51,9 +53,73 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
                     )
                 ],
             )
+        for words, terms in given:
+            yield from _results(evidence, words, terms, name)
     yield from _signs(evidence, "each rank's gradient", _in_all)
     if count > 1:
         yield from _signs(evidence, "the gradient of each microbatch", everything)
+
+
+def _results(evidence: Evidence, words: str, terms: Terms, name: str) -> Iterator[Candidate]:
+    """Iterate over gradients of which the result of the reduction was rounded to this format.
+
+    Where a mean could be rounded before its division, that too.
+    """
+    world, count = evidence.passes.gradients.shape[:2]
+    forms = [("reduced gradient", f"was rounded to {name}", 1, False)]
+    if evidence.semantics.average == "mean" and world & (world - 1):
+        forms.append(("sum of the gradients over ranks", f"was rounded to {name}", world, False))
+    if count > 1 and terms is everything:
+        forms.append(("reduced gradient", f"was rounded to {name}, and so was each sum", 1, True))
+    for what, happened, later, sums in forms:
+        yield Candidate(
+            bugs.RESULT_ROUNDED_TO(format=name),
+            f"the {what}{words} {happened}",
+            [_rounded_results(evidence, terms, NARROW[name], later, sums)],
+        )
+
+
+def _rounded_results(
+    evidence: Evidence, terms: Terms, dtype: torch.dtype, later: int, sums: bool
+) -> Enclosing:
+    """Enclose the sum of results of reductions that were rounded to this dtype, one of each term.
+
+    later: what each is divided by after it was rounded. A result in [a, b] is rounded to
+    [round(a), round(b)], since rounding is monotonic. The results of several microbatches are then
+    added, with a rounding each, and 2 of a division; sums: and each sum is rounded to the dtype.
+    """
+
+    def at(positions: Positions | None) -> Enclosure:
+        made = terms(some(evidence.passes.gradients, positions).to(torch.float64))
+        world, count = made.shape[:2]
+        low = made.new_zeros(made.shape[2])
+        high, size = low.clone(), low.clone()
+        formats, noise = evidence.formats.at(positions), evidence.noise
+        if isinstance(noise, torch.Tensor):
+            noise = some(noise, positions)
+        divisor, roundings = evidence.divisor / later, count - 1 + (2 if later > 1 else 0)
+
+        def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+            return bounds.gradient(exact, absolute, 2 * world + 4, format)
+
+        def added(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+            return bounds.gradient(exact, absolute, roundings, format)
+
+        for number in range(count):
+            one = made[:, number] / divisor
+            exact, bound = formats.enclose(enclosure, one.sum(0), one.abs().sum(0))
+            bound = bound + noise / divisor
+            least, most = ((exact + by).to(dtype).to(torch.float64) for by in (-bound, bound))
+            low, high = low + least, high + most
+            if sums:
+                low, high = (one.to(dtype).to(torch.float64) for one in (low, high))
+            size += torch.maximum(least.abs(), most.abs())
+        middle, half = (low + high) / 2 / later, (high - low) / 2 / later
+        if not roundings:
+            return Enclosure(middle, half)
+        return Enclosure(middle, half + formats.enclose(added, middle, size / later)[1])
+
+    return enclosing(evidence, at)
 
 
 def of_uses(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
