@@ -49,6 +49,7 @@ PLANTED = [
     ("zero2+half-group", CASE, r"reduced apart"),
     ("zero2+reduced-in-bf16", CASE, r"rounded to bf16 before they were reduced"),
     ("zero2+result-rounded", CASE, r"over ranks of each microbatch was rounded to bf16"),
+    ("precision:ReducedIntoBf16", CASE, r"of each microbatch was .*, and so was each sum"),
     ("zero2+neighbours-shard", CASE, r"holds the shard that"),
     ("zero2+reduction-stale", UNCLIPPED, r"it is the gradient of the step before"),
     ("gradient:ShardOffByOne", CASE, r"elements stand 1 place earlier in the flat vector"),

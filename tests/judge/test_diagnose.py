@@ -50,6 +50,8 @@ TWO_EXPERTS = msgspec.structs.replace(
 )
 """Some ranks use both of them, others one; all parameters are in one flat buffer."""
 
+FOUR_MICROBATCHES = msgspec.structs.replace(CASE, training=Training(microbatches=4))
+
 GRADIENTS = [
     ("gradient:ReducedTwice", "reduced twice", CASE),
     ("gradient:PartitionsMisordered", "shards exchanged", CASE),
@@ -64,6 +66,9 @@ GRADIENTS = [
     ("zero2+half-group", "reduced in smaller groups", CASE),
     ("zero2+reduced-in-bf16", "reduced in bf16", CASE),
     ("zero2+result-rounded", "reduced gradient rounded to bf16", CASE),
+    ("elsewhere.gradients:BoundaryMicrobatchLocal", "one microbatch not reduced", CASE),
+    ("elsewhere.gradients:MiddleMicrobatchesDropped", "microbatch dropped", FOUR_MICROBATCHES),
+    ("precision:ReducedIntoBf16", "reduced gradient rounded to bf16", CASE),
 ]
 
 

@@ -191,7 +191,14 @@ ONE_MICROBATCH_REDUCED = cause(
     of=("gradient",),
     shows="One microbatch is averaged over ranks, the others are each rank's own.",
     usual="Synchronisation is on for a single microbatch and covers its gradient alone.",
-    attributed=r"is each rank's own",
+    attributed=r"(is|are) each rank's own",
+)
+ONE_MICROBATCH_NOT_REDUCED = cause(
+    "one microbatch not reduced",
+    of=("gradient",),
+    shows="One microbatch is each rank's own, the others are averaged over ranks.",
+    usual="The last microbatch is added to the sum after that was reduced.",
+    attributed=r"(is|are) each rank's own",
 )
 GRADIENT_OF_THE_PREVIOUS_STEP = cause(
     "gradient of the previous step",

@@ -14,8 +14,10 @@ from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.checkpoint.chunk import Chunk
+from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
@@ -129,6 +131,26 @@ class ReducedNarrow(Zero1):
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             gradients.copy_(gradients.to(bucket.full.dtype))
         super()._reduce()
+
+
+class _IntoBf16(Reduction):
+    def _land(self) -> None:
+        work, part, into = self._in_flight.popleft()
+        if work is not None:
+            work.wait()
+        into.copy_(into.bfloat16() + part.div_(self.world_size).bfloat16())
+
+
+@fault(
+    "zero2", "gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056",
+    microbatches=3,
+)  # fmt: skip
+class ReducedIntoBf16(Zero2):
+    """What is reduced in fp32 is added to a buffer of the compute dtype."""
+
+    def _partition(self) -> None:
+        super()._partition()
+        self.reduction = _IntoBf16(self.group)
 
 
 class _InBf16(ShardedOptimizer):

@@ -10,6 +10,7 @@ from ...case.shapes import (
     sometimes_used,
     trainable,
     transposed,
+    uncalled,
 )
 from ...case.traits import reduced_precision
 from ...contract.groups import group_of
@@ -23,6 +24,7 @@ from ..shared.limits import (
     unpinned,
 )
 from . import releases
+from .idle_ranks import ranks_without_elements
 from .options import options_of
 
 
@@ -30,7 +32,7 @@ def refusal(case: Case, stage: int) -> str | None:
     """Return the reason why DeepSpeed cannot run the case, or None."""
     reason = one_axis(case) or one_precision(case) or bf16_only(case) or norms_cast(case)
     reason = reason or elementwise(case) or one_of(case, "adamw", "sgd", "adam")
-    reason = reason or _of_release(case)
+    reason = reason or _of_release(case, stage)
     if stage:
         reason = reason or unpinned(case)
     if reason is not None:
@@ -74,19 +76,31 @@ def refusal(case: Case, stage: int) -> str | None:
     return None
 
 
-def _of_release(case: Case) -> str | None:
-    """Return what the installed release cannot be judged by, or None."""
-    count = case.training.microbatches
+def _of_release(case: Case, stage: int) -> str | None:
+    """Return what the installed release fails at, or cannot be judged by, or None."""
+    name, count = f"DeepSpeed {releases.INSTALLED}", case.training.microbatches
+    options, precision = options_of(case), case.precision
     if releases.other_precision and reduced_precision(case):
+        return f"{name} in reduced precision is not read; 0.18.9 and later are"
+    if releases.divides_outputs and count & (count - 1):
         return (
-            f"DeepSpeed {releases.INSTALLED} in reduced precision is not read; 0.18.9 and later are"
+            f"{name} divides the gradients of what the model returns, and not the loss: with "
+            f"{count} microbatches, which is no power of 2, it rounds elsewhere"
         )
-    if not releases.divides_outputs or count & (count - 1) == 0:
-        return None
-    return (
-        f"DeepSpeed {releases.INSTALLED} divides the gradients of what the model returns, and not "
-        f"the loss: with {count} microbatches, which is no power of 2, it rounds elsewhere"
-    )
+    if releases.idle_ranks_fail and stage in (1, 2):
+        if ranks_without_elements(case) or uncalled(case.model):
+            return f"{name} fails where a rank has no gradient of a parameter group"
+        if releases.sums_anew and stage == 2 and count > 1 and not options.contiguous_gradients:
+            return f"{name} then reduces nothing, and sums nothing: two faults that hide each other"
+    if releases.converts_one_group and stage == 3 and case.resume and options.universal:
+        return f"{name} converts the first parameter group of stage 3 alone"
+    if releases.waits_for_the_last and stage == 3 and options.persistence_threshold:
+        return f"{name} does not wait for all gathers of persistent parameters: on a CPU it races"
+    narrow = precision.compute == "bf16" and precision.reduce == "fp32"
+    if releases.last_not_reduced and stage == 1 and narrow and case.training.clip is not None:
+        # reports/findings/deepspeed1-last-microbatch-not-reduced.md
+        return f"{name} clips by the norm of gradients that are not all reduced"
+    return None
 
 
 def _resized(case: Case) -> bool:

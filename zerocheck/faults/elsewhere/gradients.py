@@ -21,8 +21,7 @@ from ..parts import with_callback
 
 
 @fault(
-    "zero1", "gradient", source="DS PR#7985", microbatches=2,
-    attributed=r"only microbatchs? .* reduced over ranks|each rank holds its own gradient alone",
+    "zero1", "gradient", bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3,
 )  # fmt: skip
 class BoundaryMicrobatchLocal(Zero1):
     """The last microbatch is added after the reduction: each rank adds its own gradient of it."""
@@ -50,6 +49,25 @@ class BoundaryMicrobatchLocal(Zero1):
             bucket.gradient.add_(own)
         for wide in self.wide:
             wide.widen()
+
+
+@fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
+class MiddleMicrobatchesDropped(Zero2):
+    """Microbatches between the first and the last are reduced, and not added to the sum."""
+
+    begun = 0
+
+    def train_step(self, step: Step) -> StepReport:
+        self.begun = 0
+        return super().train_step(step)
+
+    def _end_microbatch(self) -> None:
+        before = [gradient.shard.clone() for gradient in self.gradients]
+        super()._end_microbatch()
+        self.begun += 1
+        if 1 < self.begun < self.case.training.microbatches:
+            for gradient, earlier in zip(self.gradients, before, strict=True):
+                gradient.shard.copy_(earlier)
 
 
 @fault(

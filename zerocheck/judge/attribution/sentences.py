@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
 import torch
 
@@ -249,7 +249,8 @@ def _microbatches(
         return
     if len(wrong) == 1 or len({values[number] for number in wrong}) == 1:
         spelled = numbers.spelled(values[wrong[0]]) if wrong else ""
-        yield f"{numbered(wrong, 'microbatch')} of {count} counts {spelled}", wanted
+        verb = "counts" if len(wrong) == 1 else "count"
+        yield f"{numbered(wrong, 'microbatch')} of {count} {verb} {spelled}", wanted
         return
     shown = ", ".join(numbers.spelled(value) for value in values)
     yield f"microbatches 0 to {count - 1} count {shown}", wanted
@@ -318,7 +319,12 @@ def _reduced_in_part(
         return made
 
     yield (
-        f"only {numbered(reduced, 'microbatch')} of {count} is reduced over ranks; "
-        f"{numbered(apart, 'microbatch')} is each rank's own, counted {numbers.spelled(values[0])}",
+        f"only {numbered(reduced, 'microbatch')} of {count} {_is(reduced)} reduced over ranks; "
+        f"{numbered(apart, 'microbatch')} {_is(apart)} each rank's own, counted "
+        f"{numbers.spelled(values[0])}",
         mixed,
     )
+
+
+def _is(several: Sized) -> str:
+    return "is" if len(several) == 1 else "are"

@@ -61,6 +61,7 @@ def numbered(numbers: Collection[int], noun: str) -> str:
     chosen = sorted(numbers)
     if len(chosen) == 1:
         return f"{noun} {chosen[0]}"
+    several = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     if len(chosen) > 2 and chosen == list(range(chosen[0], chosen[-1] + 1)):
-        return f"{noun}s {chosen[0]} to {chosen[-1]}"
-    return f"{noun}s {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
+        return f"{several} {chosen[0]} to {chosen[-1]}"
+    return f"{several} {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"

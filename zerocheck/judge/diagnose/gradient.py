@@ -222,6 +222,14 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
                 f"microbatch {number} {words}",
                 [enclosed_sum(evidence, partial(torch.mul, weights), divisor)],
             )
+    if count > 3:
+        weights = torch.zeros(count, 1, dtype=torch.float64)
+        weights[[0, -1]] = 1.0
+        yield Candidate(
+            bugs.MICROBATCH_DROPPED,
+            f"only the first and the last of {count} microbatches are in the sum",
+            [enclosed_sum(evidence, partial(torch.mul, weights), divisor)],
+        )
     if world == 1 or count == 1:
         return
     yield Candidate(
@@ -238,6 +246,14 @@ def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
                 for rank in range(world)
             ],
         )
+        yield Candidate(
+            bugs.ONE_MICROBATCH_NOT_REDUCED,
+            f"microbatch {number} was not reduced over ranks, and the others were",
+            [
+                enclosed_sum(evidence, partial(_one_apart, number, rank), divisor / world)
+                for rank in range(world)
+            ],
+        )
 
 
 def _divided_again(world: int, count: int) -> torch.Tensor:
@@ -251,6 +267,13 @@ def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
     local = terms[rank].clone()
     local[number] = terms[:, number].sum(0) / len(terms)
     return local
+
+
+def _one_apart(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
+    """Terms of a rank for one microbatch, with the mean over ranks for all others."""
+    mixed = terms.sum(0) / len(terms)
+    mixed[number] = terms[rank, number]
+    return mixed
 
 
 def _rescaled_losses(evidence: Evidence) -> Iterator[list[Candidate]]:
