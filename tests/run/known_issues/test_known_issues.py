@@ -113,8 +113,9 @@ def test_ours_are_there_unless_they_are_switched_off(tmp_path: Path) -> None:
     for issue in ours():
         assert ":" not in issue.implementation
         assert (issue.case is None) == issue.sometimes
-        # When a writer dies depends on the clock; all else must show every time.
-        assert issue.sometimes == (issue.obligation == "durability")
+        # When a writer dies depends on the clock, and who wins a race; all else shows every time.
+        races = issue.reason.endswith("gloo ends them in any order.")
+        assert issue.sometimes == (races or issue.obligation == "durability")
         assert not issue.page or (Path(__file__).parents[3] / issue.page).is_file()
         assert issue.avoid.endswith("."), issue.record.fault
 
