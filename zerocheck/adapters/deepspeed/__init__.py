@@ -11,7 +11,7 @@
 - `options.py`: options of DeepSpeed's engine: fields of its configuration that cases vary
 - `precision.py`: dtypes in which each stage sums, divides and reduces
 - `refusals.py`: cases that DeepSpeed cannot run, with the reason, known from the case alone
-- `releases.py`: what earlier releases of DeepSpeed do otherwise than 0.19.8
+- `releases.py`: differences of earlier releases of DeepSpeed from 0.19.8
 - `stage12.py`: stages 1 and 2, and their base with stage 3
 - `stage3.py`: stage 3: parameters are sharded as well, each one over all ranks
 - `user_config/`: DeepSpeed config of the user's own, read without torch and DeepSpeed

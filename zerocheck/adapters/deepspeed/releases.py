@@ -1,4 +1,4 @@
-"""What earlier releases of DeepSpeed do otherwise than 0.19.8, after which the adapter was written.
+"""Differences of earlier releases of DeepSpeed from 0.19.8, after which the adapter was written.
 
 Each was read in the release and measured: reports/releases.
 """
