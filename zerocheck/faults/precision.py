@@ -146,7 +146,7 @@ class _IntoBf16(Reduction):
     microbatches=3,
 )  # fmt: skip
 class ReducedIntoBf16(Zero2):
-    """What is reduced in fp32 is added to a buffer of the compute dtype."""
+    """Gradients that are reduced in fp32 are added to a buffer of the compute dtype."""
 
     def _partition(self) -> None:
         super()._partition()
