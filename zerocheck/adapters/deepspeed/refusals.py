@@ -87,10 +87,10 @@ def _of_release(case: Case, stage: int) -> str | None:
             f"{name} divides the gradients of what the model returns, and not the loss: with "
             f"{count} microbatches, which is no power of 2, it rounds elsewhere"
         )
-    if releases.idle_ranks_fail and stage in (1, 2):
+    if releases.sums_anew and stage in (1, 2):
         if ranks_without_elements(case) or uncalled(case.model):
             return f"{name} fails where a rank has no gradient of a parameter group"
-        if releases.sums_anew and stage == 2 and count > 1 and not options.contiguous_gradients:
+        if stage == 2 and count > 1 and not options.contiguous_gradients:
             return f"{name} then reduces nothing, and sums nothing: two faults that hide each other"
     if releases.converts_one_group and stage == 3 and case.resume and options.universal:
         return f"{name} converts the first parameter group of stage 3 alone"

@@ -27,14 +27,13 @@ not the loss. (0.19.5 still does, 0.19.8 does not.)"""
 flat_needs_grad = _is(">=0.18.7,<0.19.0")
 """The flat parameters of stages 1 and 2 require a gradient, and `step` gathers into them outside of
 `torch.no_grad()`, which gloo refuses. (Pull requests 7828 and 7948 of deepspeedai/DeepSpeed.)"""
-idle_ranks_fail = _is(">=0.17.6,<0.18.3")
-"""Stages 1 and 2 fail where a rank has no gradient of a group. (Pull request 7509.)"""
 converts_one_group = _is("<0.18")
 """`ds_to_universal` reads the first group of stage 3 alone, and elements that a rank has not."""
 sums_anew = _is(">=0.17.6,<0.18.3")
-"""reports/findings/deepspeed2-last-microbatch-only.md"""
+"""Stage 2 sums no microbatches (reports/findings/deepspeed2-last-microbatch-only.md), and stages 1
+and 2 fail where a rank has no gradient of a group. (Both of pull request 7509.)"""
 last_not_reduced = _is(">=0.18.3,<0.19")
 """reports/findings/deepspeed1-last-microbatch-not-reduced.md"""
 waits_for_the_last = _is("<0.19.8")
-"""Of the gathers of persistent parameters `_allgather_params_coalesced` waits for the last alone;
-gloo ends them in any order."""
+"""`_allgather_params_coalesced` waits for the last gather of persistent parameters alone; gloo ends
+them in any order."""
