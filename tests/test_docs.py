@@ -133,6 +133,9 @@ RUN = {
     "zerocheck memory llama-8b --implementation fsdp2 --world-size 8 --sequence 2048 --exact": Row(
         message="33.840 GiB, of which 7.344 GiB lie unused"
     ),
+    "zerocheck memory llama-70b --world-size 64 --tensor-parallel 8 --checkpoint-activations": Row(
+        message="16 Psi/N, N = 8, Psi = 8,820,367,360 of a rank"
+    ),
     "zerocheck memory gpt2 --optimizer muon --world-size 8 --precision fp32": Row(
         message="(12 Psi/N of 84,934,656 by muon) + (16 Psi/N of 39,505,152 by adamw)"
     ),

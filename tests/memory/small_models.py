@@ -36,6 +36,17 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Sharded(Net):
+    """Says which layers tensor parallelism shards, as models of transformers do."""
+
+    tp_plan = {  # noqa: RUF012
+        "embedding": "embedding_rowwise",
+        "layers.*.up": "colwise",
+        "layers.*.down": "rowwise",
+        "head": "colwise_gather_output",
+    }
+
+
 class Tied(Net):
     """The head's weight is the embedding's."""
 
@@ -55,6 +66,10 @@ class Uneven(Block):
 
 def small() -> nn.Module:
     return Net(3)
+
+
+def sharded() -> nn.Module:
+    return Sharded(3)
 
 
 def plain() -> nn.Module:

@@ -19,8 +19,8 @@ PEAK = HeldBytes(
 def row(name: str, stage: int | None, **more: object) -> FitRow:
     fields = {
         "wrap": "block", "units": stage == 3, "reshard": True, "checkpoint_activations": False,
-        "microbatches": 1, "batch": 1, "replicas": 1, "smallest": 8, "ranks": 8,
-        "peak": PEAK, "sent": 8e9, "communicated": None, "calls": 10,
+        "microbatches": 1, "batch": 1, "replicas": 1, "tensor_parallel": 1,
+        "smallest": 8, "ranks": 8, "peak": PEAK, "sent": 8e9, "communicated": None, "calls": 10,
         "recomputed": 0.0, "command": name, **more,
     }  # fmt: skip
     return FitRow(implementation=name, stage=stage, **fields)  # type: ignore[arg-type]
@@ -29,8 +29,8 @@ def row(name: str, stage: int | None, **more: object) -> FitRow:
 def unfit(name: str, stage: int, needs: dict[str, int], *, by_formula: bool = False) -> Unfit:
     return Unfit(
         implementation=name, stage=stage, wrap="block", units=stage == 3, reshard=True,
-        checkpoint_activations=False, microbatches=1, batch=1, replicas=1, ranks=8,
-        by_formula=by_formula, needs=needs, total=sum(needs.values()),
+        checkpoint_activations=False, microbatches=1, batch=1, replicas=1, tensor_parallel=1,
+        ranks=8, by_formula=by_formula, needs=needs, total=sum(needs.values()),
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_without_recomputation() -> None:
 def test_nothing_fits() -> None:
     cases = {
         "optimizer": "more ranks are needed",
-        "gathered": "tensor parallelism, which is not tried here",
+        "gathered": "over more ranks (--tensor-parallel)",
         "activation": "a shorter --sequence",
     }
     for category, words in cases.items():

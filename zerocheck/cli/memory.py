@@ -35,6 +35,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Of HSDP: each is sharded over N / R ranks.",
 )
 @click.option(
+    "--tensor-parallel",
+    type=int,
+    metavar="T",
+    default=1,
+    show_default=True,
+    help="Each layer is sharded over T ranks, which read the same samples, then over the others.",
+)
+@click.option(
     "--rank", type=int, metavar="R", default=0, show_default=True, help="The rank that is counted."
 )
 @click.option(
@@ -244,6 +252,7 @@ def _fit(
         reshard=setup.reshard if "reshard" in given else None,
         microbatches=setup.microbatches if "microbatches" in given else None,
         replicas=setup.replicas if "replicas" in given else None,
+        tensor_parallel=setup.tensor_parallel if "tensor_parallel" in given else None,
     )
     report = fit(
         setup,

@@ -45,7 +45,8 @@ class AllocationTracker(Operators):
     """Allocation tracker, active within `with`.
 
     fake: the mode whose tensors count, None for real ones; number: what reading a float of a tensor
-    without data gives; streams: on which collectives' buffers are.
+    without data gives; streams: on which collectives' buffers are; sharded_layers: True if the
+    functional collectives are those of tensor parallelism, which move activations.
     """
 
     def __init__(
@@ -53,8 +54,11 @@ class AllocationTracker(Operators):
         fake: Any = None,
         number: float = 1.0,
         streams: CollectiveStreams | None = None,
+        *,
+        sharded_layers: bool = False,
     ) -> None:
         super().__init__()
+        self._sharded_layers = sharded_layers
         self.fake, self._number_read = fake, number
         self._streams = streams or CollectiveStreams()
         self.log = Log()
@@ -131,6 +135,8 @@ class AllocationTracker(Operators):
             return self._number_read if args[0].dtype.is_floating_point else 1
         if self.fake is not None and self._for_indices(func, kwargs):
             return with_data(lambda: func(*args, **kwargs))
+        if self.fake is not None and func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as with data; without, torch makes another tensor
         result = func(*args, **kwargs)
         if func is torch.ops.c10d.allreduce_.default:
             result = args[0], _over(args[0])
@@ -159,11 +165,16 @@ class AllocationTracker(Operators):
         module = self._stack[-1] if self._stack else self._backward
         sent = sent_bytes(kind, size, group_size(arguments_of(func, args, kwargs)))
         self.log.collectives.append(SentBytes(self.step, self.phase, module, kind, size, sent))
+        if self._moves_activations(name):
+            return
         if kind == "all-gather":
             self._on_stream(self._streams.gather_output, args[0])
             self._on_stream(self._streams.gather_input, args[1:2])
         elif kind == "reduce-scatter":
             self._on_stream(self._streams.reduce_output, args[0])
+
+    def _moves_activations(self, operator: str) -> bool:
+        return self._sharded_layers and operator.startswith("_c10d_functional.")
 
     def _on_stream(self, stream: int, tree: Any) -> None:
         """Note the stream of buffers; the implementation's own shards are where the model is."""
@@ -244,6 +255,8 @@ class AllocationTracker(Operators):
 
     def _evidence(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Classify storages by the collectives, and FSDP2's copies around them, that use them."""
+        if self._moves_activations(name):
+            return
         if "allgather" in name or "all_gather" in name or "split_with_sizes_copy" in name:
             self._is("gathered", (args, kwargs, result))
         elif "reduce_scatter" in name:

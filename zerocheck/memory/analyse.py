@@ -50,7 +50,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     whole = given.build()
     sizes = {name: parameter.numel() for name, parameter in whole.named_parameters()}
     found = block_list(whole)
-    parts = parts_of(setup, whole)
+    parts = parts_of(setup, given.part(setup))
     done = run(setup, given, exact=exact)
     peak = done.timeline.peak()
     device = None
@@ -63,6 +63,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         world_size=setup.world_size,
         rank=setup.rank,
         replicas=setup.replicas,
+        tensor_parallel=setup.tensor_parallel,
         batch=setup.batch,
         sequence=setup.sequence,
         inputs=given.samples(setup).words,
@@ -77,7 +78,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         simulated=done.simulated,
         reason=done.reason,
         lines=done.timeline.lines(),
-        between=_between(setup, parts, done),
+        between=_between(setup, parts, parts_of(setup, whole), done),
         peak=peak,
         rows=tuple(_rows(done)),
         assumes=given.assumes(setup),
@@ -156,7 +157,12 @@ def _counts(one: Simulation) -> int:
     return sum(more for _, number, more in one.log.changes if more > 0 and storages[number].counts)
 
 
-def _between(setup: Setup, parts: Sequence[OptimizerPart], done: SimulatedRank) -> Between:
+def _between(
+    setup: Setup,
+    parts: Sequence[OptimizerPart],
+    whole: Sequence[OptimizerPart],
+    done: SimulatedRank,
+) -> Between:
     elements = sum(one.elements for one in parts)
     held = done.timeline.at_end("step", STEPS - 1)
     ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
@@ -173,8 +179,8 @@ def _between(setup: Setup, parts: Sequence[OptimizerPart], done: SimulatedRank) 
         padding=None if formula is None else float(ours - formula - done.counts),
         paper=None if paper is None else float(paper),
         paper_words=paper_words(parts),
-        copy=words_of(parts, 0),
-        copies=float(setup.world_size * ours / total_of(parts, 1, 0)),
+        copy=words_of(whole, 0),
+        copies=float(setup.world_size * ours / total_of(whole, 1, 0)),
         communicated=paper_elements(setup, elements),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
@@ -183,12 +189,16 @@ def _between(setup: Setup, parts: Sequence[OptimizerPart], done: SimulatedRank) 
 
 def _formula_words(setup: Setup, parts: Sequence[OptimizerPart], stage: int) -> str:
     words = words_of(parts, stage)
-    return f"{words}, N = {setup.shards}" if setup.replicas > 1 else words
+    if setup.replicas * setup.tensor_parallel > 1:
+        words += f", N = {setup.shards}"
+    if setup.tensor_parallel > 1:
+        words += f", Psi = {sum(one.elements for one in parts):,} of a rank"
+    return words
 
 
 def paper_elements(setup: Setup, elements: int) -> int | None:
     """Return the elements that the ZeRO paper has a step move, or None where it says nothing."""
-    if setup.stage is None or setup.replicas > 1:
+    if setup.stage is None or setup.replicas * setup.tensor_parallel > 1:
         return None
     return communicated(elements, setup.stage)
 

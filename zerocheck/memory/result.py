@@ -93,6 +93,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     world_size: int
     replicas: int
+    tensor_parallel: int
     rank: int
     batch: int
     sequence: int

@@ -57,7 +57,8 @@ class Setup:
     checkpoint: activation checkpointing of every block; wrap: granularity of units; rank: the one
     whose memory is counted; momentum: of SGD, 0 is without a buffer; reshard: units are released
     after the forward; microbatches: accumulated before each optimizer step; replicas: of HSDP, each
-    sharded over as many ranks as it has.
+    sharded over as many ranks as it has; tensor_parallel: ranks that each layer is sharded over,
+    which read the same samples.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Setup:
     reshard: bool = True
     microbatches: int = 1
     replicas: int = 1
+    tensor_parallel: int = 1
 
     def check(self) -> None:
         """Raise UsageError for invalid numbers and names."""
@@ -83,6 +85,7 @@ class Setup:
             ("--sequence", self.sequence),
             ("--microbatches", self.microbatches),
             ("--replicas", self.replicas),
+            ("--tensor-parallel", self.tensor_parallel),
         ):
             if value < 1:
                 raise UsageError(f"{option} {value}: it must be 1 or more")
@@ -90,6 +93,13 @@ class Setup:
             raise UsageError(f"--microbatches {self.microbatches}: at most {MAX_MICROBATCHES}")
         if self.world_size > MAX_RANKS:
             raise UsageError(f"--world-size {self.world_size}: at most {MAX_RANKS}")
+        if self.replicas > 1 and self.tensor_parallel > 1:
+            raise UsageError("--replicas and --tensor-parallel: give one of them")
+        if self.world_size % self.tensor_parallel:
+            raise UsageError(
+                f"--tensor-parallel {self.tensor_parallel}: it must divide --world-size "
+                f"{self.world_size}"
+            )
         if self.replicas > 1 and (self.world_size % self.replicas or self.shards == 1):
             raise UsageError(
                 f"--replicas {self.replicas}: it must divide --world-size {self.world_size}, and "
@@ -110,15 +120,20 @@ class Setup:
     @property
     def shards(self) -> int:
         """Number of ranks that one copy of what is sharded is divided among."""
-        return self.world_size // self.replicas
+        return self.world_size // (self.replicas * self.tensor_parallel)
 
     def check_axes(self) -> None:
-        """Raise UsageError for replicas of an implementation without HSDP. Imports torch."""
+        """Raise UsageError for mesh axes that the implementation does not have. Imports torch."""
         from ..contract.loading import load
 
         if self.replicas > 1 and "replicate" not in load(self.implementation).axes:
             raise UsageError(
                 f"--replicas {self.replicas}: {self.implementation} has no replicate axis (HSDP)"
+            )
+        if self.tensor_parallel > 1 and "tp" not in load(self.implementation).axes:
+            raise UsageError(
+                f"--tensor-parallel {self.tensor_parallel}: {self.implementation} shards no layers "
+                f"(allowed: {RECOMMENDED[3]})"
             )
 
     @property
@@ -187,6 +202,7 @@ class Setup:
                 sync="each" if (self.stage or 0) >= 2 else "last",
                 bucket=DDP_BUCKET,
                 prefetch=self.traits.prefetch,
+                tensor_parallel=self.tensor_parallel,
             ),
         )
 
@@ -208,6 +224,8 @@ class Setup:
             words.append(f"--microbatches {self.microbatches}")
         if self.replicas > 1:
             words.append(f"--replicas {self.replicas}")
+        if self.tensor_parallel > 1:
+            words.append(f"--tensor-parallel {self.tensor_parallel}")
         if self.optimizer != "adamw":
             words.append(f"--optimizer {self.optimizer}")
         if self.momentum is not None:

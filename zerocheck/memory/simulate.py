@@ -20,7 +20,7 @@ from ..contract.implementation import Call
 from ..contract.loading import load
 from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
-from ..models.parts import block_list, show_blocks
+from ..models.parts import block_list, parameter_places, show_blocks, show_sharded_layers, tie
 from .allocation_tracker import AllocationTracker
 from .fp32_attention import fp32_attention
 from .fused_norm import fused_norm
@@ -88,9 +88,12 @@ def simulate(
             raise UsageError(f"{setup.model} has no list of blocks to checkpoint")
         _checkpoint(inside)
     show_blocks(model)
+    show_sharded_layers(model, source.sharded_layers(setup, model))
     fake = None if data else fake_mode()
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
-    tracker = AllocationTracker(fake, number, setup.traits.streams)
+    tracker = AllocationTracker(
+        fake, number, setup.traits.streams, sharded_layers=setup.tensor_parallel > 1
+    )
     on = fake or nullcontext()
     with ExitStack() as stack:
         stack.enter_context(_nothing_collected())
@@ -136,14 +139,9 @@ def built(
 
 def materialize(model: nn.Module, device: str = "cpu") -> None:
     """Give a model of the meta device memory, in place. Ties stay, which `to_empty` loses."""
-    aliases: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            aliases.setdefault(id(parameter), []).append((module, name))
+    places = parameter_places(model)
     model.to_empty(device=device)
-    for (module, name), *others in aliases.values():
-        for other, alias in others:
-            setattr(other, alias, getattr(module, name))
+    tie(places)
 
 
 def _steps(

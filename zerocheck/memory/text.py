@@ -40,9 +40,11 @@ def _head(report: MemoryReport) -> Iterator[str]:
     )
     checkpointing = ", activation checkpointing" if report.checkpoint_activations else ""
     samples = samples_words(report.batch, report.sequence, report.inputs)
-    replicas = f" in {report.replicas} replicas" if report.replicas > 1 else ""
+    axes = f" in {report.replicas} replicas" if report.replicas > 1 else ""
+    if report.tensor_parallel > 1:
+        axes = f", layers sharded over {report.tensor_parallel}"
     yield (
-        f"{report.implementation}, rank {report.rank} of {report.world_size:,}{replicas}, "
+        f"{report.implementation}, rank {report.rank} of {report.world_size:,}{axes}, "
         f"{samples}, {report.precision} precision, units: {report.wrap}{checkpointing}"
     )
     if report.simulated:

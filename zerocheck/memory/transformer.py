@@ -30,9 +30,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, sequence, width) to the same shape."""
         sequence = x.shape[1]
-        query = self._heads(self.query(x), self.heads)
-        key = self._heads(self.key(x), self.narrow_heads)
-        value = self._heads(self.value(x), self.narrow_heads)
+        query, key = self._heads(self.query(x)), self._heads(self.key(x))
+        value = self._heads(self.value(x))
         if self.rotary:
             cosine, sine = _angles(sequence, self.head_width, x)
             query, key = _turned(query, cosine, sine), _turned(key, cosine, sine)
@@ -42,8 +41,9 @@ class Attention(nn.Module):
         out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _heads(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        return x.view(x.shape[0], x.shape[1], heads, self.head_width).transpose(1, 2)
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Divide features into heads: all, or those that a rank of tensor parallelism has."""
+        return x.view(x.shape[0], x.shape[1], -1, self.head_width).transpose(1, 2)
 
 
 def _angles(sequence: int, width: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
+from ..case.tensor_parallel import Plan
 from ..errors import UsageError
 
 
@@ -58,6 +59,27 @@ def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
             if numel > size:
                 size, parts = numel, module.values()
     vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
+
+
+def show_sharded_layers(model: nn.Module, plan: Plan) -> None:
+    """Expose the layers that tensor parallelism shards, for the adapter: as `show_blocks` does."""
+    vars(model)["sharded_layers"] = plan
+
+
+def parameter_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return the modules that hold each parameter, and its name in them: several if it is tied."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return [*places.values()]
+
+
+def tie(places: Iterable[Sequence[tuple[nn.Module, str]]]) -> None:
+    """Tie parameters again where they were in `places`, after each was replaced by itself."""
+    for (module, name), *others in places:
+        for other, alias in others:
+            setattr(other, alias, getattr(module, name))
 
 
 def _is_list(module: nn.Module) -> bool:

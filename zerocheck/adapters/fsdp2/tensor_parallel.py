@@ -19,14 +19,16 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
 
 from ...case.schema import Case
 from ...case.shapes import learning, leaves_a_rank_empty, parameter_dtypes, parameter_shapes
-from ...case.tensor_parallel import Style, plan_of, sharded_dim
+from ...case.tensor_parallel import Plan, Style, plan_of, sharded_dim
 from ...case.traits import reduced_precision
+from ...models.parts import parameter_places, tie
 
 STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "column": ColwiseParallel,
@@ -34,6 +36,9 @@ STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "row": RowwiseParallel,
     "split": lambda: RowwiseParallel(input_layouts=Replicate()),
     "vocabulary": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "shared": lambda: PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Replicate()
+    ),
 }
 """torch's styles, by our words for them."""
 
@@ -41,13 +46,14 @@ STYLES: dict[Style, Callable[[], ParallelStyle]] = {
 def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
     """Shard the layers of the model in place, over the tp axis of the mesh.
 
-    torch shards each layer by itself, so a tied head is tied again.
+    torch shards each layer by itself, so what is tied is tied again. A model that is no case's
+    shows its layers (`show_sharded_layers`).
     """
-    plan = plan_of(case.model, case.axes.size("tp"))
+    shown: Plan | None = getattr(model, "sharded_layers", None)
+    plan = plan_of(case.model, case.axes.size("tp")) if shown is None else shown
+    places = parameter_places(model)
     parallelize_module(model, mesh["tp"], {path: STYLES[style]() for path, style in plan.items()})
-    if case.model.tied:
-        tied: Any = model
-        tied.head.weight = tied.stem.weight
+    tie(places)
 
 
 def refuse_uneven(case: Case) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from ...catalogue import BY_STAGE
+from ...errors import UsageError
 from ..analyse import paper_elements
 from ..operations import ForwardOperations, forward_operations
 from ..setup import Setup
@@ -22,7 +23,7 @@ from .step_time import paper_schedule
 NOT_TRIED = (
     "numbers of ranks between powers of two",
     "smaller units that stay gathered: all of them are whole at the end of the forward",
-    "tensor, pipeline, context and expert parallelism: layers are simulated whole",
+    "pipeline, context and expert parallelism",
     "CPU offload: a simulated rank has one memory, so none of these choices uses host memory",
 )
 
@@ -67,7 +68,7 @@ def fit(
         exact=exact,
         notify=notify,
     )
-    found = search.fewest(restriction or Restriction(), exhaustive=exhaustive)
+    found, whole_layers = _found(search, restriction or Restriction(), exhaustive=exhaustive)
     operations = forward_operations(given, base)
     fitting = [
         (_row(search, one, most_ranks, operations, speeds), one)
@@ -81,7 +82,7 @@ def fit(
 
     rows, place, too_large = _reserving(search, fitting, on, given_ranks=given_ranks)
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
-    not_tried = list(NOT_TRIED)
+    not_tried = [*NOT_TRIED, *whole_layers]
     if not given_ranks:
         not_tried.append("HSDP without --world-size: it needs no fewer ranks than full sharding")
     left_out = [name for name in BY_STAGE.values() if name not in searched(base)]
@@ -116,6 +117,36 @@ def fit(
         assumes=given.assumes(base),
         speeds=speeds,
     )
+
+
+LAYERS_OVER = (2, 4, 8)
+"""Ranks that layers are sharded over: those of a node, whose links are the fastest."""
+
+
+def _found(
+    search: FitSearch, restriction: Restriction, *, exhaustive: bool
+) -> tuple[list[Fewest], list[str]]:
+    """Return the fewest ranks of all choices, and what of tensor parallelism was not tried.
+
+    It is tried where nothing fits with whole layers, over as few ranks as it takes.
+    """
+    found = search.fewest(restriction, exhaustive=exhaustive)
+    if restriction.tensor_parallel is not None:
+        return found, []
+    if any(one.ranks is not None for one in found):
+        return found, ["tensor parallelism (--tensor-parallel): something fits with whole layers"]
+    if restriction.replicas not in (None, 1):
+        return found, ["tensor parallelism: with replicas it is not simulated"]
+    for count in LAYERS_OVER:
+        sharded = replace(restriction, tensor_parallel=count)
+        try:
+            more = search.fewest(sharded, exhaustive=exhaustive)
+        except UsageError as error:
+            return found, [f"tensor parallelism: {error}"]
+        found += more
+        if any(one.ranks is not None for one in more):
+            break
+    return found, []
 
 
 def _row(
@@ -191,6 +222,8 @@ def _reserving(
 def _paper(
     search: FitSearch, setup: Setup, point: SimulatedPoint, speeds: Speeds
 ) -> PaperTime | None:
+    if setup.tensor_parallel > 1:
+        return None
     operations = forward_operations(search.given, setup)
     model = search.given.build()
     schedule = paper_schedule(setup, model, operations, point.traffic, speeds)
@@ -219,4 +252,5 @@ def _described(search: FitSearch, choice: Choice) -> dict[str, Any]:
         "microbatches": choice.microbatches,
         "batch": setup.batch,
         "replicas": choice.replicas,
+        "tensor_parallel": choice.tensor_parallel,
     }

@@ -29,6 +29,7 @@ class Restriction:
     reshard: bool | None = None
     microbatches: int | None = None
     replicas: int | None = None
+    tensor_parallel: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Choice:
     """One way to train the model, on any number of ranks.
 
     microbatches: the samples of a step in so many microbatches, accumulated; replicas: of
-    HSDP, with 1 everything is sharded over all ranks.
+    HSDP, with 1 everything is sharded over all ranks; tensor_parallel: ranks that each layer is
+    sharded over, which read the same samples: so many times those of a rank.
     """
 
     implementation: str
@@ -45,6 +47,7 @@ class Choice:
     checkpoint: bool
     microbatches: int
     replicas: int = 1
+    tensor_parallel: int = 1
 
     def setup(self, base: Setup, ranks: int) -> Setup:
         """Return the simulation of this choice; each step has the samples that `base` has."""
@@ -55,13 +58,16 @@ class Choice:
             wrap=self.wrap,
             reshard=self.reshard,
             checkpoint=self.checkpoint,
-            batch=base.batch * base.microbatches // self.microbatches,
+            batch=base.batch * base.microbatches * self.tensor_parallel // self.microbatches,
             microbatches=self.microbatches,
             replicas=self.replicas,
+            tensor_parallel=self.tensor_parallel,
         )
 
     def runs_on(self, ranks: int) -> bool:
-        """Return True if so many ranks can be divided into its replicas, of two ranks or more."""
+        """Return True if so many ranks can be divided so: replicas are of two ranks or more."""
+        if ranks % self.tensor_parallel:
+            return False
         return self.replicas == 1 or (ranks % self.replicas == 0 and ranks >= 2 * self.replicas)
 
     def replaces(self, other: Choice) -> bool:
@@ -73,8 +79,8 @@ class Choice:
         same = self._kind() == other._kind()
         return same and one != its and all(a <= b for a, b in zip(one, its, strict=True))
 
-    def _kind(self) -> tuple[str, bool, int]:
-        return self.implementation, self.reshard, self.replicas
+    def _kind(self) -> tuple[str, bool, int, int]:
+        return self.implementation, self.reshard, self.replicas, self.tensor_parallel
 
     def _burden(self) -> tuple[bool, bool, int]:
         return self.checkpoint, self.wrap == "layer", self.microbatches
@@ -117,9 +123,12 @@ def choices(base: Setup, given: Restriction, *, blocks: bool, ranks: int = 0) ->
 
     blocks: the model has blocks to checkpoint; ranks: as many as the user has, 0 if not given.
     """
-    samples = base.batch * base.microbatches
+    layers = given.tensor_parallel or 1
+    samples = base.batch * base.microbatches * layers
     names = [given.implementation] if given.implementation else searched(base)
     for name in names:
+        if layers > 1 and "tp" not in load(name).axes:
+            continue
         obeyed = options_of(name)
         wraps: tuple[Wrap, ...] = (given.wrap or "block",)
         if given.wrap is None and "wrap" in obeyed:
@@ -137,5 +146,7 @@ def choices(base: Setup, given: Restriction, *, blocks: bool, ranks: int = 0) ->
             for microbatches in parts:
                 for wrap in wraps if reshard else wraps[:1]:
                     for checkpoint in again:
-                        for replicas in meshes(name, ranks, given.replicas):
-                            yield Choice(name, wrap, reshard, checkpoint, microbatches, replicas)
+                        for replicas in (1,) if layers > 1 else meshes(name, ranks, given.replicas):
+                            yield Choice(
+                                name, wrap, reshard, checkpoint, microbatches, replicas, layers
+                            )

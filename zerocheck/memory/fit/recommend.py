@@ -41,6 +41,8 @@ def words_of(choice: FitRow | Unfit) -> str:
         words.append("units stay gathered")
     if choice.replicas > 1:
         words.append(f"HSDP of {choice.replicas} replicas")
+    if choice.tensor_parallel > 1:
+        words.append(f"layers sharded over {choice.tensor_parallel}")
     if choice.checkpoint_activations:
         words.append("checkpointing")
     if choice.microbatches > 1:
@@ -92,7 +94,10 @@ def advise_on(
                 f"{first.calls:,}"
             )
         return
-    yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {_reason(first, rows)}"
+    reason = _reason(first, rows)
+    if first.tensor_parallel > 1 and any(one.tensor_parallel == 1 for one in unfit):
+        reason = f"with whole layers nothing fits on up to {on_ranks(unfit[0].ranks)}; {reason}"
+    yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {reason}"
     yield _headroom(first, limit)
     yield from _reserved(first, too_large, limit)
     if first.paper is not None:
@@ -217,11 +222,11 @@ def _nothing(unfit: Sequence[Unfit]) -> Iterator[str]:
         yield "these are sharded over all ranks: more ranks are needed (--world-size)"
     elif largest == "gathered parameters":
         yield (
-            "a single layer is too large for a rank: it must be sharded itself, by tensor "
-            "parallelism, which is not tried here"
+            "a single layer is too large for a rank: it must be sharded itself, over more ranks "
+            "(--tensor-parallel)"
         )
     elif largest in ("activations", "temporaries"):
         yield (
             "activations follow the samples and positions of a microbatch: a shorter --sequence, "
-            "or one that is sharded (context or tensor parallelism), which is not tried here"
+            "or one that is sharded (context or sequence parallelism), which is not tried here"
         )

@@ -37,6 +37,7 @@ class ChoiceFields(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int
     batch: int
     replicas: int
+    tensor_parallel: int
 
 
 class FitRow(ChoiceFields, frozen=True, kw_only=True):

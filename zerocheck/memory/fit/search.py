@@ -27,6 +27,9 @@ MOST_RANKS = 1024
 """Bound of the search where the user gives none."""
 
 
+UpdateKey = tuple[str, int, int, int, int]
+
+
 def numbers_of_ranks(most: int) -> tuple[int, ...]:
     """Return the powers of two up to `most`, and `most`."""
     powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
@@ -76,12 +79,14 @@ class FitSearch:
         found = block_list(whole)
         self.blocks = len(found[1]) if found else 0
         self.model: ModelBytes = model_bytes(whole)
+        self._parts: dict[int, ModelBytes] = {1: self.model}
+        """What the counted rank computes with, by the ranks that layers are sharded over."""
         self.points: dict[tuple[Choice, int], SimulatedPoint] = {}
         self.by_formula: set[tuple[Choice, int]] = set()
         self.by_update: set[tuple[Choice, int]] = set()
         self._beyond: dict[tuple[str, bool], int] = {}
         """Bytes of a peak beyond the formula, of the last simulation with the same resharding."""
-        self._updates: dict[tuple[str, int, int, int], HeldBytes] = {}
+        self._updates: dict[UpdateKey, HeldBytes] = {}
         """Peaks of the optimizer step, by all that it depends on."""
 
     def all_choices(self, restriction: Restriction) -> list[Choice]:
@@ -151,7 +156,10 @@ class FitSearch:
 
     def bound(self, choice: Choice, ranks: int) -> dict[str, int]:
         """Return the lower bound of a peak."""
-        return lower_bound(choice.setup(self.base, ranks), self.model)
+        setup = choice.setup(self.base, ranks)
+        if setup.tensor_parallel not in self._parts:
+            self._parts[setup.tensor_parallel] = model_bytes(self.given.part(setup))
+        return lower_bound(setup, self._parts[setup.tensor_parallel])
 
     def _by_all(self, choice: Choice, ranks: Sequence[int]) -> Fewest:
         fitting = [one for one in ranks if self._fits(choice, one)]
@@ -210,9 +218,10 @@ class FitSearch:
         return Fewest(choice, None, self.bound(choice, ranks), simulated=False)
 
 
-def _update_key(choice: Choice, ranks: int) -> tuple[str, int, int, int]:
+def _update_key(choice: Choice, ranks: int) -> UpdateKey:
     # The inputs of a microbatch are held.
-    return choice.implementation, choice.microbatches, choice.replicas, ranks
+    axes = choice.replicas, choice.tensor_parallel, ranks
+    return choice.implementation, choice.microbatches, *axes
 
 
 def _update(simulated: SimulatedRank) -> HeldBytes:
