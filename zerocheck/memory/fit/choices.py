@@ -118,10 +118,13 @@ def searched(base: Setup) -> list[str]:
     return [name for stage, name in BY_STAGE.items() if not (matrices and stage in (1, 2))]
 
 
-def choices(base: Setup, given: Restriction, *, blocks: bool, ranks: int = 0) -> Iterator[Choice]:
+def choices(
+    base: Setup, given: Restriction, *, blocks: bool, ranks: int = 0, own: bool = False
+) -> Iterator[Choice]:
     """Yield all choices, simple ones first.
 
-    blocks: the model has blocks to checkpoint; ranks: as many as the user has, 0 if not given.
+    blocks: the model has blocks to checkpoint; ranks: as many as the user has, 0 if not given; own:
+    the factory draws the samples of a microbatch, always as many.
     """
     layers = given.tensor_parallel or 1
     samples = base.batch * base.microbatches * layers
@@ -139,7 +142,7 @@ def choices(base: Setup, given: Restriction, *, blocks: bool, ranks: int = 0) ->
         again = (False, True) if blocks else (False,)
         if given.checkpoint is not None:
             again = (given.checkpoint,)
-        parts = [n for n in range(1, samples + 1) if samples % n == 0]
+        parts = [samples] if own else [n for n in range(1, samples + 1) if samples % n == 0]
         if given.microbatches is not None:
             parts = [given.microbatches]
         for reshard in reshards:

@@ -92,7 +92,9 @@ class FitSearch:
     def all_choices(self, restriction: Restriction) -> list[Choice]:
         """Return the choices that this model has."""
         ranks = self.ranks[-1] if self.given_ranks else 0
-        return list(choices(self.base, restriction, blocks=self.blocks > 0, ranks=ranks))
+        own = self.given.samples(self.base).own
+        blocks = self.blocks > 0
+        return list(choices(self.base, restriction, blocks=blocks, ranks=ranks, own=own))
 
     def fewest(self, restriction: Restriction, *, exhaustive: bool = False) -> list[Fewest]:
         """Return the fewest ranks of every choice that no better one replaces.
