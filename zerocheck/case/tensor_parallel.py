@@ -9,8 +9,6 @@ inputs are, and partial sums are added over the ranks (row-wise):
     row            its input is sharded, its output is the sum
     split          row-wise, and its input is whole: each rank uses its part
     vocabulary     an embedding: each rank has some of the rows
-    shared         a module whose column-wise layers have one input: its gradient is added over the
-                   ranks once, and not for each of them
 
 An MLP whose hidden width the ranks divide is column and row. Where they do not, and in an
 attention, whose one layer makes queries, keys and values together, what is between the two layers
@@ -25,11 +23,11 @@ from typing import Literal
 from .schema import Model
 from .shapes import leaves_a_rank_empty, parameter_shapes
 
-Style = Literal["column", "gathered", "row", "split", "vocabulary", "shared"]
+Style = Literal["column", "gathered", "row", "split", "vocabulary"]
 Plan = Mapping[str, Style]
 
 DIM: dict[Style, int] = {"column": 0, "gathered": 0, "row": 1, "split": 1, "vocabulary": 0}
-"""Sharded dim of the weight; what is shared has none. A bias is sharded with dim 0, not with 1."""
+"""Sharded dim of the weight. A bias is sharded with dim 0, and replicated with dim 1."""
 
 OF_SEEDS = 23
 """One case of so many is drawn with tensor parallelism, and one more with as much as there is."""
@@ -68,7 +66,9 @@ def plan_of(model: Model, count: int) -> dict[str, Style]:
 def sharded_dim(plan: Plan, name: str) -> int | None:
     """Return the dim of a parameter that is sharded, or None for one that is replicated."""
     layer, _, kind = name.rpartition(".")
-    dim = DIM.get(plan[layer]) if layer in plan else None
+    if layer not in plan:
+        return None
+    dim = DIM[plan[layer]]
     return dim if kind == "weight" or dim == 0 else None
 
 

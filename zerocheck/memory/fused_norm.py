@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 
@@ -45,6 +46,12 @@ def fused_norm() -> Iterator[None]:
         weight: torch.Tensor | None = None,
         eps: float | None = None,
     ) -> torch.Tensor:
+        if isinstance(x, DTensor):  # of some positions: gradients of its weight are added up
+            own = None
+            if isinstance(weight, DTensor):
+                own = weight.to_local(grad_placements=[Partial()] * x.device_mesh.ndim)
+            local = rms_norm(x.to_local(), normalized_shape, own, eps)
+            return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False)
         if weight is not None and weight.dtype != x.dtype:
             return composed(x, [*normalized_shape], weight, eps)
         result: torch.Tensor = _FusedNorm.apply(x, weight, len(normalized_shape))  # type: ignore[no-untyped-call]

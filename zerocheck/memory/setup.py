@@ -58,7 +58,7 @@ class Setup:
     whose memory is counted; momentum: of SGD, 0 is without a buffer; reshard: units are released
     after the forward; microbatches: accumulated before each optimizer step; replicas: of HSDP, each
     sharded over as many ranks as it has; tensor_parallel: ranks that each layer is sharded over,
-    which read the same samples.
+    which read the same samples (see tensor_parallel.py).
     """
 
     model: str

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
 
 from ..adapters.shared.simulation import traits_of
 from ..case.schema import Case
@@ -88,7 +89,8 @@ def simulate(
             raise UsageError(f"{setup.model} has no list of blocks to checkpoint")
         _checkpoint(inside)
     show_blocks(model)
-    show_sharded_layers(model, source.sharded_layers(setup, model))
+    plan = source.sharded_layers(setup, model)
+    show_sharded_layers(model, {path: layer.style for path, layer in plan.items()})
     fake = None if data else fake_mode()
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
     tracker = AllocationTracker(
@@ -108,7 +110,7 @@ def simulate(
             implementation, wrapped = built(kind, model, case, mesh, on, tracker)
             names = [(_path(path), module) for path, module in wrapped.named_modules()]
             tracker.name(names)
-            with on, tracker:
+            with on, tracker, loss_parallel() if plan else nullcontext():
                 tracker.claim(implementation.shards())
                 _steps(setup, samples, implementation, tracker, device)
                 tracker.enter("closed", STEPS - 1)

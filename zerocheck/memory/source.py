@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..case.tensor_parallel import Plan
 from ..catalogue import check_factory
 from ..errors import UsageError, unknown
 from ..models.parts import block_list, model_of
@@ -22,7 +21,7 @@ from .huggingface import is_model_config, read_architecture
 from .presets import PRESETS, Architecture
 from .samples import MicrobatchSamples, samples_of
 from .setup import Setup
-from .tensor_parallel import plan_for, shrink
+from .tensor_parallel import Plan, plan_for, shrink
 from .transformer import build
 
 OWN_POLICY = (
@@ -63,7 +62,7 @@ class ModelSource:
 
     def sharded_layers(self, setup: Setup, model: nn.Module) -> Plan:
         """Return the layers of the model that tensor parallelism shards, by their paths."""
-        return plan_for(self.name, model, setup.tensor_parallel)
+        return plan_for(self.name, model, setup.tensor_parallel, setup.sequence)
 
     def part(self, setup: Setup) -> nn.Module:
         """Return the model with the shapes that the counted rank computes with."""

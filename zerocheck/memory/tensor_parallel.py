@@ -1,54 +1,156 @@
 """Tensor parallelism of a simulated model: the layers that are sharded, and a rank's part of them.
 
-Presets and configs are sharded as Shoeybi et al. 2019 ("Megatron-LM", section 3) have it: queries,
-keys, values and the first layers of an MLP by their outputs, the layers after them by their inputs,
-the embedding by its rows, the head by its outputs, which are gathered. Norms, routers and learned
-positions are replicated, and so are activations between the layers (no sequence parallelism).
+Presets and configs are sharded as torchtitan does it. Queries, keys, values and the first layers of
+an MLP are sharded by their outputs, the layers after them by their inputs, the embedding by its
+rows, the head by its outputs (Shoeybi et al. 2019, "Megatron-LM", section 3). Between these layers
+each rank has some of the positions (sequence parallelism: Korthikanti et al. 2022, "Reducing
+Activation Recomputation in Large Transformer Models", section 4.2), and logits stay sharded in the
+loss (`loss_parallel`). Routers see all positions.
+
 A user's model says it itself, by the `tp_plan` that models of Hugging Face transformers have.
+Activations between its layers are whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 
-from ..case.tensor_parallel import DIM, Plan, Style, sharded_dim
 from ..errors import UsageError, unknown
+from .experts import MixtureOfExperts
 from .transformer import Attention, GatedMlp, Transformer, TransformerMlp
 
-STYLES: Mapping[str, Style] = {
-    "colwise": "column",
-    "rowwise": "row",
-    "colwise_rep": "gathered",
-    "colwise_gather_output": "gathered",
-    "embedding_rowwise": "vocabulary",
+POSITIONS = Shard(1)
+"""Placement of activations between layers: (batch, sequence, width)."""
+
+
+class ShardedLayer(NamedTuple):
+    """Style of a layer; dim of its weight that is sharded, None for none.
+
+    A bias is sharded with dim 0, and replicated with dim 1.
+    """
+
+    dim: int | None
+    style: ParallelStyle
+
+    def dim_of(self, name: str) -> int | None:
+        """Return the sharded dim of the layer's parameter of this name, or None."""
+        return self.dim if name == "weight" or self.dim == 0 else None
+
+
+Plan = Mapping[str, ShardedLayer]
+"""Layers by their paths."""
+Make = Callable[[], ShardedLayer]
+
+STYLES: Mapping[str, Make] = {
+    "colwise": lambda: ShardedLayer(0, ColwiseParallel()),
+    "rowwise": lambda: ShardedLayer(1, RowwiseParallel()),
+    "colwise_rep": lambda: ShardedLayer(0, ColwiseParallel(output_layouts=Replicate())),
+    "colwise_gather_output": lambda: ShardedLayer(0, ColwiseParallel(output_layouts=Replicate())),
+    "embedding_rowwise": lambda: ShardedLayer(0, RowwiseParallel(input_layouts=Replicate())),
 }
 """Styles of a `tp_plan` that are simulated."""
 REPLICATED = "replicated"
 """Begins the names of styles of layers that are not sharded."""
 
-LAYERS: Mapping[type[nn.Module], Mapping[str, Style]] = {
-    Attention: {"": "shared", "query": "column", "key": "column", "value": "column", "out": "row"},
-    GatedMlp: {"": "shared", "gate": "column", "up": "column", "down": "row"},
-    TransformerMlp: {"up": "column", "down": "row"},
-    Transformer: {"embedding": "vocabulary", "head": "gathered"},
-}
-"""Layers of the presets' modules, with their styles; "" is the module itself."""
+
+def _gathered() -> ShardedLayer:
+    return ShardedLayer(
+        None, PrepareModuleInput(input_layouts=POSITIONS, desired_input_layouts=Replicate())
+    )
 
 
-def plan_for(name: str, model: nn.Module, count: int) -> Plan:
+def _whole() -> ShardedLayer:
+    """Return the style of experts, whose layers have one input: its gradient is added up once."""
+    return ShardedLayer(
+        None, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
+    )
+
+
+def _routed() -> ShardedLayer:
+    return ShardedLayer(
+        None,
+        PrepareModuleInputOutput(
+            input_layouts=POSITIONS,
+            desired_input_layouts=Replicate(),
+            use_local_input=True,
+            output_layouts=Replicate(),
+            desired_output_layouts=POSITIONS,
+        ),
+    )
+
+
+def _to_positions() -> ShardedLayer:
+    return ShardedLayer(1, RowwiseParallel(output_layouts=POSITIONS))
+
+
+def _norm() -> ShardedLayer:
+    return ShardedLayer(None, SequenceParallel())
+
+
+COLUMN, ROW = STYLES["colwise"], STYLES["rowwise"]
+LAYERS: Mapping[type[nn.Module], Mapping[str, Make]] = {
+    Attention: {
+        "": _gathered, "query": COLUMN, "key": COLUMN, "value": COLUMN, "out": _to_positions
+    },
+    GatedMlp: {"": _gathered, "gate": COLUMN, "up": COLUMN, "down": _to_positions},
+    TransformerMlp: {"": _gathered, "up": COLUMN, "down": _to_positions},
+    MixtureOfExperts: {"": _routed},
+    nn.RMSNorm: {"": _norm},
+    nn.LayerNorm: {"": _norm},
+    Transformer: {
+        "embedding": lambda: ShardedLayer(
+            0, RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS)
+        ),
+        "positions": lambda: ShardedLayer(
+            None, PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+        ),
+        "head": lambda: ShardedLayer(
+            0,
+            ColwiseParallel(
+                input_layouts=POSITIONS, output_layouts=Shard(-1), use_local_output=False
+            ),
+        ),
+    },
+}  # fmt: skip
+"""Layers of the presets' modules; "" is the module itself."""
+EXPERT: Mapping[str, Make] = {"": _whole, "gate": COLUMN, "up": COLUMN, "down": ROW}
+"""Layers of an expert, which has all positions of its tokens."""
+
+
+def plan_for(name: str, model: nn.Module, count: int, sequence: int) -> Plan:
     """Return the layers of a model that are sharded over `count` ranks, by their paths.
 
-    Raises UsageError for a model that does not say which, or that the ranks do not divide.
+    sequence: positions of a sample. Raises UsageError for a model that does not say which, or that
+    the ranks do not divide.
     """
     if count == 1:
         return {}
-    plan = _of_preset(model) if isinstance(model, Transformer) else _of_user(name, model)
-    for path in plan:
-        _check_divides(name, model, path, plan, count)
+    if not isinstance(model, Transformer):
+        plan = _of_user(name, model)
+    elif sequence % count:
+        raise UsageError(
+            f"--tensor-parallel {count}: --sequence {sequence} is no multiple of it, and each rank "
+            "has some of the positions"
+        )
+    else:
+        plan = dict(_of_preset(model))
+    for path, layer in plan.items():
+        _check_divides(name, model, path, layer, count)
     return plan
 
 
@@ -58,10 +160,10 @@ def shrink(model: nn.Module, plan: Plan, count: int, place: int) -> None:
     place: of the rank among those. As `torch.chunk` divides: the first ones have the most rows.
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for path in plan:
+    for path, sharded in plan.items():
         layer = model.get_submodule(path)
         for name, parameter in [*layer.named_parameters(recurse=False)]:
-            dim = sharded_dim(plan, f"{path}.{name}")
+            dim = sharded.dim_of(name)
             if dim is None:
                 continue
             if parameter not in made:
@@ -73,15 +175,16 @@ def shrink(model: nn.Module, plan: Plan, count: int, place: int) -> None:
             setattr(layer, name, made[parameter])
 
 
-def _of_preset(model: nn.Module) -> dict[str, Style]:
-    return {
-        f"{path}.{layer}".strip("."): style
-        for path, module in model.named_modules()
-        for layer, style in LAYERS.get(type(module), {}).items()
-    }
+def _of_preset(model: Transformer) -> Iterator[tuple[str, ShardedLayer]]:
+    for path, module in model.named_modules():
+        expert = ".experts." in f".{path}"
+        layers = EXPERT if expert else LAYERS.get(type(module), {})
+        for layer, make in layers.items() if not expert or isinstance(module, GatedMlp) else ():
+            if getattr(module, layer, module) is not None:
+                yield f"{path}.{layer}".strip("."), make()
 
 
-def _of_user(name: str, model: nn.Module) -> dict[str, Style]:
+def _of_user(name: str, model: nn.Module) -> dict[str, ShardedLayer]:
     said = getattr(model, "tp_plan", None)
     if not isinstance(said, Mapping) or not said:
         raise UsageError(
@@ -97,7 +200,9 @@ def _of_user(name: str, model: nn.Module) -> dict[str, Style]:
     return plan
 
 
-def _matched(name: str, model: nn.Module, said: Mapping[str, str]) -> Iterator[tuple[str, Style]]:
+def _matched(
+    name: str, model: nn.Module, said: Mapping[str, str]
+) -> Iterator[tuple[str, ShardedLayer]]:
     for path, module in model.named_modules():
         pattern = next((one for one in said if fnmatchcase(path, one)), None)
         if pattern is None or str(said[pattern]).startswith(REPLICATED):
@@ -110,16 +215,19 @@ def _matched(name: str, model: nn.Module, said: Mapping[str, str]) -> Iterator[t
                 f"{name}: {path} is a {type(module).__name__}; layers that can be sharded are "
                 "Linear and Embedding"
             )
-        yield path, STYLES[style]
+        yield path, STYLES[style]()
 
 
-def _check_divides(name: str, model: nn.Module, path: str, plan: Plan, count: int) -> None:
+def _check_divides(name: str, model: nn.Module, path: str, layer: ShardedLayer, count: int) -> None:
     """Check that ranks have equal parts of a layer; rows of embeddings and heads may differ."""
-    if plan[path] == "shared":
+    if layer.dim is None:
         return
-    weight = model.get_parameter(f"{path}.weight")
-    size = weight.shape[DIM[plan[path]]]
-    if plan[path] in ("column", "row") and size % count:
+    size = model.get_parameter(f"{path}.weight").shape[layer.dim]
+    style = layer.style
+    between = isinstance(style, RowwiseParallel) and layer.dim == 1
+    if isinstance(style, ColwiseParallel) and style.output_layouts == (Shard(-1),):
+        between = between or style.use_local_output
+    if between and size % count:
         raise UsageError(
             f"--tensor-parallel {count}: {path} of {name} has {size} features to shard, no "
             f"multiple of {count}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..case.tensor_parallel import Plan
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 def model_of(name: str, made: Any) -> nn.Module:
@@ -61,9 +63,12 @@ def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
     vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
 
 
-def show_sharded_layers(model: nn.Module, plan: Plan) -> None:
-    """Expose the layers that tensor parallelism shards, for the adapter: as `show_blocks` does."""
-    vars(model)["sharded_layers"] = plan
+def show_sharded_layers(model: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
+    """Expose the styles of layers that tensor parallelism shards, by path, for the adapter.
+
+    As `show_blocks` does: nothing is registered.
+    """
+    vars(model)["sharded_layers"] = styles
 
 
 def parameter_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:

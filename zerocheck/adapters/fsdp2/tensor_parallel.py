@@ -9,7 +9,7 @@ are groups of their own in the optimizer, and their norms are combined (`clip_gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,13 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
 
 from ...case.schema import Case
 from ...case.shapes import learning, leaves_a_rank_empty, parameter_dtypes, parameter_shapes
-from ...case.tensor_parallel import Plan, Style, plan_of, sharded_dim
+from ...case.tensor_parallel import Style, plan_of, sharded_dim
 from ...case.traits import reduced_precision
 from ...models.parts import parameter_places, tie
 
@@ -36,9 +35,6 @@ STYLES: dict[Style, Callable[[], ParallelStyle]] = {
     "row": RowwiseParallel,
     "split": lambda: RowwiseParallel(input_layouts=Replicate()),
     "vocabulary": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "shared": lambda: PrepareModuleInput(
-        input_layouts=Replicate(), desired_input_layouts=Replicate()
-    ),
 }
 """torch's styles, by our words for them."""
 
@@ -47,12 +43,14 @@ def parallelized(model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
     """Shard the layers of the model in place, over the tp axis of the mesh.
 
     torch shards each layer by itself, so what is tied is tied again. A model that is no case's
-    shows its layers (`show_sharded_layers`).
+    shows the styles of its layers (`show_sharded_layers`).
     """
-    shown: Plan | None = getattr(model, "sharded_layers", None)
-    plan = plan_of(case.model, case.axes.size("tp")) if shown is None else shown
+    styles: Mapping[str, ParallelStyle] | None = getattr(model, "sharded_layers", None)
+    if styles is None:
+        plan = plan_of(case.model, case.axes.size("tp"))
+        styles = {path: STYLES[style]() for path, style in plan.items()}
     places = parameter_places(model)
-    parallelize_module(model, mesh["tp"], {path: STYLES[style]() for path, style in plan.items()})
+    parallelize_module(model, mesh["tp"], dict(styles))
     tie(places)
 
 
