@@ -224,9 +224,10 @@ def _check_divides(name: str, model: nn.Module, path: str, layer: ShardedLayer, 
         return
     size = model.get_parameter(f"{path}.weight").shape[layer.dim]
     style = layer.style
-    between = isinstance(style, RowwiseParallel) and layer.dim == 1
-    if isinstance(style, ColwiseParallel) and style.output_layouts == (Shard(-1),):
-        between = between or style.use_local_output
+    if isinstance(style, ColwiseParallel):
+        between = style.use_local_output and style.output_layouts == (Shard(-1),)
+    else:
+        between = layer.dim == 1
     if between and size % count:
         raise UsageError(
             f"--tensor-parallel {count}: {path} of {name} has {size} features to shard, no "

@@ -228,5 +228,5 @@ def _nothing(unfit: Sequence[Unfit]) -> Iterator[str]:
     elif largest in ("activations", "temporaries"):
         yield (
             "activations follow the samples and positions of a microbatch: a shorter --sequence, "
-            "or one that is sharded (context or sequence parallelism), which is not tried here"
+            "or one that is sharded in attention too (context parallelism), which is not tried here"
         )
