@@ -25,6 +25,7 @@
 - `simulate.py`: simulation: the implementation's own code on tensors without data
 - `source.py`: source of the model, a preset or the user's factory, and its blocks
 - `tables.py`: well-known tables from the formulas, next to simulated and measured bytes
+- `tensor_parallel.py`: tensor parallelism of a model: layers that are sharded, and a rank's part
 - `text.py`: report of a simulated rank, in words and tables
 - `timeline.py`: live memory over time, from the log of a run
 - `transformer.py`: modules of the presets: decoder-only transformers

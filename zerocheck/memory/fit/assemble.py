@@ -140,6 +140,7 @@ def _found(
     for count in LAYERS_OVER:
         sharded = replace(restriction, tensor_parallel=count)
         try:
+            search.given.part(replace(search.base, tensor_parallel=count))  # can it be sharded so?
             more = search.fewest(sharded, exhaustive=exhaustive)
         except UsageError as error:
             return found, [f"tensor parallelism: {error}"]
