@@ -50,7 +50,9 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     whole = given.build()
     sizes = {name: parameter.numel() for name, parameter in whole.named_parameters()}
     found = block_list(whole)
-    parts = parts_of(setup, given.part(setup))
+    whole_parts = parts_of(setup, whole)
+    sharded = setup.tensor_parallel > 1
+    parts = parts_of(setup, given.part(setup)) if sharded else whole_parts
     done = run(setup, given, exact=exact)
     peak = done.timeline.peak()
     device = None
@@ -78,7 +80,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         simulated=done.simulated,
         reason=done.reason,
         lines=done.timeline.lines(),
-        between=_between(setup, parts, parts_of(setup, whole), done),
+        between=_between(setup, parts, whole_parts, done),
         peak=peak,
         rows=tuple(_rows(done)),
         assumes=given.assumes(setup),

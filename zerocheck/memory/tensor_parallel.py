@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -56,11 +56,16 @@ Plan = Mapping[str, ShardedLayer]
 """Layers by their paths."""
 Make = Callable[[], ShardedLayer]
 
+
+def _gathers_output() -> ShardedLayer:
+    return ShardedLayer(0, ColwiseParallel(output_layouts=Replicate()))
+
+
 STYLES: Mapping[str, Make] = {
     "colwise": lambda: ShardedLayer(0, ColwiseParallel()),
     "rowwise": lambda: ShardedLayer(1, RowwiseParallel()),
-    "colwise_rep": lambda: ShardedLayer(0, ColwiseParallel(output_layouts=Replicate())),
-    "colwise_gather_output": lambda: ShardedLayer(0, ColwiseParallel(output_layouts=Replicate())),
+    "colwise_rep": _gathers_output,
+    "colwise_gather_output": _gathers_output,
     "embedding_rowwise": lambda: ShardedLayer(0, RowwiseParallel(input_layouts=Replicate())),
 }
 """Styles of a `tp_plan` that are simulated."""
@@ -68,17 +73,10 @@ REPLICATED = "replicated"
 """Begins the names of styles of layers that are not sharded."""
 
 
-def _gathered() -> ShardedLayer:
-    return ShardedLayer(
-        None, PrepareModuleInput(input_layouts=POSITIONS, desired_input_layouts=Replicate())
-    )
-
-
-def _whole() -> ShardedLayer:
-    """Return the style of experts, whose layers have one input: its gradient is added up once."""
-    return ShardedLayer(
-        None, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
-    )
+def _gathered(given: Placement = POSITIONS) -> ShardedLayer:
+    """Return the style of a module whose layers have one input: its gradient is added up once."""
+    style = PrepareModuleInput(input_layouts=given, desired_input_layouts=Replicate())
+    return ShardedLayer(None, style)
 
 
 def _routed() -> ShardedLayer:
@@ -128,7 +126,12 @@ LAYERS: Mapping[type[nn.Module], Mapping[str, Make]] = {
     },
 }  # fmt: skip
 """Layers of the presets' modules; "" is the module itself."""
-EXPERT: Mapping[str, Make] = {"": _whole, "gate": COLUMN, "up": COLUMN, "down": ROW}
+EXPERT: Mapping[str, Make] = {
+    "": lambda: _gathered(Replicate()),
+    "gate": COLUMN,
+    "up": COLUMN,
+    "down": ROW,
+}
 """Layers of an expert, which has all positions of its tokens."""
 
 

@@ -80,7 +80,7 @@ class FitSearch:
         self.blocks = len(found[1]) if found else 0
         self.model: ModelBytes = model_bytes(whole)
         self._parts: dict[int, ModelBytes] = {1: self.model}
-        """What the counted rank computes with, by the ranks that layers are sharded over."""
+        """Sizes of the counted rank's part, by the number of ranks that layers are sharded over."""
         self.points: dict[tuple[Choice, int], SimulatedPoint] = {}
         self.by_formula: set[tuple[Choice, int]] = set()
         self.by_update: set[tuple[Choice, int]] = set()
