@@ -138,6 +138,8 @@ RUN = {
     "zerocheck memory llama-70b --world-size 64 --tensor-parallel 8 --checkpoint-activations": Row(
         message="16 Psi/N, N = 8, Psi = 8,820,367,360 of a rank"
     ),
+    "zerocheck memory llama-8b --offload pinned --world-size 2 --sequence 4096 "
+    "--checkpoint-activations --device-memory 24GiB": Row(message="it takes 64.873 GiB"),
     "zerocheck memory gpt2 --optimizer muon --world-size 8 --precision fp32": Row(
         message="(12 Psi/N of 84,934,656 by muon) + (16 Psi/N of 39,505,152 by adamw)"
     ),

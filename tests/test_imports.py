@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"errors"},
     "causes": {"errors"},
     "compat": {"errors"},
+    "compat_device": {"errors"},
     "compat_memory": {"errors"},
     "floating_point": {"zerocheck_reference"},
     "machine": {"errors"},
@@ -66,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "memory": {
         "adapters", "contract", "models", "optimizers", "protocol", "case", "user_code",
-        "catalogue", "compat", "compat_memory", "sizes", "errors",
+        "catalogue", "compat", "compat_device", "compat_memory", "sizes", "errors",
     },
     "run": {
         "drive", "judge", "contract", "timing", "models", "protocol", "ranks", "case",

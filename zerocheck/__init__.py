@@ -3,6 +3,8 @@
 - `__main__.py`: `python -m zerocheck`
 - `catalogue.py`: registry of implementations by name, and of faults to inject
 - `compat.py`: private torch API that zerocheck needs, probed in this one place
+- `compat_device.py`: device without hardware in torch's place for private backends: its tensors
+  have no data
 - `compat_memory.py`: private torch API for the measurement and simulation of memory, in one place
 - `errors.py`: errors of zerocheck, and hints that help a user to fix them
 - `floating_point.py`: model of rounding: formats, enclosures, and the last rounding of a result

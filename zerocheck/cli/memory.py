@@ -97,6 +97,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Units of FSDP2 and ZeRO-3 are released after the forward, or stay gathered.",
 )
 @click.option(
+    "--offload",
+    metavar="KIND",
+    default="none",
+    show_default=True,
+    help="Shards with their gradients and states are in pinned or pageable memory of the host.",
+)
+@click.option(
     "--microbatches",
     type=int,
     metavar="M",
@@ -253,6 +260,7 @@ def _fit(
         microbatches=setup.microbatches if "microbatches" in given else None,
         replicas=setup.replicas if "replicas" in given else None,
         tensor_parallel=setup.tensor_parallel if "tensor_parallel" in given else None,
+        offload=setup.offload if "offload" in given else None,
     )
     report = fit(
         setup,

@@ -3,6 +3,7 @@
 - `advice.py`: advice on what would fit: each alternative is simulated before it is reported
 - `allocation_tracker.py`: allocation tracker of one rank: origin, module, phase and release
 - `analyse.py`: analysis of a setup: simulation, extrapolation where it is proven, and report
+- `apart.py`: simulation in a process of its own, which has an accelerator from then on
 - `caching_allocator.py`: model of the caching allocator of CUDA tensors: which memory it takes from
   the driver, and keeps
 - `collectives.py`: bytes that one rank sends in a collective, by the algorithms of a ring
@@ -11,7 +12,10 @@
 - `fit/`: search for what fits into a device's memory: `zerocheck memory MODEL --fit`
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
 - `fp32_attention.py`: attention in fp32 as on a GPU, whose kernel lays its result out by positions
+- `fused_attention.py`: attention in one kernel on the simulated device, for which torch has a
+  composition only
 - `fused_norm.py`: RMS norm in one kernel, as on a GPU, where torch's CPU takes several operators
+- `host.py`: memory of the host that a rank takes whose shards are offloaded, and what is copied
 - `huggingface.py`: shape of a model from the config.json of Hugging Face transformers
 - `kernel_workspace.py`: memory that torch's kernel for sums takes while it runs
 - `log.py`: log of the allocation tracker: storages, when their sizes changed, and collectives

@@ -62,13 +62,14 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
     yield _smaller(setup)
     yield _higher(setup)
     yield _finer(setup)
+    yield _offloaded(setup)
     yield _more_ranks(setup)
 
 
 def _combined(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Alternative]:
     """Combine changes, those that need no more machines first."""
     words: list[str] = []
-    for change in (_highest, _checkpointed, _smallest, _finer, _more_ranks):
+    for change in (_highest, _checkpointed, _smallest, _finer, _offloaded, _more_ranks):
         last: Change | None = None
         for step in change(setup):
             last = step
@@ -120,6 +121,11 @@ def _finer(setup: Setup) -> Iterator[Change]:
         yield "units of one block", replace(setup, wrap="block")
     elif setup.stage == 3 and setup.wrap == "block":
         yield "units of one layer", replace(setup, wrap="layer")
+
+
+def _offloaded(setup: Setup) -> Iterator[Change]:
+    if setup.stage == 3 and setup.traits.offload and setup.offload == "none":
+        yield "shards in pinned memory of the host", replace(setup, offload="pinned")
 
 
 def _more_ranks(setup: Setup) -> Iterator[Change]:

@@ -35,7 +35,7 @@ from ..contract import Shard
 from ..protocol.layout import OF_ROLE, Category, Phase
 from .collectives import collective_kind, sent_bytes
 from .kernel_workspace import workspace_of
-from .log import Log, Moment, SentBytes, Storage
+from .log import HostCopy, Log, Moment, SentBytes, Storage
 
 MARK = "zerocheck"
 """Begins the names of the profiler's records that phases leave."""
@@ -46,7 +46,8 @@ class AllocationTracker(Operators):
 
     fake: the mode whose tensors count, None for real ones; number: what reading a float of a tensor
     without data gives; streams: on which collectives' buffers are; sharded_layers: True if the
-    functional collectives are those of tensor parallelism, which move activations.
+    functional collectives are those of tensor parallelism, which move activations; device: type of
+    the device; with another one than the CPU, tensors on the CPU are in the memory of the host.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class AllocationTracker(Operators):
         streams: CollectiveStreams | None = None,
         *,
         sharded_layers: bool = False,
+        device: str = "cpu",
     ) -> None:
         super().__init__()
-        self._sharded_layers = sharded_layers
+        self._sharded_layers, self._device = sharded_layers, device
         self.fake, self._number_read = fake, number
         self._streams = streams or CollectiveStreams()
         self.log = Log()
@@ -137,6 +139,12 @@ class AllocationTracker(Operators):
             return with_data(lambda: func(*args, **kwargs))
         if self.fake is not None and func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as with data; without, torch makes another tensor
+        if self._device != "cpu":
+            if func is torch.ops.aten.is_pinned.default:
+                return self._pinned(args[0])
+            if func is torch.ops.aten._pin_memory.default:  # has no kernel for shapes
+                func, kwargs = torch.ops.aten.empty_like.default, {}
+                return self._pin(func(*args))
         result = func(*args, **kwargs)
         if func is torch.ops.c10d.allreduce_.default:
             result = args[0], _over(args[0])
@@ -146,6 +154,8 @@ class AllocationTracker(Operators):
         if name.startswith("prim.") or name.startswith("profiler."):
             return result
         self._look(name, _tensors(result))
+        if self._device != "cpu":
+            self._over_the_bus(func, args, kwargs, result)
         if taken := workspace_of(name, args):
             self.log.workspaces.append((len(self.log.changes), taken))
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
@@ -205,9 +215,39 @@ class AllocationTracker(Operators):
             if moment < 0:
                 moment = self._moment(operator)
             if number is None:
-                self._add(storage, moment)
+                self._add(storage, moment, host=self._on_host(tensor))
             else:
                 self._change(number, size - self.log.storages[number].size, moment)
+
+    def _on_host(self, tensor: torch.Tensor) -> bool:
+        return self._device != "cpu" and tensor.device.type == "cpu"
+
+    def _pinned(self, tensor: torch.Tensor) -> bool:
+        return self.log.storages[self._number(tensor)].place == "pinned"
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._look("aten._pin_memory.default", [tensor])
+        self.log.storages[self._number(tensor)].place = "pinned"
+        return tensor
+
+    def _over_the_bus(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Record a copy between device and host. One that does not block has a pinned target.
+
+        Source: aten/src/ATen/native/TensorConversions.cpp, `_to_copy`: from a device to the CPU.
+        """
+        converts = func is torch.ops.aten._to_copy.default
+        if converts:
+            source, target = args[0], result
+        elif func is torch.ops.aten.copy_.default:
+            target, source = args[:2]
+        else:
+            return
+        to_host = self._on_host(target)
+        if to_host == self._on_host(source):
+            return
+        if converts and to_host and kwargs.get("non_blocking"):
+            self.log.storages[self._number(target)].place = "pinned"
+        self.log.copies.append(HostCopy(self.step, to_host, _bytes(source)))
 
     def _moment(self, operator: str) -> int:
         again = self.phase == "backward" and bool(self._stack)
@@ -219,13 +259,14 @@ class AllocationTracker(Operators):
         """Return the number of a tensor's storage; an unknown one gets a new number."""
         key = storage_key(tensor)
         if key not in self._known:
-            self._add(tensor.untyped_storage(), self._moment("(made unseen)"))
+            moment = self._moment("(made unseen)")
+            self._add(tensor.untyped_storage(), moment, host=self._on_host(tensor))
         return self._known[key]
 
-    def _add(self, storage: torch.UntypedStorage, moment: int) -> None:
+    def _add(self, storage: torch.UntypedStorage, moment: int, *, host: bool) -> None:
         number = len(self.log.storages)
         key = storage._cdata
-        self.log.storages.append(Storage(0))
+        self.log.storages.append(Storage(0, place="pageable" if host else "device"))
         self._known[key] = number
         self._references[number] = weakref.ref(storage, lambda _: self._gone(key, number))
         if self._scope is not None:

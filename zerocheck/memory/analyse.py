@@ -7,13 +7,23 @@ from dataclasses import dataclass
 
 from ..models.parts import block_list
 from .advice import advise
+from .apart import simulate_apart
 from .collectives import StepTraffic, step_traffic, with_more_blocks
 from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
 from .formulas import STAGES, communicated
+from .host import SimulatedHost, host_of_more_blocks, simulated_host
 from .log import Log
 from .optimizer_parts import OptimizerPart, paper_words, parts_of, total_of, words_of
 from .reserved import reserved
-from .result import Alternative, Between, Device, MemoryReport, ModulePeak, Reserved
+from .result import (
+    Alternative,
+    Between,
+    Device,
+    HostMemory,
+    MemoryReport,
+    ModulePeak,
+    Reserved,
+)
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
 from .source import ModelSource, alike, source
@@ -28,7 +38,7 @@ class SimulatedRank:
     """Timeline of the whole model, and its origin.
 
     counts: bytes of step counts; traffic: of the last step; log: None where it was extrapolated;
-    simulated, reason: see MemoryReport.
+    host: None where no shards are offloaded; simulated, reason: see MemoryReport.
     """
 
     timeline: Timeline
@@ -36,6 +46,7 @@ class SimulatedRank:
     traffic: StepTraffic
     path: str
     log: Log | None = None
+    host: SimulatedHost | None = None
     simulated: tuple[int, ...] = ()
     reason: str = ""
 
@@ -72,6 +83,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         precision=setup.precision,
         autocast=setup.autocast,
         checkpoint_activations=setup.checkpoint,
+        offload=setup.offload,
         wrap=setup.wrap,
         command=setup.command(),
         elements=sum(sizes.values()),
@@ -87,7 +99,14 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         device=device,
         reserved=held,
         unreserved=unheld,
+        host=None if done.host is None else _host(done.host),
     )
+
+
+def _host(host: SimulatedHost) -> HostMemory:
+    sizes = host.bytes._asdict()
+    del sizes["shards"]  # `between` counts them
+    return HostMemory(peak=host.peak, **sizes)
 
 
 def reserved_of(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
@@ -116,7 +135,7 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
         runs: list[Simulation] = []
         lines: list[Timeline] = []
         for count in TRIED:
-            runs.append(simulate(setup, given, count))
+            runs.append(_simulated(setup, given, count))
             lines.append(timeline(runs[-1].log, path))
             if len(lines) == 2:
                 refuse_early(*lines)
@@ -128,19 +147,32 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
             raise NotUniform("collectives do not grow by a constant")
         made = extrapolate(lines, path, len(blocks))
         counts = few + (len(blocks) - TRIED[0]) * (more - few)
-        return SimulatedRank(made, counts, traffic, path, simulated=TRIED)
+        host = None
+        if setup.offload != "none":
+            host = host_of_more_blocks([*map(simulated_host, runs)], len(blocks) - TRIED[0])
+            if host is None:
+                raise NotUniform("memory of the host does not grow by a constant")
+        return SimulatedRank(made, counts, traffic, path, host=host, simulated=TRIED)
     except NotUniform as reason:
         return _whole(setup, given, reason=str(reason))
 
 
+def _simulated(setup: Setup, given: ModelSource, blocks: int | None = None) -> Simulation:
+    if setup.offload == "none":
+        return simulate(setup, given, blocks)
+    return simulate_apart(setup, blocks)
+
+
 def _whole(setup: Setup, given: ModelSource, reason: str = "") -> SimulatedRank:
-    one = simulate(setup, given)
+    one = _simulated(setup, given)
+    host = None if setup.offload == "none" else simulated_host(one)
     return SimulatedRank(
         timeline(one.log, one.blocks),
         _counts(one),
         _traffic(one),
         one.blocks,
         one.log,
+        host,
         reason=reason,
     )
 
@@ -167,7 +199,9 @@ def _between(
 ) -> Between:
     elements = sum(one.elements for one in parts)
     held = done.timeline.at_end("step", STEPS - 1)
-    ours = held.get("parameter", 0) + held.get("gradient", 0) + held.get("optimizer", 0)
+    ours = sum(held.get(category, 0) for category in ("parameter", "gradient", "optimizer"))
+    if done.host is not None:
+        ours += done.host.bytes.shards
     formula = paper = None
     if setup.stage is not None:
         formula = total_of(parts, setup.shards, setup.stage)
@@ -237,7 +271,9 @@ def _device(
     # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
     moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
     stages = {stage: moving + int(total_of(parts, setup.shards, stage)) for stage in STAGES}
-    asks = next((stage for stage in STAGES if stages[stage] <= limit), None)
+    if setup.offload != "none":
+        stages = {}  # they count all of it on the device
+    asks = next((stage for stage, size in stages.items() if size <= limit), None)
     over = line.first_over(limit)
     tried: tuple[Alternative, ...] = ()
     if over is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..protocol.layout import Category, Phase
 from .collectives import CollectiveKind
+
+Place = Literal["device", "pageable", "pinned"]
+"""Memory of a storage: that of the device, or of the host."""
 
 
 class Moment(NamedTuple):
@@ -29,7 +32,7 @@ class Storage:
     """Storage with its classification (`kind`) and its holder.
 
     held: claimed by the implementation's shards, which no operator's evidence overrules; counts: a
-    step count; stream: of a GPU, on which it would be allocated.
+    step count; stream: of a GPU, on which it would be allocated; place: see Place.
     """
 
     size: int
@@ -39,6 +42,7 @@ class Storage:
     counts: bool = False
     alive: bool = True
     stream: int = 0
+    place: Place = "device"
     evidence: int = 0
 
 
@@ -56,6 +60,14 @@ class SentBytes(NamedTuple):
     sent: Fraction
 
 
+class HostCopy(NamedTuple):
+    """Copy of a tensor between the memory of the device and that of the host."""
+
+    step: int
+    to_host: bool
+    size: int
+
+
 @dataclass(slots=True)
 class Log:
     """Log of events: changes are (index of the moment, number of the storage, bytes added).
@@ -67,4 +79,5 @@ class Log:
     storages: list[Storage] = field(default_factory=list)
     changes: list[tuple[int, int, int]] = field(default_factory=list)
     collectives: list[SentBytes] = field(default_factory=list)
+    copies: list[HostCopy] = field(default_factory=list)
     workspaces: list[tuple[int, int]] = field(default_factory=list)

@@ -45,6 +45,8 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
         at = log.moments[moment]
         if at.phase == "closed":
             break
+        if log.storages[number].place != "device":
+            continue
         if number in held:
             allocator.free(held.pop(number))
         sizes[number] += more

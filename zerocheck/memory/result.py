@@ -46,6 +46,22 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     expandable: int
 
 
+class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the host that one rank takes, where its shards are offloaded.
+
+    peak: of all tensors on the host; taken: bytes at most, with the roundings of pinned memory;
+    pinned: of them, those of blocks of pinned memory; rounded: of those, bytes beyond tensors,
+    since each block is a power of two; to_device, to_host: bytes copied in the last step.
+    """
+
+    peak: HeldBytes
+    taken: int
+    pinned: int
+    rounded: int
+    to_device: int
+    to_host: int
+
+
 class ModulePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak within a module in the last step. module: all blocks have one row, of the highest."""
 
@@ -68,8 +84,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison with the memory of a device.
 
     limit: bytes; over: the first instant that needs more, None if it fits; stages: bytes for each
-    stage of the ZeRO paper by the formula, with the activations and temporaries of this run; asks:
-    the lowest of them that fits; tried: alternatives.
+    stage of the ZeRO paper by the formula, with the activations and temporaries of this run, none
+    where shards are offloaded; asks: the lowest of them that fits; tried: alternatives.
     """
 
     limit: int
@@ -86,7 +102,9 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     was the whole model; reason: why nothing was extrapolated though there are many blocks; lines:
     bytes at the end of each phase of each step, by category; inputs: shapes of the samples that a
     factory draws, empty for token ids of (batch, sequence); assumes: what depends on data;
-    reserved: None where it is not modelled, and `unreserved` says why.
+    reserved: None where it is not modelled, and `unreserved` says why; offload, host: the kind of
+    host memory that has the shards, and what is taken of it, none and None where it has none. The
+    rest counts the device, but for `between`, which counts both.
     """
 
     model: str
@@ -101,6 +119,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     autocast: bool
     checkpoint_activations: bool
+    offload: str
     wrap: str
     command: str
     elements: int
@@ -116,6 +135,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     device: Device | None = None
     reserved: Reserved | None = None
     unreserved: str = ""
+    host: HostMemory | None = None
 
     @property
     def exit_code(self) -> int:

@@ -10,7 +10,9 @@ from ..case.schema import (
     Block,
     Case,
     Data,
+    KernelKind,
     Model,
+    OffloadKind,
     Optimizer,
     OptimizerKind,
     Precision,
@@ -45,6 +47,7 @@ its product of momenta. ASGD, with 1, is not averaging yet, as in its first mill
 MAX_RANKS = 1 << 16
 MAX_MICROBATCHES = 64
 Wrap = Literal["block", "layer", "whole"]
+OFFLOADS: tuple[OffloadKind, ...] = get_args(OffloadKind)
 WRAPS: tuple[Wrap, ...] = ("block", "layer", "whole")
 
 
@@ -58,7 +61,8 @@ class Setup:
     whose memory is counted; momentum: of SGD, 0 is without a buffer; reshard: units are released
     after the forward; microbatches: accumulated before each optimizer step; replicas: of HSDP, each
     sharded over as many ranks as it has; tensor_parallel: ranks that each layer is sharded over,
-    which read the same samples (see tensor_parallel.py).
+    which read the same samples (see tensor_parallel.py); offload: kind of host memory that has the
+    shards with their gradients and states, none: that of the device has them.
     """
 
     model: str
@@ -76,6 +80,7 @@ class Setup:
     microbatches: int = 1
     replicas: int = 1
     tensor_parallel: int = 1
+    offload: OffloadKind = "none"
 
     def check(self) -> None:
         """Raise UsageError for invalid numbers and names."""
@@ -109,6 +114,15 @@ class Setup:
             raise UsageError(f"--rank {self.rank}: it must be 0 to {self.world_size - 1}")
         if self.wrap not in WRAPS:
             raise unknown("wrap", self.wrap, WRAPS)
+        if self.offload not in OFFLOADS:
+            raise unknown("offload", self.offload, OFFLOADS)
+        if self.offload != "none" and self.tensor_parallel > 1:
+            raise UsageError("--offload and --tensor-parallel: give one of them")
+        if self.offload != "none" and self.optimizer == "muon":
+            raise UsageError(
+                f"--offload {self.offload}: muon gathers its matrices where its shards are, which "
+                "NCCL does on a device only"
+            )
         recipe(self.precision)
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
@@ -133,6 +147,12 @@ class Setup:
         if self.tensor_parallel > 1 and "tp" not in load(self.implementation).axes:
             raise UsageError(
                 f"--tensor-parallel {self.tensor_parallel}: {self.implementation} shards no layers "
+                f"(allowed: {RECOMMENDED[3]})"
+            )
+
+        if self.offload != "none" and not self.traits.offload:
+            raise UsageError(
+                f"--offload {self.offload}: {self.implementation} is not simulated with it "
                 f"(allowed: {RECOMMENDED[3]})"
             )
 
@@ -174,12 +194,17 @@ class Setup:
 
     @property
     def options(self) -> Optimizer:
-        """Optimizer of the case. Which matrices Muon leaves to AdamW depends on the model."""
+        """Optimizer of the case. Which matrices Muon leaves to AdamW depends on the model.
+
+        Where shards are on the host, it loops over the tensors, as torch does by default there.
+        """
+        kernel: KernelKind = "foreach" if self.offload == "none" else "for-loop"
         if self.optimizer == "muon":
-            return Optimizer(kind="muon", momentum=MUON_MOMENTUM, nesterov=True)
+            return Optimizer(kind="muon", momentum=MUON_MOMENTUM, nesterov=True, kernel=kernel)
         if self.optimizer != "sgd":
-            return Optimizer(kind=cast(OptimizerKind, self.optimizer))
-        return Optimizer(kind="sgd", momentum=MOMENTUM if self.momentum is None else self.momentum)
+            return Optimizer(kind=cast(OptimizerKind, self.optimizer), kernel=kernel)
+        momentum = MOMENTUM if self.momentum is None else self.momentum
+        return Optimizer(kind="sgd", momentum=momentum, kernel=kernel)
 
     def case(self, blocks: int, optimizer: Optimizer | None = None) -> Case:
         """Return the case for the implementation; only its model's number of blocks is real.
@@ -203,6 +228,7 @@ class Setup:
                 bucket=DDP_BUCKET,
                 prefetch=self.traits.prefetch,
                 tensor_parallel=self.tensor_parallel,
+                offload=self.offload,
             ),
         )
 
@@ -226,6 +252,8 @@ class Setup:
             words.append(f"--replicas {self.replicas}")
         if self.tensor_parallel > 1:
             words.append(f"--tensor-parallel {self.tensor_parallel}")
+        if self.offload != "none":
+            words.append(f"--offload {self.offload}")
         if self.optimizer != "adamw":
             words.append(f"--optimizer {self.optimizer}")
         if self.momentum is not None:

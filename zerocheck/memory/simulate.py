@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ..adapters.shared.simulation import traits_of
 from ..case.schema import Case
+from ..compat_device import DEVICE, simulated_device
 from ..compat_memory import fake_mode, fake_ranks
 from ..contract import Implementation, Microbatch, Step
 from ..contract.implementation import Call
@@ -24,6 +25,7 @@ from ..errors import UsageError, ZerocheckError
 from ..models.parts import block_list, parameter_places, show_blocks, show_sharded_layers, tie
 from .allocation_tracker import AllocationTracker
 from .fp32_attention import fp32_attention
+from .fused_attention import fused_attention
 from .fused_norm import fused_norm
 from .log import Log
 from .optimizer_parts import case_optimizer
@@ -69,17 +71,19 @@ def simulate(
     blocks: int | None = None,
     *,
     data: bool = False,
-    device: str = "cpu",
+    device: str = "",
 ) -> Simulation:
     """Build the model and the implementation, and take two steps.
 
     blocks: with the first blocks of the model only; data: on tensors with data, as the allocator
-    counts them, with the same collectives that move nothing; device: of the tensors with data,
-    `cpu` or `cuda`.
+    counts them, with the same collectives that move nothing; device: `cpu` or `cuda`, without data
+    also the simulated one, which is used where shards are offloaded from it to the CPU.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
     setup.check_axes()
+    if not device:
+        device = "cpu" if setup.offload == "none" else DEVICE
     model, samples = source.build(blocks), source.samples(setup)
     found = block_list(model)
     path, inside = found if found is not None else ("", nn.ModuleList())
@@ -94,7 +98,11 @@ def simulate(
     fake = None if data else fake_mode()
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
     tracker = AllocationTracker(
-        fake, number, setup.traits.streams, sharded_layers=setup.tensor_parallel > 1
+        fake,
+        number,
+        setup.traits.streams,
+        sharded_layers=setup.tensor_parallel > 1,
+        device=device,
     )
     on = fake or nullcontext()
     with ExitStack() as stack:
@@ -102,6 +110,9 @@ def simulate(
         if not data:  # as on a GPU
             stack.enter_context(fused_norm())
             stack.enter_context(fp32_attention())
+        if device == DEVICE:
+            simulated_device()
+            stack.enter_context(fused_attention())
         stack.enter_context(fake_ranks(setup.world_size, setup.rank))
         mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
         with _errors_of_setup(setup):
@@ -129,7 +140,7 @@ def built(
     if traits_of(kind).on_meta:
         sharder: Any = kind(model, case, mesh)
         with on, tracker:
-            materialize(model, mesh.device_type)
+            materialize(model, mesh.device_type, offload=case.sharding.offload != "none")
             sharder.use(replace(sharder.built, optimizer=sharder.make_optimizer(model, case)), mesh)
         return sharder, model
     with on, tracker:
@@ -139,10 +150,17 @@ def built(
     return implementation, wrapped
 
 
-def materialize(model: nn.Module, device: str = "cpu") -> None:
-    """Give a model of the meta device memory, in place. Ties stay, which `to_empty` loses."""
+def materialize(model: nn.Module, device: str = "cpu", *, offload: bool = False) -> None:
+    """Give a model of the meta device memory, in place. Ties stay, which `to_empty` loses.
+
+    offload: parameters come to the CPU, buffers to the device.
+    """
     places = parameter_places(model)
-    model.to_empty(device=device)
+    buffers = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
+    model.to_empty(device="cpu" if offload else device)
+    for module, own in buffers if offload else ():
+        for name, buffer in own.items():
+            module._buffers[name] = torch.empty_like(buffer, device=device)
     tie(places)
 
 

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from ..protocol.layout import CATEGORIES, Category
 from ..sizes import binary
-from .result import Device, MemoryReport
+from .result import Device, HostMemory, MemoryReport
 from .timeline import HeldBytes, terms
 
 NOT_IN_IT = (
@@ -25,6 +25,8 @@ AUTOCAST = (
 def render(report: MemoryReport) -> str:
     """Render the whole report for a terminal."""
     parts = [_head(report), _attribution(report), _between(report), _peak(report)]
+    if report.host is not None:
+        parts.append(_host(report.host))
     if report.device is not None:
         parts.append(_device(report.device))
     notes = [*report.assumes, NOT_IN_IT]
@@ -39,6 +41,8 @@ def _head(report: MemoryReport) -> Iterator[str]:
         f"{report.blocks} blocks"
     )
     checkpointing = ", activation checkpointing" if report.checkpoint_activations else ""
+    if report.host is not None:
+        checkpointing += f", shards offloaded to {report.offload} memory of the host"
     samples = samples_words(report.batch, report.sequence, report.inputs)
     axes = f" in {report.replicas} replicas" if report.replicas > 1 else ""
     if report.tensor_parallel > 1:
@@ -143,6 +147,23 @@ def _peak(report: MemoryReport) -> Iterator[str]:
     )
 
 
+def _host(host: HostMemory) -> Iterator[str]:
+    yield f"memory of the host: peak {binary(host.peak.total)} {where(host.peak)}"
+    for category, size in terms(host.peak.bytes):
+        yield f"  {_named(category):<18}{_short(size):>12}"
+    if host.rounded:
+        yield (
+            f"with {binary(host.rounded)} by which torch rounds pinned tensors up to powers of two "
+            f"it takes {binary(host.taken)}; without them where PYTORCH_ALLOC_CONF has "
+            "pinned_max_round_threshold_mb:1"
+        )
+    yield (
+        f"copied in a step: {binary(host.to_device)} to the device, {binary(host.to_host)} to the "
+        "host; the optimizer runs there"
+    )
+    yield "of each rank: a host has as many times that as it has ranks"
+
+
 def _main(held: HeldBytes) -> list[tuple[Category, int]]:
     return sorted(held.bytes.items(), key=lambda one: -one[1])[:3]
 
@@ -158,12 +179,13 @@ def _device(device: Device) -> Iterator[str]:
             yield f"  it asks for {binary(over.asked)} while {binary(before)} are held; with it:"
         for category, size in terms(over.bytes):
             yield f"  {_named(category):<18}{_short(size):>12}"
-    yield ""
-    yield "  by the formulas, with the activations and temporaries of this run:"
-    for stage, size in device.stages.items():
-        fits = "fits" if size <= device.limit else "does not fit"
-        yield f"  stage {stage}  {binary(size):>12}  {fits}"
-    yield f"  {asked(device)}"
+    if device.stages:
+        yield ""
+        yield "  by the formulas, with the activations and temporaries of this run:"
+        for stage, size in device.stages.items():
+            fits = "fits" if size <= device.limit else "does not fit"
+            yield f"  stage {stage}  {binary(size):>12}  {fits}"
+        yield f"  {asked(device)}"
     if device.tried:
         yield ""
         yield "what was tried (simulated):"

@@ -129,8 +129,8 @@ def held_at(event: AllocatingOperator, held: Sequence[int]) -> HeldBytes:
     )
 
 
-def timeline(log: Log, blocks: str) -> Timeline:
-    """Events of a log. blocks: path of the list of blocks.
+def timeline(log: Log, blocks: str, *, host: bool = False) -> Timeline:
+    """Events of a log. blocks: path of the list of blocks; host: in its memory, not the device's.
 
     All that happens while the implementation is built is one event.
     """
@@ -147,6 +147,8 @@ def timeline(log: Log, blocks: str) -> Timeline:
     for moment, number, more in log.changes:
         if log.moments[moment].phase == "closed":
             break
+        if (log.storages[number].place == "device") == host:
+            continue
         if current is None or moment != current:
             close()
             current = moment

@@ -105,6 +105,7 @@ class Fsdp2(BuiltImplementation):
     simulated = SimulationTraits(
         own_precision=True,
         on_meta=True,
+        offload=True,
         streams=CollectiveStreams(gather_input=1, gather_output=1, reduce_output=2),
     )
     without = without_schedule(memory_since=MEMORY_SINCE)

@@ -29,6 +29,9 @@ class SimulationTraits:
     prefetch: int = 0
     """`sharding.prefetch` of the simulated case; 0 leaves it to torch."""
     streams: CollectiveStreams = field(default_factory=CollectiveStreams)
+    offload: bool = False
+    """True if it obeys `sharding.offload` in a simulation: its shards are on the CPU, next to a
+    simulated device."""
     frees_late: bool = False
     """True if memory goes back to the allocator when a stream is through, not when it is let go."""
 

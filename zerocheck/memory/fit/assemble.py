@@ -24,7 +24,6 @@ NOT_TRIED = (
     "numbers of ranks between powers of two",
     "smaller units that stay gathered: all of them are whole at the end of the forward",
     "pipeline, context and expert parallelism",
-    "CPU offload: a simulated rank has one memory, so none of these choices uses host memory",
 )
 
 
@@ -68,7 +67,7 @@ def fit(
         exact=exact,
         notify=notify,
     )
-    found, whole_layers = _found(search, restriction or Restriction(), exhaustive=exhaustive)
+    found, left = _found(search, restriction or Restriction(), exhaustive=exhaustive)
     operations = forward_operations(given, base)
     fitting = [
         (_row(search, one, most_ranks, operations, speeds), one)
@@ -82,7 +81,7 @@ def fit(
 
     rows, place, too_large = _reserving(search, fitting, on, given_ranks=given_ranks)
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
-    not_tried = [*NOT_TRIED, *whole_layers]
+    not_tried = [*NOT_TRIED, *left]
     if not given_ranks:
         not_tried.append("HSDP without --world-size: it needs no fewer ranks than full sharding")
     left_out = [name for name in BY_STAGE.values() if name not in searched(base)]
@@ -126,15 +125,39 @@ LAYERS_OVER = (2, 4, 8)
 def _found(
     search: FitSearch, restriction: Restriction, *, exhaustive: bool
 ) -> tuple[list[Fewest], list[str]]:
-    """Return the fewest ranks of all choices, and what of tensor parallelism was not tried.
+    """Return the fewest ranks of all choices, and what was not tried where something fits.
 
-    It is tried where nothing fits with whole layers, over as few ranks as it takes.
+    Tensor parallelism is tried where nothing fits with whole layers, over as few ranks as it takes,
+    and the memory of the host where that is not enough.
     """
     found = search.fewest(restriction, exhaustive=exhaustive)
-    if restriction.tensor_parallel is not None:
+    left: list[str] = []
+    if not _any_fits(found):
+        more, left = _layers_sharded(search, restriction, exhaustive=exhaustive)
+        found = [*found, *more]
+    elif restriction.tensor_parallel is None and restriction.offload in (None, "none"):
+        left = ["tensor parallelism (--tensor-parallel): something fits with whole layers"]
+    if restriction.offload is not None or restriction.tensor_parallel not in (None, 1):
+        return found, left
+    if _any_fits(found):
+        return found, [*left, "CPU offload (--offload): something fits without"]
+    if restriction.implementation is not None:
+        return found, left
+    offloaded = replace(restriction, offload="pinned")
+    return [*found, *search.fewest(offloaded, exhaustive=exhaustive)], left
+
+
+def _any_fits(found: Sequence[Fewest]) -> bool:
+    return any(one.ranks is not None for one in found)
+
+
+def _layers_sharded(
+    search: FitSearch, restriction: Restriction, *, exhaustive: bool
+) -> tuple[list[Fewest], list[str]]:
+    """Return the choices with tensor parallelism, and what of it was not tried."""
+    found: list[Fewest] = []
+    if restriction.tensor_parallel is not None or restriction.offload not in (None, "none"):
         return found, []
-    if any(one.ranks is not None for one in found):
-        return found, ["tensor parallelism (--tensor-parallel): something fits with whole layers"]
     if restriction.replicas not in (None, 1):
         return found, ["tensor parallelism: with replicas it is not simulated"]
     for count in LAYERS_OVER:
@@ -145,7 +168,7 @@ def _found(
         except UsageError as error:
             return found, [f"tensor parallelism: {error}"]
         found += more
-        if any(one.ranks is not None for one in more):
+        if _any_fits(more):
             break
     return found, []
 
@@ -172,6 +195,8 @@ def _row(
         sent=float(point.traffic.sent),
         communicated=paper_elements(setup, search.model.elements),
         calls=point.traffic.calls,
+        host=0 if point.host is None else point.host.taken,
+        copied=0 if point.host is None else point.host.to_device + point.host.to_host,
         recomputed=operations.share_of_blocks if one.choice.checkpoint else 0.0,
         paper=None if speeds is None else _paper(search, setup, point, speeds),
         command=setup.command(),
@@ -223,7 +248,7 @@ def _reserving(
 def _paper(
     search: FitSearch, setup: Setup, point: SimulatedPoint, speeds: Speeds
 ) -> PaperTime | None:
-    if setup.tensor_parallel > 1:
+    if setup.tensor_parallel > 1 or setup.offload != "none":
         return None
     operations = forward_operations(search.given, setup)
     model = search.given.build()
@@ -254,4 +279,5 @@ def _described(search: FitSearch, choice: Choice) -> dict[str, Any]:
         "batch": setup.batch,
         "replicas": choice.replicas,
         "tensor_parallel": choice.tensor_parallel,
+        "offload": choice.offload,
     }

@@ -39,11 +39,13 @@ def model_bytes(model: nn.Module) -> ModelBytes:
 def lower_bound(setup: Setup, model: ModelBytes) -> dict[str, int]:
     """Return bytes that a rank holds at its peak at least, by what they are; {} if not known.
 
+    Of shards that are offloaded the device holds none.
+
     Divided by the ranks of a replica as the stage says, rounded down. Rank 0 never has less than
     its share.
     """
     stage, ranks = setup.stage, setup.shards
-    if stage is None:
+    if stage is None or setup.offload != "none":
         return {}
     share = persistent(1, ranks, stage, setup.held)
     word = setup.held.parameter  # all are multiples of a parameter's bytes

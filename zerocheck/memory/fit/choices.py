@@ -1,10 +1,12 @@
-"""Choices that are tried: implementation, units, resharding, checkpointing, batches, HSDP."""
+"""Choices that are tried: implementation, units, resharding, checkpointing, batches, meshes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...adapters.shared.simulation import traits_of
+from ...case.schema import OffloadKind
 from ...catalogue import BY_STAGE
 from ...contract.loading import load
 from ..setup import Setup, Wrap
@@ -30,6 +32,7 @@ class Restriction:
     microbatches: int | None = None
     replicas: int | None = None
     tensor_parallel: int | None = None
+    offload: OffloadKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Choice:
 
     microbatches: the samples of a step in so many microbatches, accumulated; replicas: of
     HSDP, with 1 everything is sharded over all ranks; tensor_parallel: ranks that each layer is
-    sharded over, which read the same samples: so many times those of a rank.
+    sharded over, which read the same samples: so many times those of a rank; offload: kind of host
+    memory that has the shards.
     """
 
     implementation: str
@@ -48,6 +52,7 @@ class Choice:
     microbatches: int
     replicas: int = 1
     tensor_parallel: int = 1
+    offload: OffloadKind = "none"
 
     def setup(self, base: Setup, ranks: int) -> Setup:
         """Return the simulation of this choice; each step has the samples that `base` has."""
@@ -62,6 +67,7 @@ class Choice:
             microbatches=self.microbatches,
             replicas=self.replicas,
             tensor_parallel=self.tensor_parallel,
+            offload=self.offload,
         )
 
     def runs_on(self, ranks: int) -> bool:
@@ -79,8 +85,9 @@ class Choice:
         same = self._kind() == other._kind()
         return same and one != its and all(a <= b for a, b in zip(one, its, strict=True))
 
-    def _kind(self) -> tuple[str, bool, int, int]:
-        return self.implementation, self.reshard, self.replicas, self.tensor_parallel
+    def _kind(self) -> tuple[str, bool, int, int, OffloadKind]:
+        axes = self.replicas, self.tensor_parallel
+        return self.implementation, self.reshard, *axes, self.offload
 
     def _burden(self) -> tuple[bool, bool, int]:
         return self.checkpoint, self.wrap == "layer", self.microbatches
@@ -126,11 +133,13 @@ def choices(
     blocks: the model has blocks to checkpoint; ranks: as many as the user has, 0 if not given; own:
     the factory draws the samples of a microbatch, always as many.
     """
-    layers = given.tensor_parallel or 1
+    layers, offload = given.tensor_parallel or 1, given.offload or "none"
     samples = base.batch * base.microbatches * layers
     names = [given.implementation] if given.implementation else searched(base)
     for name in names:
         if layers > 1 and "tp" not in load(name).axes:
+            continue
+        if offload != "none" and not traits_of(load(name)).offload:
             continue
         obeyed = options_of(name)
         wraps: tuple[Wrap, ...] = (given.wrap or "block",)
@@ -150,6 +159,7 @@ def choices(
                 for wrap in wraps if reshard else wraps[:1]:
                     for checkpoint in again:
                         for replicas in (1,) if layers > 1 else meshes(name, ranks, given.replicas):
+                            axes = replicas, layers
                             yield Choice(
-                                name, wrap, reshard, checkpoint, microbatches, replicas, layers
+                                name, wrap, reshard, checkpoint, microbatches, *axes, offload
                             )

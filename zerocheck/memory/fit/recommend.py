@@ -29,7 +29,7 @@ SHARDED = ("parameters", "gradients", "optimizer states")
 def by_cost(row: FitRow, *, given_ranks: bool) -> tuple[float, ...]:
     """Return the key by which rows are sorted; equal ones stay in the order of the stages."""
     seconds = 0.0 if row.paper is None else row.paper.step
-    return (0 if given_ranks else row.smallest, seconds, row.recomputed, row.sent)
+    return (0 if given_ranks else row.smallest, seconds, row.recomputed, row.copied + row.sent)
 
 
 def words_of(choice: FitRow | Unfit) -> str:
@@ -43,6 +43,8 @@ def words_of(choice: FitRow | Unfit) -> str:
         words.append(f"HSDP of {choice.replicas} replicas")
     if choice.tensor_parallel > 1:
         words.append(f"layers sharded over {choice.tensor_parallel}")
+    if choice.offload != "none":
+        words.append(f"offloaded to {choice.offload} memory")
     if choice.checkpoint_activations:
         words.append("checkpointing")
     if choice.microbatches > 1:
@@ -99,6 +101,11 @@ def advise_on(
         reason = f"with whole layers nothing fits on up to {on_ranks(unfit[0].ranks)}; {reason}"
     yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {reason}"
     yield _headroom(first, limit)
+    if first.host:
+        yield (
+            f"each rank takes {binary(first.host)} of its host, where the optimizer runs, and "
+            f"copies {decimal(first.copied)} in a step"
+        )
     yield from _reserved(first, too_large, limit)
     if first.paper is not None:
         yield _on_paper(first.paper)

@@ -38,6 +38,7 @@ class ChoiceFields(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     replicas: int
     tensor_parallel: int
+    offload: str
 
 
 class FitRow(ChoiceFields, frozen=True, kw_only=True):
@@ -46,10 +47,11 @@ class FitRow(ChoiceFields, frozen=True, kw_only=True):
     smallest: fewest ranks on which it fits; ranks: those of `peak`, `sent` and `calls`: as many as
     the user has, else the smallest; sent: bytes that a rank sends in a step, as simulated, with
     padding; communicated: elements that the ZeRO paper has this stage move per microbatch that is
-    reduced, or None for code of which no stage is known; calls: collectives in a step; recomputed:
-    share of the forward's operations that run again; paper: times of a step, where the speeds are
-    given; reserved: what the caching allocator of a GPU would take, of rows that were looked at to
-    find the one to take.
+    reduced, or None for code of which no stage is known; calls: collectives in a step; host: bytes
+    of the host that a rank takes where shards are offloaded, with the roundings of pinned memory;
+    copied: bytes between device and host in a step; recomputed: share of the forward's operations
+    that run again; paper: times of a step, where the speeds are given; reserved: what the caching
+    allocator of a GPU would take, of rows that were looked at to find the one to take.
     """
 
     smallest: int
@@ -58,6 +60,8 @@ class FitRow(ChoiceFields, frozen=True, kw_only=True):
     sent: float
     communicated: int | None
     calls: int
+    host: int
+    copied: int
     recomputed: float
     paper: PaperTime | None = None
     reserved: Reserved | None = None

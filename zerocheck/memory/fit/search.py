@@ -16,6 +16,7 @@ from ...errors import UsageError
 from ...models.parts import block_list
 from ..analyse import SimulatedRank, reserved_of, run
 from ..collectives import StepTraffic
+from ..host import HostBytes
 from ..result import Reserved
 from ..setup import Setup
 from ..source import ModelSource
@@ -27,7 +28,7 @@ MOST_RANKS = 1024
 """Bound of the search where the user gives none."""
 
 
-UpdateKey = tuple[str, int, int, int, int]
+UpdateKey = tuple[str, int, int, int, int, str]
 
 
 def numbers_of_ranks(most: int) -> tuple[int, ...]:
@@ -38,11 +39,16 @@ def numbers_of_ranks(most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPoint:
-    """Simulated choice on a number of ranks. update: the peak within an optimizer step."""
+    """Simulated choice on a number of ranks.
+
+    update: the peak within an optimizer step, None where it takes nothing of the device; host: what
+    offloaded shards take of the host.
+    """
 
     peak: HeldBytes
-    update: HeldBytes
+    update: HeldBytes | None
     traffic: StepTraffic
+    host: HostBytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ class FitSearch:
         self.points: dict[tuple[Choice, int], SimulatedPoint] = {}
         self.by_formula: set[tuple[Choice, int]] = set()
         self.by_update: set[tuple[Choice, int]] = set()
-        self._beyond: dict[tuple[str, bool], int] = {}
+        self._beyond: dict[tuple[str, bool, str], int] = {}
         """Bytes of a peak beyond the formula, of the last simulation with the same resharding."""
         self._updates: dict[UpdateKey, HeldBytes] = {}
         """Peaks of the optimizer step, by all that it depends on."""
@@ -138,7 +144,8 @@ class FitSearch:
             if many > 2:
                 one = self._simulated(replace(setup, microbatches=1)).traffic
                 traffic = traffic.plus(many - 2, traffic.plus(-1, one))
-            self.points[key] = SimulatedPoint(two.timeline.peak(), _update(two), traffic)
+            host = None if two.host is None else two.host.bytes
+            self.points[key] = SimulatedPoint(two.timeline.peak(), _update(two), traffic, host)
         return self.points[key]
 
     def reserved(self, choice: Choice, ranks: int) -> Reserved | None:
@@ -198,7 +205,7 @@ class FitSearch:
 
     def _guess(self, choice: Choice, ranks: Sequence[int]) -> int:
         """Return the place of the fewest ranks where the bound and the last rest fit."""
-        beyond = self._beyond.get((choice.implementation, choice.reshard), 0)
+        beyond = self._beyond.get(_similar(choice), 0)
         for place, one in enumerate(ranks):
             if sum(self.bound(choice, one).values()) + beyond <= self.limit:
                 return place
@@ -207,8 +214,9 @@ class FitSearch:
     def _fits(self, choice: Choice, ranks: int) -> bool:
         point = self.point(choice, ranks)
         rest = point.peak.total - sum(self.bound(choice, ranks).values())
-        self._beyond[choice.implementation, choice.reshard] = rest
-        self._updates[_update_key(choice, ranks)] = point.update
+        self._beyond[_similar(choice)] = rest
+        if point.update is not None:
+            self._updates[_update_key(choice, ranks)] = point.update
         return point.peak.total <= self.limit
 
     def _unfit(self, choice: Choice, ranks: int) -> Fewest:
@@ -223,12 +231,17 @@ class FitSearch:
 def _update_key(choice: Choice, ranks: int) -> UpdateKey:
     # The inputs of a microbatch are held.
     axes = choice.replicas, choice.tensor_parallel, ranks
-    return choice.implementation, choice.microbatches, *axes
+    return choice.implementation, choice.microbatches, *axes, choice.offload
 
 
-def _update(simulated: SimulatedRank) -> HeldBytes:
+def _similar(choice: Choice) -> tuple[str, bool, str]:
+    return choice.implementation, choice.reshard, choice.offload
+
+
+def _update(simulated: SimulatedRank) -> HeldBytes | None:
     peaks = simulated.timeline.peaks().items()
-    return max((held for (_, phase, _), held in peaks if phase == "step"), key=lambda h: h.total)
+    held = [one for (_, phase, _), one in peaks if phase == "step"]
+    return max(held, key=lambda one: one.total, default=None)
 
 
 def _by_name(held: HeldBytes) -> dict[str, int]:

@@ -38,6 +38,7 @@ def _table(report: FitReport) -> Iterator[str]:
         order = "step time on paper"
     if not report.given_ranks:
         order = f"fewest ranks, then {order}"
+    offloaded = any(row.host for row in report.rows)
     yield f"what fits, and its cost {where}, by {order}:"
     yield ""
     rows = [
@@ -47,12 +48,15 @@ def _table(report: FitReport) -> Iterator[str]:
             binary(row.peak.total),
             decimal(row.sent),
             f"{row.calls:,}",
+            *((binary(row.host), decimal(row.copied)) if offloaded else ()),
             f"{row.recomputed:.0%}" if row.recomputed else "-",
             *(_paper(row) if report.speeds is not None else ()),
         ]
         for row in report.rows
     ]
-    headers = ["choice", "fits from", "peak", "sent per step", "collectives", "forward again"]
+    headers = ["choice", "fits from", "peak", "sent per step", "collectives"]
+    headers += ["host", "copied per step"] if offloaded else []
+    headers += ["forward again"]
     if report.speeds is not None:
         headers += ["step on paper", "exposed on paper"]
     yield tabulate(

@@ -1,0 +1,45 @@
+"""Simulation in a process of its own, which has an accelerator from then on: compat_device.py.
+
+What torch's autograd cannot pass on as an error ends that process, and not this one.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import get_context
+
+from ..errors import UsageError
+from .setup import Setup
+from .simulate import Simulation, simulate
+from .source import ModelSource, source
+
+
+def simulate_apart(setup: Setup, blocks: int | None = None) -> Simulation:
+    """Simulate with the model's first blocks, or all, in another process, kept for the next one.
+
+    Raises UsageError as `simulate`, and where the process ends.
+    """
+    try:
+        return _process().submit(_simulate, setup, blocks).result()
+    except BrokenProcessPool as error:
+        _process.cache_clear()
+        raise UsageError(
+            f"{setup.model} with {setup.implementation} and --offload {setup.offload} ends the "
+            "process that simulates it: its own lines stand above"
+        ) from error
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+@cache
+def _source(name: str) -> ModelSource:
+    return source(name)
+
+
+def _simulate(setup: Setup, blocks: int | None) -> Simulation:
+    return simulate(setup, _source(setup.model), blocks)
