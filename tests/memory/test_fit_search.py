@@ -26,7 +26,8 @@ LIMITS = sliced(
     (250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000), (250_000, 420_000, 1_200_000)
 )
 """From what nothing fits into to what everything does."""
-ASKED = sliced(Restriction(), Restriction(wrap="block"))
+ASKED = sliced(Restriction(offload="none"), Restriction(wrap="block", offload="none"))
+"""Offloading is searched in test_offloaded.py."""
 
 
 def small(**more: object) -> Setup:

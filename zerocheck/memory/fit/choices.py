@@ -134,12 +134,13 @@ def choices(
     the factory draws the samples of a microbatch, always as many.
     """
     layers, offload = given.tensor_parallel or 1, given.offload or "none"
+    elementwise = base.optimizer not in OF_MATRICES
     samples = base.batch * base.microbatches * layers
     names = [given.implementation] if given.implementation else searched(base)
     for name in names:
         if layers > 1 and "tp" not in load(name).axes:
             continue
-        if offload != "none" and not traits_of(load(name)).offload:
+        if offload != "none" and not (traits_of(load(name)).offload and elementwise):
             continue
         obeyed = options_of(name)
         wraps: tuple[Wrap, ...] = (given.wrap or "block",)
