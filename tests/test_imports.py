@@ -67,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "memory": {
         "adapters", "contract", "models", "optimizers", "protocol", "case", "user_code",
-        "catalogue", "compat", "compat_device", "compat_memory", "sizes", "errors",
+        "catalogue", "compat", "compat_device", "compat_memory", "machine", "sizes", "errors",
     },
     "run": {
         "drive", "judge", "contract", "timing", "models", "protocol", "ranks", "case",

@@ -139,7 +139,7 @@ class AllocationTracker(Operators):
             return with_data(lambda: func(*args, **kwargs))
         if self.fake is not None and func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as with data; without, torch makes another tensor
-        if self._device != "cpu":
+        if self._device != "cpu" and self.fake is not None:
             if func is torch.ops.aten.is_pinned.default:
                 return self._pinned(args[0])
             if func is torch.ops.aten._pin_memory.default:  # has no kernel for shapes

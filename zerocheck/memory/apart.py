@@ -5,12 +5,14 @@ What torch's autograd cannot pass on as an error ends that process, and not this
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from multiprocessing import get_context
 
 from ..errors import UsageError
+from ..machine.signals import die_with
 from .setup import Setup
 from .simulate import Simulation, simulate
 from .source import ModelSource, source
@@ -33,7 +35,8 @@ def simulate_apart(setup: Setup, blocks: int | None = None) -> Simulation:
 
 @cache
 def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    spawn = get_context("spawn")
+    return ProcessPoolExecutor(1, spawn, initializer=die_with, initargs=(os.getpid(),))
 
 
 @cache
