@@ -19,8 +19,9 @@ PEAK = HeldBytes(
 def row(name: str, stage: int | None, **more: object) -> FitRow:
     fields = {
         "wrap": "block", "units": stage == 3, "reshard": True, "checkpoint_activations": False,
-        "microbatches": 1, "batch": 1, "replicas": 1, "tensor_parallel": 1,
+        "microbatches": 1, "batch": 1, "replicas": 1, "tensor_parallel": 1, "offload": "none",
         "smallest": 8, "ranks": 8, "peak": PEAK, "sent": 8e9, "communicated": None, "calls": 10,
+        "host": 0, "copied": 0,
         "recomputed": 0.0, "command": name, **more,
     }  # fmt: skip
     return FitRow(implementation=name, stage=stage, **fields)  # type: ignore[arg-type]
@@ -29,7 +30,7 @@ def row(name: str, stage: int | None, **more: object) -> FitRow:
 def unfit(name: str, stage: int, needs: dict[str, int], *, by_formula: bool = False) -> Unfit:
     return Unfit(
         implementation=name, stage=stage, wrap="block", units=stage == 3, reshard=True,
-        checkpoint_activations=False, microbatches=1, batch=1, replicas=1, tensor_parallel=1,
+        checkpoint_activations=False, microbatches=1, batch=1, replicas=1, tensor_parallel=1, offload="none",
         ranks=8, by_formula=by_formula, needs=needs, total=sum(needs.values()),
     )  # fmt: skip
 
