@@ -30,7 +30,8 @@ def row(name: str, stage: int | None, **more: object) -> FitRow:
 def unfit(name: str, stage: int, needs: dict[str, int], *, by_formula: bool = False) -> Unfit:
     return Unfit(
         implementation=name, stage=stage, wrap="block", units=stage == 3, reshard=True,
-        checkpoint_activations=False, microbatches=1, batch=1, replicas=1, tensor_parallel=1, offload="none",
+        checkpoint_activations=False, microbatches=1, batch=1, replicas=1, tensor_parallel=1,
+        offload="none",
         ranks=8, by_formula=by_formula, needs=needs, total=sum(needs.values()),
     )  # fmt: skip
 
