@@ -38,12 +38,29 @@ def simulated_device() -> str:
         raise UsageError(
             f"the simulated device cannot be registered next to another backend: {error}"
         ) from error
-    # Kept for as long as the process lives: a library that is freed takes its kernels back.
     _kernels.impl("empty.memory_format", _empty, "PrivateUse1")
+    for operator in _composed_elsewhere():
+        _kernels.impl(operator, _without_data, "PrivateUse1")
     return DEVICE
 
 
+# Kept for as long as the process lives: a library that is freed takes its kernels back.
 _kernels: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _composed_elsewhere() -> list[str]:
+    """Return the operators of aten that the CPU has a kernel for, and other devices compose.
+
+    A device with any kernel of them is given the operator itself. SiLU's gradient is one.
+    """
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    aten = [name for name in names if name.startswith("aten::") and has(name, "CPU")]
+    return [name.removeprefix("aten::") for name in aten]
+
+
+def _without_data(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("the simulated device computes shapes alone: in a `fake_mode`")
 
 
 def _empty(size: Any, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:

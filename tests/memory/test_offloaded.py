@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -70,6 +71,24 @@ def deep():
     return Net(15)
 
 
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(96, 24)
+        attentions = [nn.MultiheadAttention(24, 4, batch_first=True) for _ in range(2)]
+        self.blocks = nn.ModuleList(attentions)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, x, x, need_weights=False)[0]
+        return x
+
+
+def attending():
+    return Attending()
+
+
 class Ending(Net):
     def forward(self, tokens):
         os.abort()
@@ -115,19 +134,21 @@ def _simulated(setup: Setup, device: str) -> Simulation:
         ("gpt2", {}),
         ("llama-8b", {"checkpoint": True}),
         ("gpt2", {"replicas": 2, "microbatches": 2, "reshard": False}),
+        ("attending", {"batch": 2}),
     ],
-    ids=["gpt2", "grouped-queries", "replicas"],
+    ids=["gpt2", "grouped-queries", "replicas", "attention-of-torch"],
 )
 def test_the_simulated_device_holds_what_the_cpu_holds(
-    process: ProcessPoolExecutor, model: str, changes: dict[str, Any]
+    process: ProcessPoolExecutor, net: str, model: str, changes: dict[str, Any]
 ) -> None:
     """Step counts are on the host, as on a GPU. In bf16 a CPU's layer norms save less."""
+    model = f"{net}:{model}" if model == "attending" else model
     setup = Setup(model=model, world_size=RANKS, sequence=16, precision="fp32", **changes)
     here = _simulated(setup, "cpu")
     there = process.submit(_simulated, setup, DEVICE).result()
     on_cpu = timeline(here.log, here.blocks)
     device = timeline(there.log, there.blocks)
-    counts = simulated_host(there).bytes.shards
+    counts = simulated_host(there).shards
     held = {(line.phase, line.step, line.category): line.bytes for line in on_cpu.lines()}
     for line in device.lines():
         at = line.phase, line.step, line.category
@@ -135,6 +156,10 @@ def test_the_simulated_device_holds_what_the_cpu_holds(
         later = at[2] == "optimizer" and at[:2] in (("step", 0), *((p, 1) for p in PHASES))
         assert less == (counts if later else 0), at
     assert not held
+    peaks = device.peaks()
+    for at, one in on_cpu.peaks().items():
+        if at in peaks:  # step counts alone were made in the others
+            assert one.total - peaks[at].total in (0, counts), at
     assert 0 < counts == on_cpu.peak().total - device.peak().total
     assert there.log.collectives == here.log.collectives
     assert not there.log.copies
@@ -309,7 +334,8 @@ def test_a_free_pinned_block_is_kept_for_its_size() -> None:
         (0, 4, -1000),
         (0, 3, 129),  # 256
     ]
-    assert simulated_host(Simulation(log, "")).bytes[:3] == (1000 + 256, 512, 28 + 127)
+    found = simulated_host(Simulation(log, "")).memory
+    assert (found.taken, found.pinned, found.rounded) == (1000 + 256, 512, 28 + 127)
 
 
 def test_whatever_is_accumulated_waits_in_pageable_memory(net: str) -> None:
@@ -365,6 +391,13 @@ def test_advice_tries_it(net: str) -> None:
     assert one.fits and one.command.endswith("--offload pinned")
     again = analyse(offloaded(f"{net}:small"), limit=1 << 30).device
     assert again is not None and (again.over, again.stages, again.asks) == (None, {}, None)
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "muon"}, {"tensor_parallel": 2}])
+def test_advice_leaves_out_what_is_refused(changes: dict[str, Any]) -> None:
+    setup = Setup(model="gpt2", sequence=8, world_size=2, **changes)
+    with pytest.raises(UsageError, match=r"^--offload (pinned|and)"):
+        simulate_apart(replace(setup, offload="pinned"), 1)
 
 
 @pytest.mark.parametrize(

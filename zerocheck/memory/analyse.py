@@ -9,7 +9,7 @@ from ..models.parts import block_list
 from .advice import advise
 from .apart import simulate_apart
 from .collectives import StepTraffic, step_traffic, with_more_blocks
-from .extrapolate import TRIED, NotUniform, extrapolate, refuse_early
+from .extrapolate import TRIED, NotUniform, extrapolate, grown, refuse_early
 from .formulas import STAGES, communicated
 from .host import SimulatedHost, host_of_more_blocks, simulated_host
 from .log import Log
@@ -19,7 +19,6 @@ from .result import (
     Alternative,
     Between,
     Device,
-    HostMemory,
     MemoryReport,
     ModulePeak,
     Reserved,
@@ -27,7 +26,7 @@ from .result import (
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
 from .source import ModelSource, alike, source
-from .timeline import HeldBytes, Timeline, timeline
+from .timeline import HeldBytes, Timeline, of_shards, timeline
 
 MANY = 2 * max(TRIED)
 """Blocks from which on it is cheaper to simulate a few three times."""
@@ -99,14 +98,8 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         device=device,
         reserved=held,
         unreserved=unheld,
-        host=None if done.host is None else _host(done.host),
+        host=None if done.host is None else done.host.memory,
     )
-
-
-def _host(host: SimulatedHost) -> HostMemory:
-    sizes = host.bytes._asdict()
-    del sizes["shards"]  # `between` counts them
-    return HostMemory(peak=host.peak, **sizes)
 
 
 def reserved_of(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
@@ -139,19 +132,14 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
             lines.append(timeline(runs[-1].log, path))
             if len(lines) == 2:
                 refuse_early(*lines)
-        few, more, most = map(_counts, runs)
-        if most - more != more - few:
-            raise NotUniform("step counts do not grow by a constant")
+        counts = grown([*map(_counts, runs)], len(blocks) - TRIED[0], "step counts do")
         traffic = with_more_blocks([*map(_traffic, runs)], len(blocks) - TRIED[0])
         if traffic is None:
             raise NotUniform("collectives do not grow by a constant")
         made = extrapolate(lines, path, len(blocks))
-        counts = few + (len(blocks) - TRIED[0]) * (more - few)
         host = None
         if setup.offload != "none":
             host = host_of_more_blocks([*map(simulated_host, runs)], len(blocks) - TRIED[0])
-            if host is None:
-                raise NotUniform("memory of the host does not grow by a constant")
         return SimulatedRank(made, counts, traffic, path, host=host, simulated=TRIED)
     except NotUniform as reason:
         return _whole(setup, given, reason=str(reason))
@@ -199,9 +187,7 @@ def _between(
 ) -> Between:
     elements = sum(one.elements for one in parts)
     held = done.timeline.at_end("step", STEPS - 1)
-    ours = sum(held.get(category, 0) for category in ("parameter", "gradient", "optimizer"))
-    if done.host is not None:
-        ours += done.host.bytes.shards
+    ours = of_shards(held) + (0 if done.host is None else done.host.shards)
     formula = paper = None
     if setup.stage is not None:
         formula = total_of(parts, setup.shards, setup.stage)

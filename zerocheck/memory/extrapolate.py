@@ -138,14 +138,23 @@ def _grown(
     if len({(e.step, e.phase, e.module, e.operator, e.again) for e in (few, more, most)}) != 1:
         raise NotUniform(f"in step {few.step}, {few.phase}, other operators are called")
     steps = wanted - TRIED[0]
-    grown = []
-    for sizes in (
-        list(zip(few.allocated, more.allocated, most.allocated, strict=True)),
-        list(zip(few.freed, more.freed, most.freed, strict=True)),
-    ):
-        if any(c - b != b - a for a, b, c in sizes):
-            raise NotUniform(
-                f"in step {few.step}, {few.phase}, {few.operator} does not grow by a constant"
-            )
-        grown.append(tuple(a + steps * (b - a) for a, b, _ in sizes))
-    return replace(few, allocated=grown[0], freed=grown[1])
+    what = f"in step {few.step}, {few.phase}, {few.operator} does"
+    allocated, freed = (
+        tuple(grown(sizes, steps, what) for sizes in zip(*bytes_of_all, strict=True))
+        for bytes_of_all in (
+            (few.allocated, more.allocated, most.allocated),
+            (few.freed, more.freed, most.freed),
+        )
+    )
+    return replace(few, allocated=allocated, freed=freed)
+
+
+def grown(sizes: Sequence[int], blocks: int, what: str) -> int:
+    """Extrapolate from three models, each with one block more, to `blocks` more than the first has.
+
+    Raises NotUniform, with the words `what`, if it does not grow by a constant.
+    """
+    few, more, most = sizes
+    if most - more != more - few:
+        raise NotUniform(f"{what} not grow by a constant")
+    return few + blocks * (more - few)

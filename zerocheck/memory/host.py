@@ -10,53 +10,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from msgspec import structs
 
+from .extrapolate import NotUniform, grown
 from .log import Log
+from .result import HostMemory
 from .simulate import STEPS, Simulation
-from .timeline import HeldBytes, timeline
-
-
-class HostBytes(NamedTuple):
-    """Bytes of the host that one rank takes, and those that it copies in the last step.
-
-    taken: at most, of pageable tensors and of blocks of pinned memory; pinned: of them, blocks;
-    rounded: of those, bytes beyond the tensors that they were made for; shards: of the tensors that
-    stay between steps.
-    """
-
-    taken: int
-    pinned: int
-    rounded: int
-    to_device: int
-    to_host: int
-    shards: int
+from .timeline import of_shards, timeline
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHost:
-    """Bytes of a rank on the host, and the peak of its tensors there."""
+    """Memory of the host that a rank takes. shards: bytes of it that stay between steps."""
 
-    bytes: HostBytes
-    peak: HeldBytes
+    memory: HostMemory
+    shards: int
 
 
 def simulated_host(one: Simulation) -> SimulatedHost:
     """Return what a simulated rank takes of the host."""
     line = timeline(one.log, one.blocks, host=True)
-    held = line.at_end("step", STEPS - 1)
-    shards = sum(held.get(category, 0) for category in ("parameter", "gradient", "optimizer"))
+    taken, pinned, rounded = _taken(one.log)
     last = [copy for copy in one.log.copies if copy.step == STEPS - 1]
-    to_host = sum(copy.size for copy in last if copy.to_host)
-    to_device = sum(copy.size for copy in last if not copy.to_host)
-    return SimulatedHost(HostBytes(*_taken(one.log), to_device, to_host, shards), line.peak())
+    memory = HostMemory(
+        peak=line.peak(),
+        taken=taken,
+        pinned=pinned,
+        rounded=rounded,
+        to_device=sum(copy.size for copy in last if not copy.to_host),
+        to_host=sum(copy.size for copy in last if copy.to_host),
+    )
+    return SimulatedHost(memory, of_shards(line.at_end("step", STEPS - 1)))
 
 
 def _taken(log: Log) -> tuple[int, int, int]:
-    """Return the first fields of HostBytes."""
+    """Return `taken`, `pinned` and `rounded` of HostMemory."""
     pageable = pinned = rounded = taken = 0
     sizes: Counter[int] = Counter()
     held: dict[int, int] = {}  # number of a storage -> bytes of its block
@@ -83,21 +73,24 @@ def _taken(log: Log) -> tuple[int, int, int]:
     return taken, pinned, rounded
 
 
-def host_of_more_blocks(given: Sequence[SimulatedHost], blocks: int) -> SimulatedHost | None:
+SIZES = ("taken", "pinned", "rounded", "to_device", "to_host")
+
+
+def host_of_more_blocks(given: Sequence[SimulatedHost], blocks: int) -> SimulatedHost:
     """Extrapolate from three models, each with one block more, to `blocks` more than the first has.
 
-    None if the bytes do not grow by a constant, or the peak is elsewhere.
+    Raises NotUniform if the bytes do not grow by a constant, or the peak is elsewhere.
     """
-    few = given[0]
-    peaks = [one.peak for one in given]
-    if len({(one.step, one.phase, one.operator, one.asked) for one in peaks}) > 1:
-        return None
-    sizes = [[*one.bytes, *one.peak.bytes.values()] for one in given]
-    if len({tuple(one.bytes) for one in peaks}) > 1 or len({*map(len, sizes)}) > 1:
-        return None
-    if any(c - b != b - a for a, b, c in zip(*sizes, strict=True)):
-        return None
-    grown = [a + blocks * (b - a) for a, b, _ in zip(*sizes, strict=True)]
-    split = len(few.bytes)
-    held = dict(zip(few.peak.bytes, grown[split:], strict=True))
-    return replace(few, bytes=HostBytes(*grown[:split]), peak=structs.replace(few.peak, bytes=held))
+    memories = [one.memory for one in given]
+    peaks = [one.peak for one in memories]
+    if len({(one.step, one.phase, one.operator, one.asked, *one.bytes) for one in peaks}) > 1:
+        raise NotUniform("the peak of the host is elsewhere with more blocks")
+
+    def more(sizes: Sequence[int]) -> int:
+        return grown(sizes, blocks, "bytes of the host do")
+
+    held = {name: more([one.bytes[name] for one in peaks]) for name in peaks[0].bytes}
+    sizes = {name: more([getattr(one, name) for one in memories]) for name in SIZES}
+    peak = structs.replace(peaks[0], bytes=held)
+    memory = structs.replace(memories[0], peak=peak, **sizes)
+    return SimulatedHost(memory, more([one.shards for one in given]))

@@ -116,13 +116,7 @@ class Setup:
             raise unknown("wrap", self.wrap, WRAPS)
         if self.offload not in OFFLOADS:
             raise unknown("offload", self.offload, OFFLOADS)
-        if self.offload != "none" and self.tensor_parallel > 1:
-            raise UsageError("--offload and --tensor-parallel: give one of them")
-        if self.offload != "none" and self.optimizer == "muon":
-            raise UsageError(
-                f"--offload {self.offload}: muon gathers its matrices where its shards are, which "
-                "NCCL does on a device only"
-            )
+        self._check_offload()
         recipe(self.precision)
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
@@ -131,15 +125,28 @@ class Setup:
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise UsageError(f"--momentum {self.momentum:g}: it must be 0 or more, and below 1")
 
+    def _check_offload(self) -> None:
+        if self.offload != "none" and self.tensor_parallel > 1:
+            raise UsageError("--offload and --tensor-parallel: give one of them")
+        if self.offload != "none" and self.optimizer == "muon":
+            raise UsageError(
+                f"--offload {self.offload}: muon gathers its matrices where its shards are, which "
+                "NCCL does on a device only"
+            )
+
     @property
     def shards(self) -> int:
         """Number of ranks that one copy of what is sharded is divided among."""
         return self.world_size // (self.replicas * self.tensor_parallel)
 
     def check_axes(self) -> None:
-        """Raise UsageError for mesh axes that the implementation does not have. Imports torch."""
+        """Raise UsageError for mesh axes, and an offload, that the implementation does not have.
+
+        Imports torch.
+        """
         from ..contract.loading import load
 
+        self._check_offload()
         if self.replicas > 1 and "replicate" not in load(self.implementation).axes:
             raise UsageError(
                 f"--replicas {self.replicas}: {self.implementation} has no replicate axis (HSDP)"

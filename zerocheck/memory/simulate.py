@@ -71,7 +71,7 @@ def simulate(
     blocks: int | None = None,
     *,
     data: bool = False,
-    device: str = "",
+    device: str | None = None,
 ) -> Simulation:
     """Build the model and the implementation, and take two steps.
 
@@ -82,7 +82,7 @@ def simulate(
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
     setup.check_axes()
-    if not device:
+    if device is None:
         device = "cpu" if setup.offload == "none" else DEVICE
     model, samples = source.build(blocks), source.samples(setup)
     found = block_list(model)
@@ -107,12 +107,12 @@ def simulate(
     on = fake or nullcontext()
     with ExitStack() as stack:
         stack.enter_context(_nothing_collected())
-        if not data:  # as on a GPU
-            stack.enter_context(fused_norm())
-            stack.enter_context(fp32_attention())
         if device == DEVICE:
             simulated_device()
             stack.enter_context(fused_attention())
+        if not data:  # as on a GPU
+            stack.enter_context(fused_norm())
+            stack.enter_context(fp32_attention())
         stack.enter_context(fake_ranks(setup.world_size, setup.rank))
         mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
         with _errors_of_setup(setup):
@@ -156,10 +156,9 @@ def materialize(model: nn.Module, device: str = "cpu", *, offload: bool = False)
     offload: parameters come to the CPU, buffers to the device.
     """
     places = parameter_places(model)
-    buffers = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     model.to_empty(device="cpu" if offload else device)
-    for module, own in buffers if offload else ():
-        for name, buffer in own.items():
+    for module in model.modules() if offload else ():
+        for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
     tie(places)
 

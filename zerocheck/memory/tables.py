@@ -21,6 +21,7 @@ from .presets import COUNTED, Architecture
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
 from .source import ModelSource, source
+from .timeline import of_shards
 from .transformer import build
 
 RANKS = (1, 4, 16, 64, 256, 1024)
@@ -149,7 +150,7 @@ def _row_of(setup: Setup) -> list[object]:
     shape = source(setup.model).shape
     assert shape is not None and setup.stage is not None
     held = run(setup, source(setup.model)).timeline.at_end("step", STEPS - 1)
-    ours = sum(held.get(kind, 0) for kind in ("parameter", "gradient", "optimizer"))
+    ours = of_shards(held)
     ideal = total(shape.elements(), setup.world_size, setup.stage, setup.held)
     return [
         setup.implementation,

@@ -12,6 +12,7 @@ from .log import Log, Moment
 
 Bytes = tuple[int, ...]
 """Bytes of each category, in the order of CATEGORIES."""
+SHARDS: tuple[Category, ...] = ("parameter", "gradient", "optimizer")
 NOTHING: Bytes = (0,) * len(CATEGORIES)
 
 
@@ -127,6 +128,11 @@ def held_at(event: AllocatingOperator, held: Sequence[int]) -> HeldBytes:
         asked=sum(event.allocated),
         bytes={c: size for c, size in zip(CATEGORIES, held, strict=True) if size},
     )
+
+
+def of_shards(held: Mapping[Category, int]) -> int:
+    """Return the bytes of parameters, gradients and optimizer states, of which formulas are."""
+    return sum(held.get(category, 0) for category in SHARDS)
 
 
 def timeline(log: Log, blocks: str, *, host: bool = False) -> Timeline:

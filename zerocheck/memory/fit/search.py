@@ -16,8 +16,7 @@ from ...errors import UsageError
 from ...models.parts import block_list
 from ..analyse import SimulatedRank, reserved_of, run
 from ..collectives import StepTraffic
-from ..host import HostBytes
-from ..result import Reserved
+from ..result import HostMemory, Reserved
 from ..setup import Setup
 from ..source import ModelSource
 from ..timeline import HeldBytes
@@ -48,7 +47,7 @@ class SimulatedPoint:
     peak: HeldBytes
     update: HeldBytes | None
     traffic: StepTraffic
-    host: HostBytes | None
+    host: HostMemory | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class FitSearch:
             if many > 2:
                 one = self._simulated(replace(setup, microbatches=1)).traffic
                 traffic = traffic.plus(many - 2, traffic.plus(-1, one))
-            host = None if two.host is None else two.host.bytes
+            host = None if two.host is None else two.host.memory
             self.points[key] = SimulatedPoint(two.timeline.peak(), _update(two), traffic, host)
         return self.points[key]
 
