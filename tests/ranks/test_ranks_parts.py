@@ -205,11 +205,28 @@ class TestProgress:
         progress.collective("all_gather", 9)
         standing = board.read(1)
         assert standing.where.startswith("étape xxx")
-        assert standing[2:] == ("all_gather", 9, 7, 123)
+        assert standing[2:6] == ("all_gather", 9, 7, 123)
         assert standing.counter == board.counter(1) == 3
         progress.tick()
         assert board.counter(1) == 4
         assert board.read(0).counter == board.read(2).counter == 0
+
+    def test_the_last_collectives_of_a_job(self, tmp_path: Path) -> None:
+        """Of all ranks at the same places, of this job alone, and next to no other rank's."""
+        board = Board(str(tmp_path / "board"), 2, create=True)
+        ranks = [Progress(board.page, rank) for rank in range(2)]
+        for rank, last in ((0, 40), (1, 30)):
+            for number in range(1, last + 1):
+                ranks[rank].collective(f"allreduce({number})", number)
+        first, second = (board.read(rank).recent for rank in range(2))
+        assert max(first) == 40 and max(second) == 30 and min(first) <= 20
+        common = first.keys() & second.keys()
+        assert len(common) > 10 and all(first[one] == second[one] for one in common)
+        assert len({*first.values()}) == len(first)
+        ranks[0].begin(2, 0)
+        assert board.read(0).recent == {} and board.read(1).recent == second
+        ranks[0].collective("barrier", 1)
+        assert board.read(0).recent.keys() == {1}
 
     def test_costs_a_microsecond(self) -> None:
         progress = Progress()

@@ -29,6 +29,7 @@ class Beat(Message, frozen=True):
     where: str
     collective: str
     collective_sequence: int
+    recent: dict[int, int]
     stack: str
 
 
@@ -79,6 +80,7 @@ class Heartbeat:
             where=standing.where,
             collective=standing.collective,
             collective_sequence=standing.collective_sequence,
+            recent=standing.recent,
             stack=stack,
         )
 

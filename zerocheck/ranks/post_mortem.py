@@ -154,6 +154,7 @@ def _rank_outcome(
         where=standing.where,
         collective=standing.collective,
         collective_sequence=standing.collective_sequence,
+        recent=standing.recent,
         stack=stack or "",
         output=team.output(rank) if bad else "",
     )

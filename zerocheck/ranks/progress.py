@@ -25,9 +25,14 @@ _JOB_AT = 768
 _FINISHED_AT = 784  # 1 + sequence of the last job that was replied to; 1 after joining
 _RAISED_AT = 792  # sequence of the last job that raised, or left the rank unfit
 _COLLECTIVES_AT = (800, 808)  # collectives called in groups of all ranks, see `counted`
+_RECENT = struct.Struct("<II")  # sequence number of a collective and digest of its name, at 816
+_RECENT_AT = 816
+_RECENT_PLACES = 26
+_NO_RECENT = bytes(_RECENT_PLACES * _RECENT.size)
 _write_where = _WHERE.pack_into
 _write_collective = _COLLECTIVE.pack_into
 _write_number = _COUNTER.pack_into
+_write_recent = _RECENT.pack_into
 
 Buffer = mmap.mmap | bytearray
 
@@ -52,7 +57,10 @@ class Progress:
         """Say which collective is entered, and its number in this rank."""
         page, at = self._page, self._at
         self._count += 1
-        _write_collective(page, at + _COLLECTIVE_AT, sequence, name.encode("utf-8", "replace"))
+        text = name.encode("utf-8", "replace")
+        place = at + _RECENT_AT + sequence % _RECENT_PLACES * _RECENT.size
+        _write_recent(page, place, sequence & 0xFFFFFFFF, zlib.crc32(text))
+        _write_collective(page, at + _COLLECTIVE_AT, sequence, text)
         _write_number(page, at, self._count)
 
     def tick(self) -> None:
@@ -64,6 +72,8 @@ class Progress:
         """A job starts: forget where the last one was."""
         self.at("")
         _write_collective(self._page, self._at + _COLLECTIVE_AT, 0, b"")
+        start = self._at + _RECENT_AT
+        self._page[start : start + len(_NO_RECENT)] = _NO_RECENT
         _JOB.pack_into(self._page, self._at + _JOB_AT, sequence, log_offset)
 
     def raised(self, sequence: int) -> None:
@@ -87,7 +97,10 @@ class Progress:
 
 
 class RankPosition(NamedTuple):
-    """A reading of one record. `collective` is empty when none was entered."""
+    """A reading of one record. `collective` is empty when none was entered.
+
+    recent: of the last 26 collectives, the digest of the name by sequence number.
+    """
 
     counter: int
     where: str
@@ -95,6 +108,7 @@ class RankPosition(NamedTuple):
     collective_sequence: int
     begun: int
     log_offset: int
+    recent: dict[int, int]
 
 
 class Board:
@@ -125,10 +139,7 @@ class Board:
             if again == record:
                 break
             record = again
-        counter, where = _WHERE.unpack_from(record, 0)
-        sequence, name = _COLLECTIVE.unpack_from(record, _COLLECTIVE_AT)
-        begun, offset = _JOB.unpack_from(record, _JOB_AT)
-        return RankPosition(counter, _text(where), _text(name), sequence, begun, offset)
+        return position(record)
 
     def begun(self, rank: int) -> int:
         """Sequence number of the last job that the rank started."""
@@ -162,6 +173,16 @@ class Board:
             after < unpack(self.page, rank * RECORD_BYTES + _RAISED_AT)[0] < before
             for rank in range(self.world_size)
         )
+
+
+def position(record: bytes) -> RankPosition:
+    """Read the record of a rank, of RECORD_BYTES."""
+    counter, where = _WHERE.unpack_from(record, 0)
+    sequence, name = _COLLECTIVE.unpack_from(record, _COLLECTIVE_AT)
+    begun, offset = _JOB.unpack_from(record, _JOB_AT)
+    recent = dict(_RECENT.iter_unpack(record[_RECENT_AT : _RECENT_AT + len(_NO_RECENT)]))
+    recent.pop(0, None)  # of places not yet written
+    return RankPosition(counter, _text(where), _text(name), sequence, begun, offset, recent)
 
 
 def _text(raw: bytes) -> str:

@@ -23,6 +23,7 @@ class RankOutcome:
     `disconnected`: its process closed the connection and went on, so it was ended. `waiting` and
     `running`: it had not finished and was stopped by us, asleep or at work. `at_s` is when it
     finished, raised or died, in seconds after the job's first rank began; None for the others.
+    `recent`: digests of the names of its last collectives, by sequence number.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class RankOutcome:
     where: str = ""
     collective: str = ""
     collective_sequence: int = 0
+    recent: Mapping[int, int] = field(default_factory=dict, repr=False)
     stack: str = ""
     output: str = ""
 

@@ -202,6 +202,7 @@ def rank_outcome(
         where=standing.where,
         collective=standing.collective,
         collective_sequence=standing.collective_sequence,
+        recent=standing.recent,
         stack=standing.stack if isinstance(standing, Beat) else "",
     )
     if report is None:

@@ -12,7 +12,8 @@ from zerocheck.errors import HarnessError, Unsupported
 from zerocheck.protocol.measurements import Measured, Timed
 from zerocheck.protocol.observations import RankObservation
 from zerocheck.protocol.replies import CaseUnsupported, MemoryReply, Reply, TimeReply
-from zerocheck.ranks.result import JobResult, RankOutcome
+from zerocheck.ranks.progress import RECORD_BYTES, Progress, position
+from zerocheck.ranks.result import JobResult, RankOutcome, State
 from zerocheck.run.execute.outcome import Results, judged
 from zerocheck.run.execute.rank_replies import complete, read_observations, received
 from zerocheck.run.execute.trial import Trial
@@ -68,6 +69,64 @@ def test_a_refusal_that_others_wait_for_is_one(how: str, status: str) -> None:
     outcome = judged(CASE, Results((broken,)))
     assert outcome.status == status
     assert (outcome.reason == "not on rank 0") is (how == "hung")
+
+
+def traced(*calls: list[str], outcome: str = "crashed") -> JobResult:
+    """Ranks that called these collectives; the first was lost."""
+    board = bytearray(len(calls) * RECORD_BYTES)
+    ranks = []
+    for rank, names in enumerate(calls):
+        progress = Progress(board, rank)
+        for number, name in enumerate(names, 1):
+            progress.collective(name, number)
+        at = position(bytes(board[rank * RECORD_BYTES : (rank + 1) * RECORD_BYTES]))
+        state: State = "waiting" if rank or outcome == "hung" else "killed"
+        ranks.append(
+            RankOutcome(
+                rank,
+                state,
+                signal_name="SIGABRT",
+                collective=at.collective,
+                collective_sequence=at.collective_sequence,
+                recent=at.recent,
+            )
+        )
+    first = 0 if outcome == "crashed" else None
+    return dataclasses.replace(
+        result(*[None] * len(calls)),
+        outcome=outcome,
+        rank_outcomes=tuple(ranks),
+        first_failed=first,
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        (["a(1)", "b(2)"], False),
+        (["a(1)", "b(2)", "c(3)", "d(4)"], False),  # it is ahead
+        (["a(1)", "b(4)"], True),
+        (["a(1)", "b(4)", "c(3)"], True),  # it went on before the first rank failed
+        (["a(1)", "b(4)", *(["c(3)"] * 20)], True),
+        (["a(2)", "b(2)"], False),  # they came through
+        (["a(2)"], True),
+        (["a(1)"], False),
+        ([], False),
+    ],
+)
+def test_the_cause_of_a_crash_in_collectives(others: list[str], named: bool) -> None:
+    """Calls are matched by their numbers; a rank that is ahead is asked what it had called."""
+    outcome = judged(CASE, Results((traced(["a(1)", "b(2)"], others),)))
+    assert outcome.status == "crashed"
+    assert outcome.causes == (("different collectives",) if named else ())
+
+
+def test_the_cause_of_a_hang_in_collectives() -> None:
+    """All wait: where they wait at other numbers, one of them has left out a call."""
+    for others, named in ((["a(1)", "b(2)"], False), (["a(1)"], True), (["a(1)", "c(2)"], True)):
+        outcome = judged(CASE, Results((traced(["a(1)", "b(2)"], others, outcome="hung"),)))
+        assert outcome.status == "hung"
+        assert bool(outcome.causes) is named, others
 
 
 class OneAnswer:

@@ -205,16 +205,16 @@ def _causes(result: JobResult) -> tuple[str, ...]:
     """Return the cause if a tie was lost, or if ranks called different collectives.
 
     They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
-    matched, differ in kind or size. A rank at another number may only be ahead.
+    matched, differ in kind or size: of a number at which some rank stands. A rank at another number
+    may only be ahead.
     """
     failed = None if result.first_failed is None else result.rank_outcomes[result.first_failed]
     if failed is not None and TIE_LOST in failed.text:
         return (bugs.UNTIED,)
     ranks = [one for one in result.rank_outcomes if one.collective]
-    called: dict[int, set[str]] = {}
-    for one in ranks:
-        called.setdefault(one.collective_sequence, set()).add(one.collective)
-    if any(len(names) > 1 for names in called.values()):
+    last = {one.collective_sequence for one in ranks}
+    called = [{one.recent[number] for one in ranks if number in one.recent} for number in last]
+    if any(len(names) > 1 for names in called):
         return (bugs.DIFFERENT_COLLECTIVES,)
     waiting = {one.collective_sequence for one in ranks if one.state == "waiting"}
     return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
