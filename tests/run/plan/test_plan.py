@@ -62,9 +62,9 @@ def pairs_of(cases: Sequence[Case]) -> set[tuple[str, str]]:
     """All pairs, counted by hand."""
     return {
         pair
-        for case in cases
-        for pair in combinations(features(case), 2)
-        if ALONE not in features(case) or ALONE in pair
+        for has in map(features, cases)
+        for pair in combinations(has, 2)
+        if ALONE not in has or ALONE in pair
     }
 
 
