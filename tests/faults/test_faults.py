@@ -24,7 +24,7 @@ from zerocheck.case.schema import Case
 from zerocheck.faults.fault import Fault
 from zerocheck.faults.registry import ALL, FAULTS, NAMED_FAULTS
 from zerocheck.judge.attribution.guard import FAILED
-from zerocheck.protocol.verdicts import MEMORY, OBLIGATIONS, Violation
+from zerocheck.protocol.verdicts import MEMORY, OBLIGATIONS, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
 from zerocheck.run.findings.consequences import independent
@@ -39,14 +39,18 @@ FEW = 4
 
 
 def _by_turns() -> dict[str, Fault]:
-    """One fault of each cause, from one implementation after the other, and all faults of
-    obligations that have few."""
-    alike: dict[object, list[str]] = {}
+    """One fault of every second cause, from one implementation after the other, and all faults of
+    obligations that have few. `zerocheck faults` runs all on many cases."""
+    alike: dict[tuple[Obligation | None, tuple[str, ...], bool, str], list[str]] = {}
     few = Counter(fault.obligation for fault in FAULTS.values())
     for name, fault in FAULTS.items():
         own = name if few[fault.obligation] <= FEW else ""
         alike.setdefault((fault.obligation, fault.causes, fault.mild, own), []).append(name)
-    turns = {own[number % len(own)] for number, own in enumerate(alike.values())}
+    turns = {
+        own[number // 2 % len(own)]
+        for number, (key, own) in enumerate(alike.items())
+        if number % 2 == 0 or few[key[0]] <= FEW
+    }
     return {name: fault for name, fault in FAULTS.items() if name in turns}
 
 

@@ -145,6 +145,7 @@ def test_right_code_holds(observe: Callable[..., Observed], way: type) -> None:
         assert judgement.estimated == ()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_average_that_is_left_out_is_named(observe: Callable[..., Observed], way: type) -> None:
     observed = _observed(observe, way)
@@ -181,6 +182,7 @@ def test_a_microbatch_that_is_dropped_is_named(observe: Callable[..., Observed],
     assert violation.causes == ("microbatch dropped",)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("way", "name"), paired(WAYS, ["stem.weight", "blocks.0.up.weight", "head.weight"])
 )

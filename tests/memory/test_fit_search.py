@@ -9,8 +9,7 @@ import pytest
 from slices import WHOLE, sliced
 
 from zerocheck.errors import UsageError
-from zerocheck.memory.analyse import SimulatedRank, analyse, run
-from zerocheck.memory.fit import search as search_module
+from zerocheck.memory.analyse import analyse, run
 from zerocheck.memory.fit.assemble import fit
 from zerocheck.memory.fit.bounds import lower_bound, model_bytes
 from zerocheck.memory.fit.choices import Choice, Restriction, meshes
@@ -21,6 +20,8 @@ from zerocheck.memory.result import Reserved
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import source
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
+
 MOST = 4
 RANKS = numbers_of_ranks(MOST)
 LIMITS = sliced(
@@ -29,17 +30,6 @@ LIMITS = sliced(
 """From what nothing fits into to what everything does."""
 ASKED = sliced(Restriction(offload="none"), Restriction(wrap="block", offload="none"))
 """Offloading is searched in test_offloaded.py."""
-
-
-@cache
-def simulated(setup: Setup, exact: bool) -> SimulatedRank:
-    return run(setup, source(setup.model), exact=exact)
-
-
-@pytest.fixture(autouse=True)
-def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches of other limits simulate the same choices."""
-    monkeypatch.setattr(search_module, "run", lambda setup, _, *, exact: simulated(setup, exact))
 
 
 def small(**more: object) -> Setup:

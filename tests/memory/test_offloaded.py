@@ -356,6 +356,7 @@ def test_the_extrapolated_is_the_simulated(net: str) -> None:
 # Searches, advice, and what is refused.
 
 
+@pytest.mark.usefixtures("simulated_once")
 def test_it_is_tried_where_nothing_else_fits(net: str) -> None:
     base = Setup(model=f"{net}:small", sequence=8)
     given = Restriction(wrap="block", checkpoint=False, reshard=True)
@@ -373,6 +374,7 @@ def test_it_is_tried_where_nothing_else_fits(net: str) -> None:
     assert reports[0].rows == reports[1].rows == reports[2].rows
 
 
+@pytest.mark.usefixtures("simulated_once")
 def test_it_is_not_tried_where_something_fits(net: str) -> None:
     base = Setup(model=f"{net}:small", sequence=8)
     for given in (Restriction(), Restriction(offload="none")):
