@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
@@ -310,14 +310,12 @@ def without_recomputation() -> Iterator[None]:
     A reentrant one takes all of its backward from its second forward, so that these two agree.
     """
     name = "_checkpoint_without_reentrant_generator"  # yields before the forward and after it
-    # From 2.14 on the first calls the second, as `checkpoint` itself does.
-    found = [one for one in (name, f"{name}_impl") if hasattr(torch.utils.checkpoint, one)]
-    if not found:
+    if hasattr(torch.utils.checkpoint, f"{name}_impl"):
+        name += "_impl"  # from 2.14 on: the other one calls it, as `checkpoint` does
+    if not hasattr(torch.utils.checkpoint, name):
         raise HarnessError(f"this torch has no torch.utils.checkpoint.{name}")
     once = mock.Mock(side_effect=lambda *_, **__: iter((None,)))
-    with ExitStack() as stack:
-        for one in found:
-            stack.enter_context(mock.patch.object(torch.utils.checkpoint, one, once))
+    with mock.patch.object(torch.utils.checkpoint, name, once):
         yield
 
 

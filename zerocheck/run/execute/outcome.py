@@ -214,7 +214,7 @@ def _causes(result: JobResult) -> tuple[str, ...]:
     ranks = [one for one in result.rank_outcomes if one.collective]
     last = {one.collective_sequence for one in ranks}
     called = [{one.recent[number] for one in ranks if number in one.recent} for number in last]
-    if any(len(names) > 1 for names in called):
+    if any(len(digests) > 1 for digests in called):
         return (bugs.DIFFERENT_COLLECTIVES,)
     waiting = {one.collective_sequence for one in ranks if one.state == "waiting"}
     return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
