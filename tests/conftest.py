@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The header says what is not run. A worker that begins a long file last keeps the others waiting.
     """
     without = [] if has_gpu() else ["gpu"]
-    without += [] if WHOLE else ["long"]
-    by_name = bool(config.option.keyword) or any("[" in argument for argument in config.args)
+    by_name = bool(config.option.keyword) or any("::" in argument for argument in config.args)
+    without += [] if WHOLE or by_name else ["long"]
     left = items if WHOLE or by_name else thinned(items)
     chosen = [item for item in left if not any(map(item.get_closest_marker, without))]
     kept = set(chosen)

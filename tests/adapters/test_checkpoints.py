@@ -206,6 +206,7 @@ def test_round_trip(saving: int, loading: int, names: tuple[str, ...], tmp_path:
     assert _check(saving, loading, _jobs(*names), tmp_path) >= 6
 
 
+@pytest.mark.long
 def test_a_parameter_that_never_had_a_gradient_gets_no_state(tmp_path: Path) -> None:
     # torch invents one for whole state dicts of FSDP2: reports/findings.
     jobs = [
@@ -214,6 +215,7 @@ def test_a_parameter_that_never_had_a_gradient_gets_no_state(tmp_path: Path) -> 
     assert _check(2, 3, jobs, tmp_path) == len(jobs)
 
 
+@pytest.mark.long
 def test_two_dtypes_and_fewer_rows_than_ranks(tmp_path: Path) -> None:
     jobs = [(kind, _kept_as(BF16, way)) for kind, way, _ in MANY if kind is not ZeroRedundancy]
     assert _check(2, 3, jobs, tmp_path) == len(jobs)
@@ -316,6 +318,7 @@ def _scale(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[float]:
     return scales
 
 
+@pytest.mark.long
 def test_the_loss_scale_is_kept(tmp_path: Path) -> None:
     case = Case(seed=5, model=MLP, training=Training(steps=1, loss_scale=1024.0))
     jobs: list[Job] = [(kind, _kept_as(case, way)) for kind, way, _ in MANY]
@@ -330,6 +333,7 @@ def _over_older(mesh: DeviceMesh, jobs: list[Job], folder: str) -> None:
         subject.close()
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_more_ranks_is_replaced(tmp_path: Path) -> None:
     jobs = _jobs("groups")
     jobs = [job for job in jobs if job[0].supports(job[1]) is None]
@@ -376,6 +380,7 @@ def test_all_ranks_learn_that_rank_0_could_not_write(tmp_path: Path) -> None:
         assert all("rank 0 could not write the checkpoint: FileExists" in one for one in message)
 
 
+@pytest.mark.long
 def test_groups_are_what_the_case_says_after_a_load(tmp_path: Path) -> None:
     jobs = [job for job in _jobs("groups") if job[0].supports(job[1]) is None]
     kept = in_ranks(2, _over_older, jobs, str(tmp_path))

@@ -91,7 +91,7 @@ def _many(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[tupl
     return seen
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", GROWING)
 def test_nothing_grows(kind: type[Implementation]) -> None:
     case = on(CASES["mixed"], 2, "flat" if kind is Fsdp1GradOp else "block")

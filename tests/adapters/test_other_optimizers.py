@@ -63,7 +63,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
     # Every implementation with some kind, and every kind with some implementations.

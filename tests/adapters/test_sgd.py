@@ -61,7 +61,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_hold(pool: Pool, name: str) -> None:
     for momentum, nesterov, kernel in sliced(FORMS, FORMS[NAMES.index(name) % 3 :: 3]):
@@ -80,7 +80,7 @@ def test_steps_hold(pool: Pool, name: str) -> None:
             assert outcome.judgement.statuses["gradient"] == "holds"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_momentum_is_resumed(pool: Pool, name: str) -> None:
     whole = _case(0.9, "foreach", nesterov=True, start=3)

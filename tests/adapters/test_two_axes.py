@@ -42,7 +42,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "mesh", "sync", "answer"),
     [
@@ -71,6 +71,7 @@ def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, answer: bo
     assert layout is not None and bool(layout.lines) is answer
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "save", "load_on"),
     [

@@ -30,6 +30,7 @@ def compared(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["compare", *arguments])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("wrap", "ranks"), [("ddp", 3), ("hybrid_fsdp2", 4), ("fsdp1", 2), ("plain", 1)]
 )

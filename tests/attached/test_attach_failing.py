@@ -9,6 +9,7 @@ from failing_scenarios import PLACES
 BUNDLE = "bundle"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("place", [one for one in PLACES if one != BUNDLE])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_ours_ends_the_checks_alone(ask: Ask, place: str, rank: int) -> None:

@@ -17,7 +17,7 @@ from zerocheck.adapters.shared.compiling import COMPILERS
 from zerocheck.cli import main
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "given",
     [
@@ -53,6 +53,7 @@ def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
         assert answer["tier"] == "full" and answer["share"]["gradient"] < 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
@@ -102,6 +103,7 @@ def test_a_bundle_is_judged_again_with_the_model(ask: Ask, tmp_path: Path, wrap:
     assert "its gradient was not judged again: it needs --model" in done.output
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("own", [False, True])
 def test_random_numbers_of_inductor(tmp_path: Path, own: bool) -> None:

@@ -56,6 +56,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(ask: Ask, tmp_path: Path, mistake: str) -> None:
     """Saved by 4 ranks, loaded by 3."""
@@ -182,7 +183,7 @@ def test_a_sample_that_is_used_twice_in_a_step(ask: Ask) -> None:
 
 
 def test_the_same_samples_on_all_ranks(ask: Ask) -> None:
-    answer = ask("epochs", 2, folder="", mistake="no sampler", batch=4)[0]
+    answer = ask("epochs", 2, folder="", mistake="no sampler", batch=8)[0]
     assert answer["wrong"] > 0 and answer["said"].count("VIOLATED") == 1
     assert "ranks 0, 1 are given the same ones" in answer["said"]
     assert "  cause       samples of another rank" in answer["said"]
@@ -190,10 +191,11 @@ def test_the_same_samples_on_all_ranks(ask: Ask) -> None:
 
 def test_ranks_that_share_samples(ask: Ask) -> None:
     """As those of a tensor-parallel group do."""
-    answer = ask("epochs", 2, folder="", mistake="no sampler", data_ranks=1)[0]
+    answer = ask("epochs", 2, folder="", mistake="no sampler", data_ranks=1, batch=8)[0]
     assert (answer["wrong"], answer["said"]) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @pytest.mark.parametrize("batch", [2, 8])
 def test_a_job_of_four_ranks_resumed_on_three(ask: Ask, tmp_path: Path, batch: int) -> None:

@@ -24,7 +24,7 @@ def test_a_loss_from_inside_and_logits_hold(ask: Ask, wrap: str, loss: str) -> N
         assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("wrap", ["ddp", "ddp_unused", "fsdp2"])
 @pytest.mark.parametrize("form", [one for one in FORMS if one not in ("object", "slots")])
 def test_forms_of_outputs_hold(ask: Ask, wrap: str, form: str) -> None:
@@ -62,6 +62,7 @@ def test_reentrant_checkpoints_in_the_model_hold(ask: Ask, wrap: str, reentrant:
         assert {"gradient", "update"} <= held(answer) and answer["unjudged"] == {}, answer
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("form", ["dict", "model_output"])
 @pytest.mark.parametrize("wrap", ["ddp_unused", "fsdp2"])
 def test_a_wrong_gradient_is_named(ask: Ask, wrap: str, form: str) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from zerocheck.cli import main
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "wrap",
     ["ddp", "compiled_ddp", "fsdp1", "flat_fsdp1", "unsharded_fsdp1", "fsdp2"],
@@ -21,6 +22,7 @@ def test_what_is_right_holds(ask: Ask, wrap: str) -> None:
         assert held(answer) == {"ownership", "clip", "update", "publish"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "given",
     [
@@ -42,6 +44,7 @@ def test_ways_to_train_hold(ask: Ask, given: dict[str, Any]) -> None:
         assert 0 < answer["share"]["update"] < 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "given",
     [

@@ -29,7 +29,7 @@ FIRST = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("sharding", "fault"), FIRST)
 def test_the_first_wrong_step(ask: Ask, tmp_path: Path, sharding: str, fault: str) -> None:
     obligation = FIRST[sharding, fault]

@@ -42,6 +42,7 @@ WRONG = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("loss", WRONG)
 def test_wrong_weights_are_named(ask: Ask, tmp_path: Path, loss: str, autocast: bool) -> None:

@@ -49,6 +49,7 @@ def trained(
     return check
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("compiled", [whole, within])
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"betas": (0.9, 0.95)}], ids=str)
 def test_it_holds(

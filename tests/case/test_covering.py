@@ -90,6 +90,7 @@ def test_the_same_arguments_give_the_same_candidates(monkeypatch: pytest.MonkeyP
 
 def test_fixed_fields_and_wanted_features_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(covering, "LEAST", 400)
+    monkeypatch.setattr(covering, "QUIET", 200)
     fixed = {"training": {"clip": None}, "start": {"step": 0, "moments": "zero"}}
     pool = candidates(PAIRS, seed=0, world_sizes=(2, 3), fixed=fixed, having=("unused",))
     assert len(pool) > 50

@@ -77,6 +77,7 @@ def test_the_function_that_run_takes_is_taken(model: str) -> None:
     assert refused.exit_code == 2 and "factory that returns the model alone" in refused.output
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("memory", "code"), [("1GiB", 0), ("1000B", 1)])
 def test_exit_codes(model: str, memory: str, code: int) -> None:
     result = invoke(model, "--sequence", 5, "--device-memory", memory)

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 FAULT = "zerocheck.faults.gradient:AverageBecomesSum"
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -56,6 +58,7 @@ def test_a_run_and_its_replay(tmp_path: Path) -> None:
     assert "Root Cause" in err and "reproduced bit for bit" in err.partition("Root Cause")[2]
 
 
+@pytest.mark.long
 def test_control_c(tmp_path: Path) -> None:
     running = start(tmp_path, "run", "fsdp2", "--max-cases", "300")
     journal = tmp_path / "zerocheck-report" / "journal.ndjson"

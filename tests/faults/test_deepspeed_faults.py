@@ -44,7 +44,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fault", OF_EXTRAS.values(), ids=lambda fault: fault.name)
 def test_it_is_flagged_and_named(pool: Pool, fault: Fault) -> None:
     resumes = "resume" in fault.features

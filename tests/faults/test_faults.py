@@ -39,7 +39,7 @@ FEW = 4
 
 
 def _by_turns() -> dict[str, Fault]:
-    """One fault of every second cause, from one implementation after the other, and all faults of
+    """One fault of every fourth cause, from one implementation after the other, and all faults of
     obligations that have few. `zerocheck faults` runs all on many cases."""
     alike: dict[tuple[Obligation | None, tuple[str, ...], bool, str], list[str]] = {}
     few = Counter(fault.obligation for fault in FAULTS.values())
@@ -47,9 +47,9 @@ def _by_turns() -> dict[str, Fault]:
         own = name if few[fault.obligation] <= FEW else ""
         alike.setdefault((fault.obligation, fault.causes, fault.mild, own), []).append(name)
     turns = {
-        own[number // 2 % len(own)]
+        own[number // 4 % len(own)]
         for number, (key, own) in enumerate(alike.items())
-        if number % 2 == 0 or few[key[0]] <= FEW
+        if number % 4 == 0 or few[key[0]] <= FEW
     }
     return {name: fault for name, fault in FAULTS.items() if name in turns}
 

@@ -204,7 +204,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sliced(tuple(SHELLS), OFTEN))
 def test_it_works_or_says_what_is_missing(tmp_path: Path, given: Path, name: str) -> None:
     command, codes, says = SHELLS[name]

@@ -33,6 +33,7 @@ def test_a_signal_ends_a_run_with_its_report(tmp_path: Path, number: signal.Sign
     assert "did not finish" in (journal.parent / "report.md").read_text()
 
 
+@pytest.mark.long
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     """`zerocheck run | head -1` had the exit code of a finding."""
     with subprocess.Popen(

@@ -53,7 +53,7 @@ def holding(answer: dict[str, Any]) -> set[str]:
 SHARDED: dict[str, Any] = {"stage3_param_persistence_threshold": 0, "sub_group_size": 60}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_right_engines_hold(train: Ask, stage: int, ranks: int) -> None:
@@ -71,6 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_variants_hold(train: Ask, stage: int, variant: str) -> None:
@@ -101,6 +102,7 @@ FAULTS: dict[tuple[int, str], tuple[str, str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("stage", "fault"), FAULTS)
 def test_each_fault_is_named(train: Ask, tmp_path: Path, stage: int, fault: str) -> None:
     obligation, words = FAULTS[stage, fault]

@@ -36,6 +36,7 @@ def titan(titan_pool: Pool, tmp_path: Path) -> Ask:
     return run
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_its_steps_hold(titan: Ask, ranks: int) -> None:
     for answer in titan(ranks):

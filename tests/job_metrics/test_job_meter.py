@@ -37,7 +37,7 @@ def of(folder: Path, kind: type) -> list[object]:
     return [one for one in read(folder) if isinstance(one, kind)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", CALLS)
 def test_what_is_counted(ask_job: Ask, tmp_path: Path, kind: str) -> None:
     answers = ask_job("job", folder=str(tmp_path), kind=kind, microbatches=2)

@@ -69,6 +69,7 @@ def _update(observed: object) -> Violation | None:
     return next((one for one in violations if one.obligation == "update"), None)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("fault", "case", "words"), PLANTED)
 def test_an_edit_explains_a_planted_fault(
     observe: Callable, fault: str, case: Case, words: str

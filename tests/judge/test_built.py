@@ -35,6 +35,7 @@ def judged(observe: Observe, name: str, case: Case = CASE) -> Judgement:
     return observe(f"built_subjects:{name}", case).judge()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", [CASE, STARTED], ids=["fresh", "started"])
 @pytest.mark.parametrize(
     "name",

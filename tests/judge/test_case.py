@@ -92,6 +92,7 @@ UNUSUAL = msgspec.structs.replace(
 """0-d, empty and transposed parameters, some used on some ranks only."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ["ddp", "zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_parameters_of_every_shape_and_use(
@@ -147,6 +148,7 @@ def test_a_gradient_where_nobody_used_the_parameter(observe: Callable, set_to_no
     assert ("gradient" in judged) is not set_to_none
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize(
     ("role", "point", "step", "obligation"),
@@ -185,6 +187,7 @@ def test_a_change_on_all_ranks_is_flagged_where_it_is(
         assert [v.obligation for v in violations if v.step == step] == [obligation]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("implementation", ["ddp", "zero1", "zero2"])
 def test_a_copy_that_differs_on_one_rank_is_published_wrong(
     observe: Callable, implementation: str
@@ -243,6 +246,7 @@ def test_a_shard_at_the_wrong_place_is_not_owned(observe: Callable, implementati
     assert first.tensors == ("blocks.2.qkv.weight",)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ALL)
 def test_nan_anywhere_is_flagged(observe: Callable, implementation: str) -> None:
     for role, point in (("gradient", "reduced"), ("parameter", "state"), ("exp_avg", "state")):
@@ -274,6 +278,7 @@ def test_the_digest_is_that_of_the_bits(observe: Callable) -> None:
     assert one.judge().digest != two.judge().digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("implementation", sliced(["fsdp1", "fsdp1-no-shard"], ["fsdp1"]))
 def test_views_that_are_made_at_each_call_are_mirrored(
     observe: Callable, implementation: str

@@ -72,7 +72,7 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "cause", "case"), sliced(GRADIENTS, GRADIENTS[::4]))
+@pytest.mark.parametrize(("fault", "cause", "case"), sliced(GRADIENTS, GRADIENTS[::8]))
 def test_one_element_rules_a_cause_out(
     observe: Callable, fault: str, cause: str, case: Case
 ) -> None:

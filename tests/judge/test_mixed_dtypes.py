@@ -32,6 +32,7 @@ ONLY = msgspec.structs.replace(
 ALL = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("case", [CASE, ONLY], ids=["mixed", "narrow-only"])
 def test_all_obligations_hold(observe: Callable, implementation: str, case: Case) -> None:
@@ -44,6 +45,7 @@ def test_all_obligations_hold(observe: Callable, implementation: str, case: Case
     assert hidden.tier == "state only"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ["ddp", "zero3"])
 @pytest.mark.parametrize(
     ("role", "point", "step", "obligation", "ulps"),

@@ -45,6 +45,7 @@ ROWS = [
 SLICE = sliced(ROWS, [ROWS[0], ROWS[2], ROWS[4], ROWS[6]])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("implementation", "precision"), SLICE, ids=[f"{n}-{p.compute}-{p.reduce}" for n, p in SLICE]
 )

@@ -143,6 +143,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("fault", "cause"), FAULTS)
 def test_what_is_violated(
     observe: Callable, small_pieces: Callable, fault: str, cause: str
@@ -154,6 +155,7 @@ def test_what_is_violated(
     assert _alike(observed.judge(), whole)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("subject", ["fsdp2", "zero2", "zero2+rank-counted-twice"])
 @pytest.mark.parametrize("case", [CASE, MIXED])
 def test_a_gradient_that_is_hidden(
@@ -166,6 +168,7 @@ def test_a_gradient_that_is_hidden(
     assert _alike(observed.judge(), whole)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("role", ["exp_avg", "exp_avg_sq", "parameter"])
 def test_one_wrong_element_of_the_update(
     observe: Callable, small_pieces: Callable, role: str
@@ -223,6 +226,7 @@ TEMPORARIES = 24
 vectors, and what one formula makes on its way; one piece is a thirtieth of the model here."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("subject", "hidden"),
     [

@@ -15,7 +15,7 @@ from zerocheck.case.schema import Case
 from zerocheck.errors import Unsupported
 from zerocheck.protocol.verdicts import Obligation
 
-CASES = sliced(200, 24)
+CASES = sliced(200, 12)
 FACTOR = sliced(2**0.25, 2**0.5)
 """Between one size that is tried and the next."""
 

@@ -32,6 +32,7 @@ CASE = Case(
 ALL = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", ["foreach", "for-loop", "fused"])
 @pytest.mark.parametrize("implementation", ALL)
 def test_everything_at_once_holds(observe: Callable, implementation: str, kernel: str) -> None:
@@ -47,6 +48,7 @@ def test_everything_at_once_holds(observe: Callable, implementation: str, kernel
     assert later and not observed.places("gradient", "reduced", 0, "blocks.0.up.weight")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("parameter", ["stem.weight", "blocks.0.down.bias", "head.weight"])
 def test_an_overflow_in_one_gradient_alone_is_seen_by_all(

@@ -126,6 +126,7 @@ def test_every_fault_that_is_to_be_attributed_has_a_pattern() -> None:
     assert without == []
 
 
+@pytest.mark.long
 def test_the_smallest_case_is_looked_for_where_it_is_asked_for(
     few: tuple[int, Collect], pool: Pool
 ) -> None:
@@ -179,6 +180,7 @@ def test_what_nobody_looks_for_escapes(pool: Pool) -> None:
     assert Summary(records).escaped == [row]
 
 
+@pytest.mark.long
 def test_the_cases_are_those_of_a_run(pool: Pool) -> None:
     """Of the profile, the seed and the world sizes that were asked for."""
     _, records = matrix(pool, "decay-twice", world_sizes=(3,), seed=5)
@@ -201,6 +203,7 @@ def test_a_case_that_the_parent_fails_too_says_nothing(
     assert code == 1 and not row.caught and row.parents >= 1
 
 
+@pytest.mark.long
 def test_an_interrupt_loses_nothing_that_is_known(pool: Pool, tmp_path: Path) -> None:
     names = ("average-becomes-sum", "double-average", "decay-twice")
     stop = Collect()

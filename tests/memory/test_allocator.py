@@ -83,6 +83,7 @@ def check_to_the_byte(given: Setup) -> None:
     assert line.peak().total == measured.peak
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_optimizer_makes_a_few_scalars_unseen(name: str) -> None:
     line, measured = both(setup(name))

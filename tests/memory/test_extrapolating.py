@@ -22,6 +22,7 @@ def setup(model: str, name: str = "fsdp2", **more: object) -> Setup:
     return Setup(model=f"small_models:{model}", implementation=name, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "given",

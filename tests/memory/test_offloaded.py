@@ -128,6 +128,7 @@ def _simulated(setup: Setup, device: str) -> Simulation:
     return simulate(setup, source(setup.model), 2, device=device)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
@@ -275,6 +276,7 @@ def test_this_process_has_no_accelerator_of_it(net: str) -> None:
     assert not hasattr(torch, DEVICE)
 
 
+@pytest.mark.long
 def test_a_process_that_ends_is_an_error_and_the_next_one_works(net: str) -> None:
     with pytest.raises(UsageError, match="ends the process that simulates it"):
         simulate_apart(offloaded(f"{net}:ending"))
@@ -345,6 +347,7 @@ def test_whatever_is_accumulated_waits_in_pageable_memory(net: str) -> None:
     assert (two.pinned, two.to_host) == (one.pinned, 2 * one.to_host)
 
 
+@pytest.mark.long
 def test_the_extrapolated_is_the_simulated(net: str) -> None:
     model = f"{net}:deep"
     few, all_ = (analyse(offloaded(model), exact=exact) for exact in (False, True))
@@ -384,6 +387,7 @@ def test_it_is_not_tried_where_something_fits(net: str) -> None:
         assert len(left) == (given.offload is None)
 
 
+@pytest.mark.long
 def test_advice_tries_it(net: str) -> None:
     setup = Setup(model=f"{net}:small", sequence=8, world_size=2)
     peak = analyse(setup).peak.total

@@ -31,7 +31,7 @@ def sharded_bytes(model: str, ranks: int) -> int:
     return 16 * elements + 4 * len(parameters)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 200])
 def test_fsdp2_between_steps(ranks: int) -> None:
     found = report(world_size=ranks).between

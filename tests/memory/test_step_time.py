@@ -58,7 +58,7 @@ def test_checkpointing_computes_the_forward_again() -> None:
     assert times == [3 * (2 + 15), 3 * (2 + 15) + 15]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_all_that_is_simulated_is_sent_and_all_operations_are_counted(
@@ -89,7 +89,7 @@ def test_zero1_hides_nothing() -> None:
     assert time.exposed == pytest.approx(time.link, rel=1e-12)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_collectives_are_issued_in_the_order_of_the_simulation(

@@ -94,12 +94,14 @@ def test_the_presets_compute_what_they_compute_whole(tmp_path: Path) -> None:
         assert len(found) > 40 and [path for path, same in found.items() if not same] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layers", [2, 4])
 def test_to_the_byte(layers: int) -> None:
     given = setup("small_models:sharded", sequence=29, tensor_parallel=layers)
     check_to_the_byte(given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("preset")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_between_steps_a_rank_has_the_formula_of_its_part(ranks: int) -> None:
@@ -189,6 +191,7 @@ def test_it_is_tried_where_nothing_fits_with_whole_layers() -> None:
     assert not [line for line in report.not_tried if "tensor" in line]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("preset", "simulated_once")
 def test_it_is_searched_where_it_is_asked_for() -> None:
     base = setup("llama", batch=1)

@@ -57,7 +57,7 @@ def test_a_sharder_of_a_few_lines_holds(run_subject: Run) -> None:
 def test_cases_ask_only_for_what_an_implementation_handles(run_subject: Run) -> None:
     """Code that knows nothing of weights, scaling and unfreezing is not asked for them; masked
     cases hold by the declared mean of means."""
-    _, records = run_subject("Plain", max_cases=sliced(60, 24), profile="ci")
+    _, records = run_subject("Plain", max_cases=sliced(60, 12), profile="ci")
     finished = records.of(CaseFinished)
     assert {record.status for record in finished} <= {"holds", "unsupported"}, [
         record.judgement.violations for record in finished if record.status == "violated"
@@ -154,6 +154,7 @@ def test_a_hang_names_the_collective_that_each_rank_was_in(run_subject: Run) -> 
     assert records.of(Finding)[-1].causes == ("different collectives",)
 
 
+@pytest.mark.long
 def test_two_bugs_are_two_findings(run_subject: Run) -> None:
     """Whatever shows in which case: each bug keeps its own obligation and cause."""
     code, records = run_subject(
@@ -323,6 +324,7 @@ def test_the_journal_of_a_run_reads_back(tmp_path: Path, pool: Pool) -> None:
     assert read(tmp_path / "journal.ndjson") == list(collected)
 
 
+@pytest.mark.long
 def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
     code, records = run_subject("Hidden", world_sizes=(1, 2, 3), max_cases=sliced(45, 12))
     assert code == 0, records[-1]

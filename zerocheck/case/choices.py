@@ -259,7 +259,7 @@ class Choices(Picker):
 
     def groups(self, model: Model) -> tuple[Group, ...]:
         """Choose 1 to 3 groups; none is empty and the last one takes the rest."""
-        left = trainable(model)
+        left = list(trainable(model))
         patterns: list[str] = []
         for _ in range(self.pick((0, 0, 0, 1, 1, 2))):
             options = [

@@ -125,17 +125,19 @@ def _compiled(patterns: tuple[str, ...]) -> Callable[[str], object]:
     return re.compile("|".join(map(translate, patterns))).match
 
 
-def frozen_names(model: Model) -> list[str]:
+@lru_cache(maxsize=256)
+def frozen_names(model: Model) -> tuple[str, ...]:
     """Return the names of the parameters that do not require gradients at first."""
     if model.user is not None:
-        return [one.name for one in model.user.parameters if not one.trains]
-    return matching(parameter_shapes(model), model.frozen)
+        return tuple(one.name for one in model.user.parameters if not one.trains)
+    return tuple(matching(parameter_shapes(model), model.frozen))
 
 
-def trainable(model: Model) -> list[str]:
+@lru_cache(maxsize=256)
+def trainable(model: Model) -> tuple[str, ...]:
     """Return the names of the parameters that require gradients."""
     frozen = set(frozen_names(model))
-    return [name for name in parameter_shapes(model) if name not in frozen]
+    return tuple(name for name in parameter_shapes(model) if name not in frozen)
 
 
 def unfrozen(case: Case) -> tuple[str, ...]:

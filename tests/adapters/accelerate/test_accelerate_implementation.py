@@ -81,7 +81,7 @@ def judged(pool: Pool, name: str, case: Case, obligations: Any = EQUIVALENCE) ->
     return Trial(pool, name, case, obligations=obligations).outcome()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("which", HOLD)
 def test_a_right_config_holds(pool: Pool, config: Write, which: str) -> None:
     given, case = HOLD[which]
@@ -125,6 +125,7 @@ SAVED: dict[str, tuple[dict[str, Any], bool]] = {
 """Name -> a config, and whether accelerate 1.15.0 loads what it saved."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("which", SAVED)
 def test_what_it_saves_is_loaded_on_other_ranks(pool: Pool, config: Write, which: str) -> None:
     """With FSDP1 and sharded checkpoints the state of a new optimizer stays empty."""

@@ -59,7 +59,7 @@ NATIVE = sliced(
 )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @needs_deepspeed
 @pytest.mark.parametrize(("name", "case"), NATIVE)
 def test_its_own_checkpoint_on_as_many_ranks(pool: Pool, name: str, case: str) -> None:
@@ -67,7 +67,7 @@ def test_its_own_checkpoint_on_as_many_ranks(pool: Pool, name: str, case: str) -
         _holds(pool, name, _resumed(case, 2, 2, round_robin_gradients=False, read_out=kind))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
 def test_checkpoints_of_masters(pool: Pool, name: str) -> None:
@@ -114,6 +114,7 @@ def _refused(mesh: DeviceMesh, kind: type[Implementation], case: Case, folder: s
     return ""
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize(
     ("universal", "message"), [(False, "found no checkpoint"), (True, "ds_to_universal failed")]

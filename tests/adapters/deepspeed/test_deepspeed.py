@@ -59,7 +59,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4] if WHOLE else [1, 3])
@@ -91,6 +91,7 @@ def test_mixed_precision_holds(pool: Pool, name: str) -> None:
         assert outcome.status == "holds", (one, precision, outcome.reason or outcome.judgement)
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", ["deepspeed0", "deepspeed1"] + ["deepspeed2"] * WHOLE)
 def test_a_master_without_elements(pool: Pool, name: str) -> None:
@@ -139,6 +140,7 @@ def _offloads(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list[bool
     return found
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("offload", ["none", "pageable"])
 def test_the_engine_offloads_where_it_is_asked_to(offload: Literal["none", "pageable"]) -> None:
@@ -268,6 +270,7 @@ def _makes_its_own(mesh: DeviceMesh, kinds: list[type[Any]], case: Case) -> list
     return found
 
 
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("own", [False, True])
 def test_the_engine_makes_its_own_optimizer_where_it_is_asked_to(own: bool) -> None:
@@ -312,6 +315,7 @@ def _changed(mesh: DeviceMesh, kinds: list[type[Implementation]], case: Case) ->
     return [".".join(key) for key in before if after.get(key) != before[key]]
 
 
+@pytest.mark.long
 @needs_deepspeed
 def test_torch_is_as_it_was() -> None:
     kinds = [loading.load(name) for name in OF_EXTRAS]
@@ -352,6 +356,7 @@ def test_nothing_grows(name: str) -> None:
     assert seen[-1] <= seen[0], seen
 
 
+@pytest.mark.long
 @needs_deepspeed
 def test_an_engine_that_is_only_destroyed_is_seen_to_grow() -> None:
     """The check of the test above: stage 3 keeps the model of an engine that was destroyed."""

@@ -103,7 +103,7 @@ MEASURED: Any = sliced(
 )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", OF_EXTRAS)
 @pytest.mark.parametrize(("key", "precision"), MEASURED)
 def test_the_ledger_agrees(pool: Pool, name: str, key: str, precision: Precision) -> None:
@@ -116,6 +116,7 @@ def test_the_ledger_agrees(pool: Pool, name: str, key: str, precision: Precision
     assert outcome.judgement is not None and "persistent" not in outcome.judgement.vacuous
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("threshold", [0, 16, 1000])
 def test_one_parameter_that_stays_gathered_on_one_rank(pool: Pool, threshold: int) -> None:
     """DeepSpeed copies one, and not several: 16 elements are those of the bias alone."""

@@ -83,7 +83,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "case",
     sliced(
@@ -121,6 +121,7 @@ def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> 
     assert found.judgement.statuses["roundtrip"] == "holds"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("fault", "obligation", "cause"),
     [

@@ -82,7 +82,7 @@ def _placed(case: Case, world_size: int, stage: int) -> Case:
     return msgspec.structs.replace(case, mesh=(world_size,), sharding=sharding)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("n", "m", "pairs", "kinds"),
     [
@@ -135,7 +135,7 @@ def _continued(mesh: DeviceMesh, job: Job, replica: Job) -> tuple[Held, Held]:
     return seen[0], seen[1]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("kind", ["groups", "unfrozen", "buffers", "shapes"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_next_step_is_the_same(tmp_path: Path, stage: type[Resumable], kind: str) -> None:

@@ -102,6 +102,7 @@ def test_a_fault_that_needs_microbatches_and_no_second_rank(smallest: Smallest) 
     assert shrunk.groups == ("training",)
 
 
+@pytest.mark.long
 def test_a_fault_that_needs_three_ranks(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged_from_3_ranks")
     assert shrunk.finished.case == default(mesh=(3,))
@@ -109,6 +110,7 @@ def test_a_fault_that_needs_three_ranks(smallest: Smallest) -> None:
     assert shrunk.groups == ("world",)
 
 
+@pytest.mark.long
 def test_a_fault_of_what_ranks_do_not_divide_is_not_one_of_three_ranks(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged_where_uneven")
     assert shrunk.finished.case.world_size <= 3
@@ -175,6 +177,7 @@ def test_fixed_fields_stay(smallest: Smallest) -> None:
     assert (case.data, case.optimizer, case.sharding) == (Data(), Optimizer(), Sharding())
 
 
+@pytest.mark.long
 def test_known_hangs_are_not_run_and_known_issues_are_not_taken_for_it(smallest: Smallest) -> None:
     def single(case: Case) -> bool:
         return case.training.steps == 1
@@ -185,6 +188,7 @@ def test_known_hangs_are_not_run_and_known_issues_are_not_taken_for_it(smallest:
     assert shrunk.finished.case.training.steps == 2
 
 
+@pytest.mark.long
 def test_the_clock_decides_nothing(smallest: Smallest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine each run takes a minute; what a finding says is the same."""
     quick = smallest("not_averaged")
@@ -254,6 +258,7 @@ def test_the_case_file_is_the_smallest_and_fails_again(tmp_path: Path, pool: Poo
     assert replayed.verdict.startswith("reproduced bit for bit: violated again")
 
 
+@pytest.mark.long
 def test_without_shrinking_the_case_is_the_one_that_was_drawn(tmp_path: Path, pool: Pool) -> None:
     name = "zerocheck.faults.gradient:LossTimesWorld"
     (found,), cases = findings(tmp_path, pool, name, max_cases=4, shrink=False)
@@ -306,6 +311,7 @@ def test_one_fault_that_shows_as_several_obligations_is_one_finding(
     assert one.extent == "with all options at their default; on every rank; in stem.weight"
 
 
+@pytest.mark.long
 def test_what_an_implementation_fixes_stays(tmp_path: Path, pool: Pool) -> None:
     name = f"{SUBJECTS}:NotAveragedOfOneModel"
     (found,), _ = findings(tmp_path, pool, name, max_cases=2)
@@ -315,6 +321,7 @@ def test_what_an_implementation_fixes_stays(tmp_path: Path, pool: Pool) -> None:
     assert found.extent.startswith("with all options at their default; on every rank")
 
 
+@pytest.mark.long
 def test_findings_beyond_the_tries_of_a_run_keep_their_case(
     tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
