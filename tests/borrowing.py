@@ -13,6 +13,23 @@ from typing import Any
 from zerocheck.errors import HarnessError
 from zerocheck.ranks.pool import Pool
 
+SHARED: list[Pool] = []
+"""Those that live as long as the session, see `shared`."""
+
+
+@contextmanager
+def shared(pool: Pool) -> Iterator[Pool]:
+    """The pool, for a whole session; its ranks end with each module.
+
+    A rank that waits for its next job is not free: gloo wakes it a hundred times in a second.
+    """
+    with pool:
+        SHARED.append(pool)
+        try:
+            yield pool
+        finally:
+            SHARED.remove(pool)
+
 
 @contextmanager
 def borrowed(pool: Pool, *, patience_s: float) -> Iterator[Pool]:
@@ -22,12 +39,17 @@ def borrowed(pool: Pool, *, patience_s: float) -> Iterator[Pool]:
         yield pool
     finally:
         pool._patience_s = asked
-        pool._lose("the tests that wanted it are over")
-        for team in list(pool._teams):
-            with suppress(HarnessError, OSError):  # where a test killed what forks them
-                pool._end(team)
-        pool._queue.clear()
-        pool._cores.release()
+        end_ranks(pool)
+
+
+def end_ranks(pool: Pool) -> None:
+    """End what the pool runs, and all of its ranks."""
+    pool._lose("the tests that wanted it are over")
+    for team in list(pool._teams):
+        with suppress(HarnessError, OSError):  # where a test killed what forks them
+            pool._end(team)
+    pool._queue.clear()
+    pool._cores.release()
 
 
 Ask = Callable[..., list[dict[str, Any]]]

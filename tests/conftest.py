@@ -107,10 +107,21 @@ def torch_as_it_was() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks_end_with_the_module() -> Iterator[None]:
+    yield
+    from borrowing import SHARED, end_ranks
+
+    for pool in SHARED:
+        end_ranks(pool)
+
+
 @pytest.fixture(scope="session")
 def session_pool() -> Iterator[Pool]:
     """Rank processes for the cases of all files, with `borrowed`. Sharders and faults are imported
     before they are forked."""
+    from borrowing import shared
+
     from zerocheck.catalogue import BUILT_IN, INJECTED
     from zerocheck.faults.registry import FAULTS
     from zerocheck.ranks.pool import Pool
@@ -118,16 +129,19 @@ def session_pool() -> Iterator[Pool]:
 
     planted = (fault.where for fault in FAULTS.values() if ":" in fault.where)
     places = (*BUILT_IN.values(), *INJECTED.values(), *planted)
-    with Pool(TARGET, warm=sorted({place.partition(":")[0] for place in places})) as ranks:
+    warm = sorted({place.partition(":")[0] for place in places})
+    with shared(Pool(TARGET, warm=warm)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def deepspeed_pool() -> Iterator[Pool]:
     """The same, with DeepSpeed imported before they are forked."""
+    from borrowing import shared
+
     from zerocheck.catalogue import OF_EXTRAS, modules_of
     from zerocheck.ranks.pool import Pool
     from zerocheck.run.execute.rank_pool import TARGET
 
-    with Pool(TARGET, warm=modules_of(OF_EXTRAS)) as ranks:
+    with shared(Pool(TARGET, warm=modules_of(OF_EXTRAS))) as ranks:
         yield ranks

@@ -107,6 +107,7 @@ def test_it_is_listed_and_not_imported(install: Install) -> None:
     assert "broken     no_such_module:build (package their-sharder)" in listed.output
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [

@@ -35,6 +35,22 @@ def test_the_judge_does_without_the_compiler_of_torch() -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+ENGINE = """
+import sys
+import zerocheck.run.engine
+assert "torch" in sys.modules
+print([name for name in sys.argv[1:] if name in sys.modules])
+"""
+
+
+def test_the_judge_does_without_what_ranks_import() -> None:
+    """It takes half as long as torch itself, and the first verdict waits for it."""
+    names = ("distributed.tensor", "distributed.checkpoint", "distributed.fsdp", "_dynamo")
+    command = [sys.executable, "-c", ENGINE, *(f"torch.{name}" for name in names), "sympy"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 STARTED = """
 import sys
 from zerocheck.ranks.pool import Pool

@@ -173,6 +173,7 @@ def test_files_of_known_issues_arrive(here: pytest.Pytester, how: str) -> None:
         result.assert_outcomes(passed=COUNT, skipped=SKIPPED)
 
 
+@pytest.mark.long
 def test_a_failure_of_the_engine_is_not_repeated(here: pytest.Pytester) -> None:
     here.makeconftest(
         """

@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import HarnessError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def local_index(tensor: DTensor) -> tuple[slice, ...]:
@@ -130,7 +132,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        # Not imported here: that takes as long as half of torch, and who has one has imported it.
+        known = sys.modules.get("torch.distributed.tensor")
+        if known is not None and any(issubclass(kind, known.DTensor) for kind in types):
             return NotImplemented
         return self.called(func, args, kwargs or {})
 

@@ -127,6 +127,7 @@ def _left(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[str]
     return [name for name, reference in alive.items() if reference() is not None]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sharding", ["flat", "block"])
 @pytest.mark.parametrize("kind", [Fsdp1, Fsdp1GradOp, Fsdp1NoShard])
 def test_a_module_that_lists_its_weights_keeps_nothing(

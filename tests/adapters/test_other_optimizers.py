@@ -77,7 +77,7 @@ def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
             assert outcome.judgement.statuses["update"] == "holds"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["nadam", "asgd", "rprop", "adagrad"])
 @pytest.mark.parametrize("name", ["fsdp2", "zero2"])
 def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
@@ -137,7 +137,7 @@ def test_parameters_without_elements_are_refused() -> None:
         check(empty)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["adagrad", "nadam", "rmsprop"])
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2", "zero-redundancy"])
 def test_bytes_are_those_of_the_layout(pool: Pool, name: str, kind: OptimizerKind) -> None:

@@ -12,14 +12,14 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from borrowing import Ask, answers
+from borrowing import Ask, answers, shared
 
 from zerocheck.ranks import Pool
 
 
 @pytest.fixture(scope="session")
 def attached_pool() -> Iterator[Pool]:
-    with Pool("attached_targets:run", patience_s=60.0) as pool:
+    with shared(Pool("attached_targets:run", patience_s=60.0)) as pool:
         yield pool
 
 

@@ -39,18 +39,20 @@ FEW = 4
 
 
 def _by_turns() -> dict[str, Fault]:
-    """One fault of every fourth cause, from one implementation after the other, and all faults of
-    obligations that have few. `zerocheck faults` runs all on many cases."""
+    """Of each obligation one fault of every fourth cause, from one implementation after the other,
+    and of two causes at least; all faults of obligations that have few. `zerocheck faults` runs
+    all on many cases."""
     alike: dict[tuple[Obligation | None, tuple[str, ...], bool, str], list[str]] = {}
     few = Counter(fault.obligation for fault in FAULTS.values())
     for name, fault in FAULTS.items():
         own = name if few[fault.obligation] <= FEW else ""
         alike.setdefault((fault.obligation, fault.causes, fault.mild, own), []).append(name)
-    turns = {
-        own[number // 4 % len(own)]
-        for number, (key, own) in enumerate(alike.items())
-        if number % 4 == 0 or few[key[0]] <= FEW
-    }
+    turns = set()
+    seen: Counter[Obligation | None] = Counter()
+    for number, (key, own) in enumerate(alike.items()):
+        if seen[key[0]] % 4 == 0 or seen[key[0]] == 1 or few[key[0]] <= FEW:
+            turns.add(own[number // 4 % len(own)])
+        seen[key[0]] += 1
     return {name: fault for name, fault in FAULTS.items() if name in turns}
 
 

@@ -61,7 +61,7 @@ def causes(outcome: Outcome, obligation: str) -> tuple[str, ...]:
     return next(v.causes for v in outcome.judgement.violations if v.obligation == obligation)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name",
     ["ddp", "zero-redundancy", "fsdp1", "fsdp1-no-shard", "fsdp2", "zero1", "zero2", "zero3"],

@@ -65,7 +65,7 @@ def test_an_earlier_run_is_kept_and_can_be_read(finished: Path) -> None:
     )
     journal = (report / "journal.ndjson").read_bytes()
     case_files = {path.name for path in (report / "findings").glob("*.json")} - {"mine.json"}
-    done = zerocheck(finished, "run", "zero2", "--world-sizes", "2", "--max-cases", "1")
+    done = zerocheck(finished, "run", "zero2", "--world-sizes", "2", "--max-cases", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     kept = report / "earlier" / "1"
     assert (kept / "journal.ndjson").read_bytes() == journal

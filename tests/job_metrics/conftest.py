@@ -11,14 +11,14 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from borrowing import Ask, answers
+from borrowing import Ask, answers, shared
 
 from zerocheck.ranks import Pool
 
 
 @pytest.fixture(scope="session")
 def metrics_pool() -> Iterator[Pool]:
-    with Pool("metric_targets:run", patience_s=60.0) as pool:
+    with shared(Pool("metric_targets:run", patience_s=60.0)) as pool:
         yield pool
 
 

@@ -48,7 +48,7 @@ def test_every_built_in_implementation_has_a_stage() -> None:
     assert all(Setup(model="small", implementation=name).stage in STAGES for name in BUILT_IN)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_to_the_byte(name: str) -> None:
     check_to_the_byte(setup(name))
@@ -126,7 +126,7 @@ SIMULATED = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("optimizer", "name"), SIMULATED)
 def test_other_optimizers_hold_what_the_allocator_counts(optimizer: str, name: str) -> None:
     """Their temporaries within a step are of foreach kernels, and depend on the step count."""

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("simulated_once")
 
 MOST = 4
 RANKS = numbers_of_ranks(MOST)
-LIMITS = sliced((250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000), (420_000,))
+LIMITS = sliced(
+    (250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000), (250_000, 420_000, 1_200_000)
+)
 """From what nothing fits into to what everything does."""
 ASKED = sliced(Restriction(offload="none"), Restriction(wrap="block", offload="none"))
 """Offloading is searched in test_offloaded.py."""
@@ -182,6 +184,7 @@ def test_what_is_given_is_kept() -> None:
     assert row.smallest == 1 and row.ranks == 4
 
 
+@pytest.mark.long
 def test_the_command_of_a_row_simulates_its_peak() -> None:
     base = small(batch=2)
     report = fit(base, 500_000, most_ranks=2, restriction=Restriction(implementation="fsdp2"))

@@ -26,6 +26,7 @@ def setup(model: str, **more: object) -> Setup:
     return Setup(model=model, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("implementation", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("model", [PICTURES, "small_models:with_loss"])
 def test_what_a_factory_draws_takes_what_the_allocator_counts(

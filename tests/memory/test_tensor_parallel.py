@@ -176,6 +176,7 @@ def test_positions_are_divided() -> None:
         plan_for("llama", Transformer(LLAMA), 2, 9)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("preset", "simulated_once")
 def test_it_is_tried_where_nothing_fits_with_whole_layers() -> None:
     base = setup("llama", tensor_parallel=1, batch=1)
@@ -191,7 +192,6 @@ def test_it_is_tried_where_nothing_fits_with_whole_layers() -> None:
     assert not [line for line in report.not_tried if "tensor" in line]
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("preset", "simulated_once")
 def test_it_is_searched_where_it_is_asked_for() -> None:
     base = setup("llama", batch=1)

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
+from borrowing import shared
 from ranks_asking import TARGET, Ask
 
 from zerocheck.ranks import JobResult, Pool
@@ -21,7 +22,7 @@ from zerocheck.ranks.cores import Cores
 def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     # Times are asserted here, so it does not queue behind other runs on the machine.
     cores = Cores(directory=str(tmp_path_factory.mktemp("cores")))
-    with Pool(TARGET, patience_s=1.0, grace_s=0.4, cores=cores) as pool:
+    with shared(Pool(TARGET, patience_s=1.0, grace_s=0.4, cores=cores)) as pool:
         yield pool
 
 

@@ -25,7 +25,7 @@ from zerocheck.run.findings.case_file import read
 LOCAL_RANK = "zerocheck.faults.hosts:LocalRankForRank"
 DIFFERENT = "zerocheck.faults.article:ArticleStage2"
 PATIENCE_S = 240
-EACH = sliced(4, 1)
+EACH = sliced(4, 2)
 """Ranks of a host. Each is a process that imports torch."""
 
 

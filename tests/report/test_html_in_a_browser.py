@@ -188,6 +188,7 @@ def test_a_cell_of_the_heat_map_says_why(desktop: Any) -> None:
     assert zero2.get_attribute("title").startswith("world-3: not drawn")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_matrix_is_whole_on_a_long_run(long_page: Path, width: int) -> None:
     for driver in start(long_page, width=width):
@@ -283,6 +284,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_stands_out(page: Path, dark: bool) -> None:
     """4.5 to 1 at least (WCAG 2.1, 1.4.3)."""

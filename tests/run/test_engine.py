@@ -57,7 +57,7 @@ def test_a_sharder_of_a_few_lines_holds(run_subject: Run) -> None:
 def test_cases_ask_only_for_what_an_implementation_handles(run_subject: Run) -> None:
     """Code that knows nothing of weights, scaling and unfreezing is not asked for them; masked
     cases hold by the declared mean of means."""
-    _, records = run_subject("Plain", max_cases=sliced(60, 12), profile="ci")
+    _, records = run_subject("Plain", max_cases=sliced(60, 24), profile="ci")
     finished = records.of(CaseFinished)
     assert {record.status for record in finished} <= {"holds", "unsupported"}, [
         record.judgement.violations for record in finished if record.status == "violated"
@@ -247,6 +247,7 @@ def test_the_same_seed_gives_the_same_run(run_subject: Run) -> None:
     assert cases[0] == cases[1]
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_a_whole_journal_and_no_process(

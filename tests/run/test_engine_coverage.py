@@ -64,6 +64,7 @@ def pairs_of(records: list[CaseFinished]) -> set[tuple[str, str]]:
     return {pair for one in records for pair in combinations(features(one.case), 2)}
 
 
+@pytest.mark.long
 def test_every_supported_pair_is_judged_and_the_rest_is_said(run_subject: Run) -> None:
     code, records = run_subject("SupportsNoEmbedding")
     assert code == 0, records[-1]

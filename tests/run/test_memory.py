@@ -54,7 +54,7 @@ FAULT = "zerocheck.faults.memory:CopyKept"
 ASKED = ("persistent", "peak", "release")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) -> None:
     held = 0
@@ -104,7 +104,7 @@ def test_what_learns_later_in_mixed_precision(
     assert outcome.judgement is not None and not outcome.judgement.violations
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize("kind", ["recurrent", "batch_norm", "group_norm"])
 def test_working_memory_is_that_of_a_bare_pass(pool: Pool, name: str, kind: BlockKind) -> None:

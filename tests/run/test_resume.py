@@ -72,7 +72,7 @@ CAUGHT = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(("name", "feature", "obligation", "role", "cause"), CAUGHT)
 def test_a_broken_checkpoint_is_caught_and_named(
     pool: Pool, name: str, feature: str, obligation: str, role: str, cause: str
@@ -230,6 +230,7 @@ def test_one_bug_is_one_finding_with_a_small_case(tmp_path: Path, pool: Pool) ->
     assert "with all options at their default" in finding.extent
 
 
+@pytest.mark.long
 def test_a_bug_of_many_ranks_keeps_them_when_shrunk(tmp_path: Path, pool: Pool) -> None:
     finding = found_in("PositionOfOneRank", tmp_path, pool)
     assert "data position of one rank" in finding.causes

@@ -163,6 +163,7 @@ def shown(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     return {name: (code, message) for name, (code, message) in zip(given, replies, strict=True)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [*known_files(), *injected(), "a user's"])
 def test_a_fault_is_shown(shown: dict[str, tuple[int, str]], name: str) -> None:
     code, message = shown[name]

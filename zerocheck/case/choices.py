@@ -10,6 +10,7 @@ chosen after them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
@@ -259,7 +260,7 @@ class Choices(Picker):
 
     def groups(self, model: Model) -> tuple[Group, ...]:
         """Choose 1 to 3 groups; none is empty and the last one takes the rest."""
-        left = list(trainable(model))
+        left: Sequence[str] = trainable(model)
         patterns: list[str] = []
         for _ in range(self.pick((0, 0, 0, 1, 1, 2))):
             options = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ..machine.hosts import counts, spelled
@@ -111,7 +113,7 @@ def _fitting_block(block: Block, width: int) -> Block:
 
 def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
     """Remove the groups that no parameter is in."""
-    names = trainable(model)
+    names: Sequence[str] = trainable(model)
     kept = []
     for group in optimizer.groups:
         taken = set(matching(names, (group.pattern,)))

@@ -177,9 +177,9 @@ def _check_patterns(case: Case) -> None:
             "needed is at least 1, with elements, that every rank uses"
         )
     groups = [group.pattern for group in case.optimizer.groups]
-    learning = [name for name in names if name in learning or name in later]
-    reached = set(matching(learning, groups))
-    left = [name for name in learning if name not in reached]
+    updated = [name for name in names if name in learning or name in later]
+    reached = set(matching(updated, groups))
+    left = [name for name in updated if name not in reached]
     if left:
         raise UsageError(
             f"{_few(left)} matches no pattern of optimizer.groups "

@@ -20,11 +20,18 @@
 - `wrapper_limits.py`: cases that DDP and FSDP1 cannot run with the user's wrapping
 """
 
-from .build import Built, BuiltImplementation
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .groups import grouped, groups, make_optimizer, torch_optimizer
 from .implementation import Implementation, Loader, Microbatch, Saving, Step, StepReport
 from .semantics import Semantics
 from .shard import Shard
+
+if TYPE_CHECKING:
+    from .build import Built, BuiltImplementation
 
 __all__ = [
     "Built",
@@ -42,3 +49,10 @@ __all__ = [
     "make_optimizer",
     "torch_optimizer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the rest on first use: all of torch.distributed, which the judge does without."""
+    if name not in ("Built", "BuiltImplementation"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(".build", __name__), name)

@@ -99,6 +99,7 @@ def _outside(
     ]
 
 
+@pytest.mark.every(3)
 @BY_ELEMENTWISE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kernel", ["for-loop", "foreach", "fused"])

@@ -82,6 +82,7 @@ def test_all_built_in_implementations_hold(run: Run, model: str) -> None:
     assert ("tied" in had) == (model == GPT) and ("block-batch-norm" in had) == (model == CONV)
 
 
+@pytest.mark.long
 def test_experts_and_what_torch_refuses(run: Run) -> None:
     holds(run(("fsdp2", "zero3", "ddp"), model=MOE), "fsdp2", "zero3", "ddp")
     counted = run(("zero2", "fsdp2"), model=ODD)

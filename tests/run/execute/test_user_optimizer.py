@@ -71,7 +71,7 @@ def run(pool: Pool, tmp_path: Path) -> Run:
     return Run(pool, tmp_path)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize(
     ("optimizer", "name"),
     [

@@ -125,6 +125,7 @@ def test_one_that_shows_sometimes_is_intermittent(tmp_path: Path, pool: Pool) ->
     assert "a race" in meaning
 
 
+@pytest.mark.long
 def test_other_numbers_each_time_depend_on_the_moment(tmp_path: Path, pool: Pool) -> None:
     (found,), _ = findings(tmp_path, pool, "'another gradient each time'", shrink=False)
     assert tries(found) == (TRIES, TRIES) and not found.intermittent
@@ -144,6 +145,7 @@ def test_the_replay_of_one_that_shows_sometimes_says_how_often(tmp_path: Path, p
     assert never.verdict == "not reproduced in 4 runs: holds 4; it was violated"
 
 
+@pytest.mark.long
 def test_the_replay_of_one_that_does_not_show_any_more_tries_again(
     tmp_path: Path, pool: Pool
 ) -> None:
@@ -208,6 +210,7 @@ def test_one_that_shows_once_only_fails_no_run(tmp_path: Path, pool: Pool) -> No
     assert judged.status == "holds" and judged.unreproduced == found.title
 
 
+@pytest.mark.long
 def test_one_that_shows_in_a_second_case_counts(tmp_path: Path, pool: Pool) -> None:
     """Rare, but in other processes than the first time: a race."""
     (found,), records = findings(tmp_path, pool, "'gradient' if of_case == 1 else ''", cases=4)

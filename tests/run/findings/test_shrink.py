@@ -169,6 +169,7 @@ def test_a_hang_is_made_small_in_a_few_tries(smallest: Smallest) -> None:
     assert shrunk.tries <= 4
 
 
+@pytest.mark.long
 def test_fixed_fields_stay(smallest: Smallest) -> None:
     kept = ("model", "training.clip", "mesh")
     case = smallest("not_averaged", kept=kept).finished.case
@@ -267,6 +268,7 @@ def test_without_shrinking_the_case_is_the_one_that_was_drawn(tmp_path: Path, po
     assert [case.case for case in cases if case.number == found.case_number] == [written]
 
 
+@pytest.mark.long
 def test_two_faults_are_two_findings_each_with_its_extent(tmp_path: Path, pool: Pool) -> None:
     """Though some cases show both, and small cases that show the other one are at hand."""
     found, cases = findings(

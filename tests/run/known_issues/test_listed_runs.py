@@ -91,6 +91,7 @@ def test_an_entry_that_does_not_show_is_stale(run_listed: Run) -> None:
     assert "a known issue is stale" in end.why[0]
 
 
+@pytest.mark.long
 def test_an_entry_without_a_case_is_stale_if_no_case_shows_it(run_listed: Run) -> None:
     bare = entry("SUBJECT / gradient / gradient x W", features=["microbatches"])
     code, records = run_listed("build", bare)
@@ -120,6 +121,7 @@ def test_what_was_not_tried_is_not_stale(
     assert len(records.of(CaseFinished)) == 1
 
 
+@pytest.mark.long
 def test_what_shows_sometimes_is_known_and_never_stale(run_listed: Run) -> None:
     rare = entry("SUBJECT / gradient / gradient x W", features=["microbatches"], sometimes=True)
     code, records = run_listed("build", rare)
@@ -164,6 +166,7 @@ def rare(model, case, mesh):
     assert len(collected.tally.known) == 1 and not collected.of(StaleIssue)
 
 
+@pytest.mark.long
 def test_a_known_crash_lets_the_other_cases_count(run_listed: Run) -> None:
     text = entry(
         "SUBJECT / crashed / LookupError",

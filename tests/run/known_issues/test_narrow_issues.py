@@ -59,6 +59,7 @@ def planted(
     return collected.tally.findings, collected.tally.known
 
 
+@pytest.mark.long
 def test_a_wrong_gradient_on_a_shard_axis_of_one_rank_is_found(tmp_path: Path, pool: Pool) -> None:
     """There FSDP1 reduces nothing, which is known; half of each gradient x 3 is not."""
     found, known = planted(

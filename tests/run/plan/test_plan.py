@@ -35,7 +35,7 @@ DRAWN: dict[str, SharedDraws] = {}
 @pytest.fixture(autouse=True)
 def fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough for two world sizes, and quicker."""
-    monkeypatch.setattr(covering, "LEAST", 1_000)
+    monkeypatch.setattr(covering, "LEAST", 1_500)
     monkeypatch.setattr(covering, "QUIET", 500)
 
 
