@@ -102,6 +102,7 @@ def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
     assert ended.returncode == (0 if name in OF_OTHER_RELEASES else 1), ended.stdout + ended.stderr
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(ON_GPUS))
 def test_a_script_for_gpus_ends_with_2_without_one(name: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

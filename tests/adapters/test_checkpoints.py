@@ -290,6 +290,7 @@ def _in_background(mesh: DeviceMesh, jobs: list[Job], folder: str) -> list[list[
     return seen
 
 
+@pytest.mark.long
 def test_in_the_background_the_state_of_the_call_is_written(tmp_path: Path) -> None:
     case = msgspec.structs.replace(
         on(CASES["plain"], 3, "block"), resume=(TrainingSegment(mesh=(2,), background=True),)

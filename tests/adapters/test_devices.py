@@ -67,6 +67,7 @@ def test_fsdp2_has_on_the_cpu_what_it_offloads(found: dict[str, dict[str, Any]])
         assert found[name]["devices"]["buffer"] == ["standin"]
 
 
+@pytest.mark.long
 def test_what_is_left_on_the_cpu_is_seen(tmp_path: Path) -> None:
     """The checker itself: one sharder mixes devices, one keeps its moments on the CPU."""
     file = tmp_path / "forgets.py"

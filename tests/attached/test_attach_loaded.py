@@ -170,6 +170,7 @@ def test_a_digest_depends_on_each_bit_and_place() -> None:
     assert len(found) == 1 + 128 + 2
 
 
+@pytest.mark.long
 def test_right_epochs_hold(ask: Ask) -> None:
     """Two epochs on 3 ranks, with 5 % of the samples copies of others."""
     for answer in ask("epochs", 3, folder="", copies=36):

@@ -52,7 +52,7 @@ class Kill:
         return random.Random(f"kill {self.number}")
 
 
-KILLS = sliced([Kill(number) for number in range(60)], [Kill(4), Kill(6)])
+KILLS = sliced([Kill(number) for number in range(60)], [Kill(4)])
 
 
 class Running:

@@ -53,7 +53,7 @@ def holding(answer: dict[str, Any]) -> set[str]:
 SHARDED: dict[str, Any] = {"stage3_param_persistence_threshold": 0, "sub_group_size": 60}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_right_engines_hold(train: Ask, stage: int, ranks: int) -> None:
@@ -140,6 +140,7 @@ def test_checkpoints_get_a_record(train: Ask, tmp_path: Path, stage: int) -> Non
     assert (tmp_path / "saved" / "global_step2" / "zerocheck.json").is_file()
 
 
+@pytest.mark.long
 def test_a_loop_as_users_write_it(tmp_path: Path) -> None:
     """The program whose figures stand in reports/integrations, with a fault in its step 5."""
     field = Path(__file__).parents[1] / "field"

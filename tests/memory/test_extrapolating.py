@@ -86,6 +86,7 @@ def changed(line: Timeline, place: int, **new: object) -> Timeline:
     return Timeline(events)
 
 
+@pytest.mark.long
 def test_one_byte_is_seen() -> None:
     """In a block in the middle, at an edge, and outside."""
     lines = timelines()

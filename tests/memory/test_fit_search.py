@@ -198,6 +198,7 @@ def test_the_command_of_a_row_simulates_its_peak() -> None:
     assert analyse(setup).peak == row.peak
 
 
+@pytest.mark.long
 def test_stages_that_give_matrices_to_ranks_are_not_searched() -> None:
     base = small(optimizer="muon")
     found = search(1, base)
@@ -227,6 +228,7 @@ def test_the_row_to_take_is_one_whose_reserved_memory_fits(monkeypatch: pytest.M
     assert len(later.rows) == len(found.rows) - 2
 
 
+@pytest.mark.long
 def test_what_is_too_large_is_tried_on_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def reserved(self: FitSearch, choice: Choice, ranks: int) -> Reserved:
         size = self.limit + (ranks < 4)

@@ -86,6 +86,7 @@ def test_everything_that_is_said_to_fit_fits() -> None:
         assert result.exit_code == (0 if one.fits else 1), one.command
 
 
+@pytest.mark.long
 def test_which_stage_is_asked_for() -> None:
     """Each limit lies between what two stages need."""
     setup = small("ddp")

@@ -81,6 +81,7 @@ def test_simulated_is_never_less_than_the_formula() -> None:
         assert 0 <= int(row[4].replace(",", "")) < int(row[2].replace(",", "")) / 1000
 
 
+@pytest.mark.long
 def test_a_measurement_prints_nothing_on_its_own(tmp_path: Path) -> None:
     """In a process of its own: torch's profiler reads its level of logs once."""
     code = (

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 HERE = os.path.dirname(__file__)
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -156,6 +157,7 @@ def test_a_zygote_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     assert "ready" in message
 
 
+@pytest.mark.long
 def test_a_zygote_that_does_nothing_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "stuck_import.py").write_text("import time\ntime.sleep(60)\n")
     message = waited_for(tmp_path, "stuck_import")

@@ -19,6 +19,7 @@ def ranks() -> Iterator[Pool]:
         yield found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["zero3", "fsdp2"])
 def test_predicted_within_two_percent(ranks: Pool, name: str) -> None:
     case = replace(CASE, sharding=Sharding(wrap="layer", prefetch=2))
@@ -33,6 +34,7 @@ def test_predicted_within_two_percent(ranks: Pool, name: str) -> None:
                 assert one.highest.get(answer.term, 0) == answer.bytes, (one.phase, answer.term)
 
 
+@pytest.mark.long
 def test_activations_are_the_same_and_checkpointing_lowers_them_alone(ranks: Pool) -> None:
     found = list(stages(ranks, ("zero1", "zero3")))
     for (plain, again), (other, its) in [(found[0::2], found[1::2])]:

@@ -54,7 +54,7 @@ FAULT = "zerocheck.faults.memory:CopyKept"
 ASKED = ("persistent", "peak", "release")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) -> None:
     held = 0
@@ -118,6 +118,7 @@ def test_working_memory_is_that_of_a_bare_pass(pool: Pool, name: str, kind: Bloc
     assert not outcome.judgement.vacuous
 
 
+@pytest.mark.long
 def test_what_fsdp2_reduced_over_replicas_stays_until_the_backward_is_over(pool: Pool) -> None:
     """Where it was added to a gradient, it is held beside it, by each unit."""
     model = Model(width=1, blocks=(Block(kind="recurrent"), Block(kind="mlp", hidden=8)))

@@ -222,6 +222,7 @@ def found_in(name: str, tmp_path: Path, pool: Pool) -> Finding:
     return finding
 
 
+@pytest.mark.long
 def test_one_bug_is_one_finding_with_a_small_case(tmp_path: Path, pool: Pool) -> None:
     finding = found_in("MomentsLost", tmp_path, pool)
     assert finding.causes == ("optimizer state lost",)

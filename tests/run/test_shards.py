@@ -136,6 +136,7 @@ def test_cases_of_a_missing_shard_are_run(runs: Runs) -> None:
     assert timeless(records, runs.folder / "missing") == alone
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on(runs: Runs) -> None:
     """From its journal, which ends in the middle of a line."""
     lines = (runs.folder / "one" / "journal.ndjson").read_bytes().splitlines(keepends=True)

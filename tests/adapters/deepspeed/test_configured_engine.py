@@ -136,7 +136,7 @@ def judged(pool: Pool, name: str, case: Case) -> Outcome:
     return Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @needs_deepspeed
 @pytest.mark.parametrize("which", sliced(tuple(HOLD), SLICE))
 def test_a_right_config_holds(pool: Pool, config: Write, which: str) -> None:

@@ -131,6 +131,7 @@ def test_other_numbers_each_time_depend_on_the_moment(tmp_path: Path, pool: Pool
     assert tries(found) == (TRIES, TRIES) and not found.intermittent
 
 
+@pytest.mark.long
 def test_the_replay_of_one_that_shows_sometimes_says_how_often(tmp_path: Path, pool: Pool) -> None:
     (found,), _ = findings(tmp_path, pool, "'gradient' if ever in (1, 3, 4, 5, 6, 8) else ''")
     assert tries(found) == (4, TRIES)
@@ -277,6 +278,7 @@ def test_another_obligation_is_another_finding(tmp_path: Path, pool: Pool) -> No
     assert found.otherwise == {"violated update": TRIES}
 
 
+@pytest.mark.long
 def test_a_crash_that_shows_sometimes(tmp_path: Path, pool: Pool) -> None:
     (found,), _ = findings(tmp_path, pool, "'crash' if ever in (1, 6) else 'gradient'")
     assert found.status == "crashed" and tries(found) == (1, TRIES) and found.intermittent

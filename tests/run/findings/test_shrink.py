@@ -95,6 +95,7 @@ def test_a_fault_that_needs_nothing(smallest: Smallest) -> None:
     assert shrunk.tries < 12
 
 
+@pytest.mark.long
 def test_a_fault_that_needs_microbatches_and_no_second_rank(smallest: Smallest) -> None:
     shrunk = smallest("zerocheck.faults.accumulation:LastMicrobatchOnly")
     assert shrunk.finished.case == default(mesh=(1,), training={"microbatches": 2})
@@ -209,6 +210,7 @@ def test_large_cases_and_hangs_count_as_several_tries() -> None:
     assert TRIES / HANG_TRIES == 4
 
 
+@pytest.mark.long
 def test_a_search_that_may_not_go_on_keeps_what_it_has(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged", tries=0)
     assert shrunk.finished.case == LARGE and shrunk.tries == 0

@@ -65,6 +65,7 @@ def test_nothing_but_a_known_issue_exits_0(run_listed: Run) -> None:
     assert not counted.findings and not counted.stale
 
 
+@pytest.mark.long
 def test_the_same_fault_with_other_features_is_a_finding(run_listed: Run) -> None:
     code, records = run_listed("not_averaged", WRONG)
     assert code == 1
