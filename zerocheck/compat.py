@@ -133,8 +133,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         # Not imported here: that takes as long as half of torch, and who has one has imported it.
-        known = sys.modules.get("torch.distributed.tensor")
-        if known is not None and any(issubclass(kind, known.DTensor) for kind in types):
+        known = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        if known is not None and any(issubclass(kind, known) for kind in types):
             return NotImplemented
         return self.called(func, args, kwargs or {})
 

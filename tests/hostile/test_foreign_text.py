@@ -195,7 +195,6 @@ PRINTING = {"cli/output.py", "report/progress.py", "attached/text.py", "pytest_p
 """Files that write to a terminal; each makes printable what it writes."""
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.name)
 def test_nothing_else_prints(path: Path) -> None:
     """`print`, `click.echo` and consoles of rich are in few files, which make text printable."""
