@@ -24,13 +24,14 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"errors"},
     "causes": {"errors"},
     "compat": {"errors"},
+    "compat_compiler": set(),
     "compat_device": {"errors"},
     "compat_memory": {"errors"},
     "floating_point": {"zerocheck_reference"},
     "machine": {"errors"},
     "sizes": {"errors"},
     "case": {"catalogue", "machine", "errors"},
-    "execution": {"compat", "floating_point", "zerocheck_reference"},
+    "execution": {"compat", "compat_compiler", "floating_point", "zerocheck_reference"},
     "user_code": {"catalogue", "errors"},
     "models": {"case", "user_code", "catalogue", "machine", "errors"},
     "optimizers": {
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "judge": {
         "contract", "models", "optimizers", "protocol", "case", "execution", "causes", "compat",
-        "floating_point", "machine", "errors", "zerocheck_reference",
+        "compat_compiler", "floating_point", "machine", "errors", "zerocheck_reference",
     },
     "faults": {
         "adapters", "contract", "models", "optimizers", "case", "catalogue", "causes", "compat",
@@ -75,8 +76,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "attached": {
         "job_metrics", "run", "checkpoint", "drive", "judge", "catalogue", "contract", "optimizers",
-        "protocol", "ranks", "case", "user_code", "causes", "compat", "floating_point", "machine",
-        "sizes", "errors", "foreign_text", "zerocheck_reference",
+        "protocol", "ranks", "case", "user_code", "causes", "compat", "compat_compiler",
+        "floating_point", "machine", "sizes", "errors", "foreign_text", "zerocheck_reference",
     },
     "kill_matrix": {
         "faults", "run", "judge", "contract", "models", "protocol", "case", "catalogue", "causes",

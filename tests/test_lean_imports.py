@@ -15,9 +15,12 @@ from zerocheck.run.records.records import CaseFile
 
 JUDGED = """
 import sys, torch
+from torch.utils.checkpoint import checkpoint
 from zerocheck.judge.local import as_on_a_rank
+model = torch.nn.Linear(3, 2)
 for _ in range(2):
     with as_on_a_rank():
+        checkpoint(model, torch.ones(1, 3), use_reentrant=False).sum().backward()
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         if "torch._inductor.config" in sys.modules:
@@ -26,6 +29,8 @@ for _ in range(2):
     print("torch._dynamo" in sys.modules)
     import torch._inductor.config
     assert not torch._inductor.config.deterministic
+function = checkpoint.__wrapped__
+assert getattr(function, "__dynamo_disable") is not function  # but what the compiler made of it
 """
 
 

@@ -3,6 +3,7 @@
 - `__main__.py`: `python -m zerocheck`
 - `catalogue.py`: registry of implementations by name, and of faults to inject
 - `compat.py`: private torch API that zerocheck needs, probed in this one place
+- `compat_compiler.py`: torch's compiler, left alone where nobody compiles
 - `compat_device.py`: device without hardware in torch's place for private backends: its tensors
   have no data
 - `compat_memory.py`: private torch API for the measurement and simulation of memory, in one place

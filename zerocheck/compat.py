@@ -83,19 +83,6 @@ def reduces_unused(model: torch.nn.Module) -> bool | None:
     return all(getattr(group, "reduce_scatter_unused_params", False) for group in found)
 
 
-def use_deterministic(mode: bool, *, warn_only: bool) -> None:
-    """Set `torch.use_deterministic_algorithms` without importing the compiler.
-
-    torch imports its compiler to set it there too, which takes two seconds. It is set here if the
-    compiler is imported already.
-    """
-    quick = getattr(torch._C, "_set_deterministic_algorithms", None)
-    if quick is None or "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
-    else:
-        quick(mode, warn_only=warn_only)
-
-
 def all_gather_single(
     output: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup
 ) -> dist.Work | None:

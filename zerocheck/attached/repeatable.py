@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from ..compat import use_deterministic
+from ..compat_compiler import use_deterministic
 
 Digest = tuple[int, ...]
 

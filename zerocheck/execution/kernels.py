@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..compat import use_deterministic
+from ..compat_compiler import use_deterministic
 
 _FLAGS: tuple[tuple[Any, str, bool], ...] = (
     (torch.backends.cuda.matmul, "allow_tf32", False),

@@ -16,7 +16,8 @@ from zerocheck_reference import local_pass
 
 from ..case.schema import Case
 from ..case.shapes import unfrozen
-from ..compat import use_deterministic, without_recomputation
+from ..compat import without_recomputation
+from ..compat_compiler import use_deterministic, without_compiler
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
@@ -454,7 +455,7 @@ def as_on_a_rank(device: torch.device | None = None) -> Iterator[None]:
     if threads != 1:
         torch.set_num_threads(1)
     try:
-        with kept(device), forked(device):
+        with kept(device), forked(device), without_compiler():
             deterministic(device, compiles=False)
             yield
     finally:

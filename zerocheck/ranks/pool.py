@@ -50,7 +50,7 @@ class Pool:
         max_idle_ranks: int | None = None,
         patience_s: float = 10.0,
         ceiling_s: float | None = None,
-        grace_s: float = 2.0,
+        grace_s: float = 1.0,
         keep_after_same_exception: bool = True,
         shared_memory: str = SHARED_MEMORY,
         cores: Cores | None = None,

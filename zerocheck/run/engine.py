@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,9 @@ from .records.records import (
 )
 from .records.tally import exit_code, tally, why
 
+AHEAD = 4
+"""Cases that the ranks have at once, at most, while an earlier one is judged. It is the same on
+every machine, since what comes of a case may leave out a later one."""
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
 
@@ -99,6 +102,8 @@ class _RunUnderWay:
         self.issue_matcher = KnownIssueMatcher(options, Releases.of(self.environment))
         self.findings = Findings(self.issue_matcher.issue_of)
         self.running: PlannedCase | None = None
+        self.submitted = 0
+        """Cases of the plan that were, or were left out."""
         self.timed = TimingChoice(options.world_sizes)
         self.hangs: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
@@ -204,25 +209,38 @@ class _RunUnderWay:
         ]
 
     def _cases(self, planned: Sequence[PlannedCase]) -> None:
-        """Judge each case while the ranks run the next one, unless that needs the memory."""
-        waiting: tuple[int, Trial | ReusedTrial] | None = None
-        number = 0
-        while waiting is not None or number < len(planned) or self._more():
-            item = planned[number] if number < len(planned) else None
-            result = None
-            if waiting is not None:
-                self.running = PlannedCase(waiting[1].implementation, waiting[1].case)
-                result = waiting[1].result()
-                self.running = None
-                if must_run_alone(waiting[1].case):
-                    self._judge(waiting, result)
-                    waiting = None
-            trial = None if item is None else self._trial(number, item)
-            upcoming = None if trial is None else (number, trial)
-            number += item is not None
-            if waiting is not None and result is not None:
-                self._judge(waiting, result)
-            waiting = upcoming
+        """Judge each case, in their order, while the ranks run the next ones.
+
+        Ranks of other world sizes run theirs at the same time, and one that hangs or is waited for
+        holds up no others.
+        """
+        under_way: deque[tuple[int, Trial | ReusedTrial]] = deque()
+        while True:
+            self._submit_ahead(planned, under_way)
+            if not under_way:
+                if self.submitted < len(planned) or self._more():
+                    continue
+                return
+            run = under_way.popleft()
+            self.running = PlannedCase(run[1].implementation, run[1].case)
+            result = run[1].result()
+            self.running = None
+            if not must_run_alone(run[1].case):
+                self._submit_ahead(planned, under_way)
+            self._judge(run, result)
+
+    def _submit_ahead(
+        self, planned: Sequence[PlannedCase], under_way: deque[tuple[int, Trial | ReusedTrial]]
+    ) -> None:
+        """Submit cases until there are enough under way."""
+        while self.submitted < len(planned) and len(under_way) < AHEAD:
+            number, item = self.submitted, planned[self.submitted]
+            if under_way and (not under_way[-1][1].single or must_run_alone(item.case)):
+                return
+            self.submitted += 1
+            trial = self._trial(number, item)
+            if trial is not None:
+                under_way.append((number, trial))
 
     def _more(self) -> bool:
         """Return True if the plan has grown. A shard takes no more than its part of the plan."""

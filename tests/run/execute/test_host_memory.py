@@ -134,11 +134,11 @@ def test_no_case_runs_beside_one_that_is_judged(
     monkeypatch.setattr(Trial, "_submit", submitted)
     monkeypatch.setattr(Trial, "judged", judged_then)
     options = RunOptions(
-        implementations=("zero2",), world_sizes=(2,), max_cases=3, report_dir=str(tmp_path)
+        implementations=("zero2",), world_sizes=(2,), max_cases=8, report_dir=str(tmp_path)
     )
-    for alone, together in ((False, 2), (True, 1)):
+    for alone, together in ((False, engine.AHEAD + 1), (True, 1)):
         monkeypatch.setattr(engine, "must_run_alone", lambda case, alone=alone: alone)
         most.clear()
         collected = Collect()
         assert engine.run(options, [collected], ranks=pool) == 0
-        assert len(collected.of(CaseFinished)) == 3 and max(most) == together
+        assert len(collected.of(CaseFinished)) == 8 and max(most) == together

@@ -116,6 +116,9 @@ class ReusedTrial:
         self.case = case
         self._outcome = outcome
 
+    single = True
+    """There is nothing to wait for."""
+
     def result(self) -> Results:
         """Return no results: no ranks run."""
         return Results(())

@@ -15,7 +15,7 @@ from ...protocol.replies import CaseUnsupported
 from ...protocol.verdicts import MEMORY, Obligation
 from ...ranks.result import JobResult
 from ..records.records import Outcome
-from .host_memory import granted_bytes
+from .host_memory import granted_bytes, must_run_alone
 from .outcome import Results, judged
 from .rank_pool import RankPool
 from .rank_replies import complete, decode_reply
@@ -67,6 +67,13 @@ class Trial:
         size, hosts = job.case.world_size, job.case.hosts
         memory = granted_bytes(job.case)
         return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts, memory=memory)
+
+    @property
+    def single(self) -> bool:
+        """True if the job that was submitted first is all: `result` submits no others, which would
+        come after those of other trials, or be timed beside them."""
+        first_is_all = self._only_measures or (len(self._segments) == 1 and self._measures is None)
+        return first_is_all and self._times is None and not must_run_alone(self.case)
 
     @property
     def done(self) -> bool:
