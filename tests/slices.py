@@ -32,18 +32,19 @@ def sliced(whole: T, part: T) -> T:
 
 
 def thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Leave one in n of the tests of each function marked `every(n)`.
+    """Leave one in n of the tests of each function marked `every(n)`, and one at least.
 
     Which ones depends on the function's name, so that functions with the same parameters keep
     different ones.
     """
-    places: Counter[str] = Counter()
+    functions = [item.nodeid.partition("[")[0] for item in items]
+    numbers = Counter(functions)
+    places = {function: zlib.crc32(function.encode()) for function in numbers}
     kept = []
-    for item in items:
+    for item, function in zip(items, functions, strict=True):
         marker = item.get_closest_marker("every")
-        function = item.nodeid.partition("[")[0]
-        place = places[function] + zlib.crc32(function.encode())
-        places[function] += 1
-        if marker is None or place % marker.args[0] == 0:
+        each = 1 if marker is None else min(marker.args[0], numbers[function])
+        if places[function] % each == 0:
             kept.append(item)
+        places[function] += 1
     return kept

@@ -73,7 +73,7 @@ RUN = {
         whole=False,
     ),
     "zerocheck run my_own_zero1.py:build --world-sizes 1,2,3": Row(
-        "--max-cases 6", message=ALL_HOLD, whole=False
+        "--max-cases 6", message=ALL_HOLD
     ),
     "zerocheck run tests/field/torch_defaults.py:fsdp2 --world-sizes 1,2,3": Row(
         FEW, message=ALL_HOLD
@@ -107,7 +107,6 @@ RUN = {
         "--world-sizes 1,2 --feature dropout --max-cases 4 --obligations gradient --no-shrink",
         code=1,
         message="their dropout masks are others",
-        whole=False,
     ),
     f"{OF_ACCELERATE} --model my_model.py:tiny --obligations equivalence,resume": Row(
         "--world-sizes 2 --max-cases 2 --no-shrink",

@@ -105,6 +105,7 @@ def verdicts(report: Path) -> Any:
     return data["exit_code"], implementation, data["findings"]
 
 
+@pytest.mark.long
 def test_it_passes_in_an_environment_of_its_own(python: Path, project: Path) -> None:
     where = call(python, "-P", "-c", "import zerocheck; print(zerocheck.__file__)", cwd=project)
     assert where.stdout.startswith(str(python.parent.parent)), where.stdout + where.stderr

@@ -91,7 +91,7 @@ OF_OTHER_RELEASES = {
 """Scripts of faults that the releases here do not have."""
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", TRIED)
 def test_a_script_ends_with_1_while_its_fault_is_there(name: str) -> None:
     for package in NEEDS.get(name.partition("_")[0].rstrip("0123"), ()):

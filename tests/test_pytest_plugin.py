@@ -202,6 +202,7 @@ time.sleep(1)  # as long as the other worker needs to come
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dist", ["load", "loadgroup"])
 def test_workers_share_a_run(
     here: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, dist: str

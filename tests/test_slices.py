@@ -27,6 +27,11 @@ def test_one_in_n_is_left_of_those_that_are_marked() -> None:
     assert kept == thinned([*marked, *others])
 
 
+def test_one_is_left_of_a_few() -> None:
+    for name in "abcdefgh":
+        assert len(thinned(_tests(f"a.py::test_{name}", 2, 9))) == 1
+
+
 def test_functions_keep_different_ones() -> None:
     first = {
         thinned(_tests(f"a.py::test_{n}", 3, 3))[0].number  # type: ignore[attr-defined]

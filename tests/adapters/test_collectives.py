@@ -84,7 +84,7 @@ def _jobs(world_size: int) -> tuple[Case, ...]:
     return (*by_hand, *drawn)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_calls_are_those_of_the_layout(name: str, world_size: int) -> None:

@@ -60,7 +60,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", [*EXACT, "fsdp2"])
 def test_steps_hold(pool: Pool, name: str) -> None:
     for form in sliced(FORMS, FORMS[:1] if name == "fsdp2" else FORMS):  # round-off is estimated

@@ -63,7 +63,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
     # Every implementation with some kind, and every kind with some implementations.
@@ -137,7 +137,7 @@ def test_parameters_without_elements_are_refused() -> None:
         check(empty)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("kind", ["adagrad", "nadam", "rmsprop"])
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2", "zero-redundancy"])
 def test_bytes_are_those_of_the_layout(pool: Pool, name: str, kind: OptimizerKind) -> None:

@@ -91,7 +91,7 @@ def _chosen(kind: type[Implementation], number: int, world_size: int) -> Collect
     return sliced(KEY if number == 1 else FEW, KEY[own : own + 2] if number == 1 else KEY[own:][:1])
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("world_size", sliced([1, 2, 3, 5], [1, 3, 5]))
 @pytest.mark.parametrize("kind", SHARDINGS)
 def test_steps(kind: type[Implementation], world_size: int) -> None:

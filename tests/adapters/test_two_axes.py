@@ -42,7 +42,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(9)
 @pytest.mark.parametrize(
     ("name", "mesh", "sync", "answer"),
     [

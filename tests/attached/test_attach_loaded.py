@@ -190,6 +190,7 @@ def test_the_same_samples_on_all_ranks(ask: Ask) -> None:
     assert "  cause       samples of another rank" in answer["said"]
 
 
+@pytest.mark.long
 def test_ranks_that_share_samples(ask: Ask) -> None:
     """As those of a tensor-parallel group do."""
     answer = ask("epochs", 2, folder="", mistake="no sampler", data_ranks=1, batch=8)[0]

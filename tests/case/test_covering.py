@@ -57,6 +57,7 @@ def test_the_candidates_have_every_pair_that_drawing_gives(pool: dict[Case, int]
     assert len(known) > 2_500
 
 
+@pytest.mark.long
 def test_what_excludes_each_other_is_not_waited_for(pool: dict[Case, int]) -> None:
     known = set().union(*map(by_hand, pool))
     impossible = [
@@ -80,6 +81,7 @@ def test_one_rank_exercises_its_own_pairs_only() -> None:
     assert ("stem-dense", "unused") not in set(PAIRS.named(PAIRS.of(alone)))
 
 
+@pytest.mark.long
 def test_the_same_arguments_give_the_same_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(covering, "LEAST", 400)
     monkeypatch.setattr(covering, "QUIET", 200)

@@ -249,6 +249,7 @@ def _deep() -> object:
     return tree
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "tree",
     [

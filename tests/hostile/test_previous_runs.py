@@ -49,6 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @pytest.mark.parametrize("why", sliced([*REFUSED], [*REFUSED][::4]))
 def test_a_refused_run_leaves_the_earlier_one_alone(finished: Path, why: str) -> None:

@@ -80,7 +80,7 @@ def assert_next_holds(pool: Pool, left: Leftovers) -> None:
     left.gone(5, but=living(pool))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", sliced(tuple(FAULTS), OFTEN))
 def test_its_verdict_and_the_next_one(pool: Pool, left: Leftovers, name: str) -> None:
     fault = FAULTS[name]

@@ -71,7 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_variants_hold(train: Ask, stage: int, variant: str) -> None:

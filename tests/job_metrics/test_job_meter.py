@@ -66,6 +66,7 @@ def test_what_is_counted(ask_job: Ask, tmp_path: Path, kind: str) -> None:
     assert timed[-1].tokens_per_second is not None
 
 
+@pytest.mark.long
 def test_patterns_of_a_job(ask_job: Ask, tmp_path: Path) -> None:
     """They are seen once, and stand in the summary."""
     root = ask_job("job", folder=str(tmp_path / "root"), kind="root", late=0.05)[0]["summary"]

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Start, Training
+import msgspec
+
+from zerocheck.case.schema import (
+    Block,
+    Case,
+    Data,
+    Group,
+    Model,
+    Optimizer,
+    Sharding,
+    Start,
+    Training,
+)
 from zerocheck.protocol.verdicts import Judgement
 from zerocheck.run.findings.consequences import sources_of
 from zerocheck.run.known_issues.entries import matching, ours
 from zerocheck.run.records.records import CaseFinished
 
 MOVED = "moved_parameters:Moved"
+PREFETCHED = "zerocheck.faults.elsewhere.copies:PrefetchedBeforeUpdate"
 CAUSE = "module of an earlier step"
 CASE = Case(
     mesh=(2,),
@@ -23,6 +36,7 @@ CASE = Case(
     data=Data(batch=3, length=2),
     training=Training(steps=4, microbatches=2),
 )
+BY_BLOCK = Sharding(wrap="block")
 TINY = Case(
     mesh=(2,),
     model=Model(blocks=(Block(kind="recurrent"),)),
@@ -63,3 +77,12 @@ def test_a_gradient_shows_what_no_loss_does(observe: Callable) -> None:
     assert violation.obligation == "gradient" and violation.causes == (CAUSE,)
     assert "blocks.0.gru has the parameters of the step before" in violation.explanation
     assert known(TINY, judgement) == [True]
+
+
+def test_a_module_may_be_as_before_in_the_first_microbatch_alone(observe: Callable) -> None:
+    """It was gathered before the update, and is gathered again for the next microbatch."""
+    judgement = observe(PREFETCHED, msgspec.structs.replace(CASE, sharding=BY_BLOCK)).judge()
+    violation = judgement.violations[0]
+    assert (violation.obligation, violation.step, violation.causes) == ("loss", 1, (CAUSE,))
+    words = "blocks.0.gru has the parameters of the step before in the first microbatch"
+    assert words in violation.explanation

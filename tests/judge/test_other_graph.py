@@ -134,7 +134,7 @@ def _observed(observe: Callable[..., Observed], way: type) -> Observed:
     return observe(f"{way.__module__}:{way.__name__}", CASE)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_right_code_holds(observe: Callable[..., Observed], way: type) -> None:
     judgement = _observed(observe, way).judge()
@@ -146,7 +146,7 @@ def test_right_code_holds(observe: Callable[..., Observed], way: type) -> None:
         assert judgement.estimated == ()
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_average_that_is_left_out_is_named(observe: Callable[..., Observed], way: type) -> None:
     observed = _observed(observe, way)
@@ -176,6 +176,7 @@ class HalvesDropping(_Dropping, Halves):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.every(4)
 @pytest.mark.parametrize("way", [ReentrantDropping, CompiledDropping, HalvesDropping])
 def test_a_microbatch_that_is_dropped_is_named(observe: Callable[..., Observed], way: type) -> None:

@@ -126,7 +126,7 @@ SIMULATED = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("optimizer", "name"), SIMULATED)
 def test_other_optimizers_hold_what_the_allocator_counts(optimizer: str, name: str) -> None:
     """Their temporaries within a step are of foreach kernels, and depend on the step count."""

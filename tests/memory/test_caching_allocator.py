@@ -113,7 +113,7 @@ APART = {"convolutions-ddp": (0.011, 0.013), "convolutions-fsdp2": (0.03, 0.21)}
 """Shares of what is allocated and reserved that are not modelled: workspaces of cuDNN."""
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", sliced(SIMULATED, [n for n in SIMULATED if n in OFTEN]))
 def test_a_simulation_says_what_a_gpu_reserves(name: str) -> None:
     """The rank with data on a GPU, and without on the CPU: both through the model, begun empty.

@@ -82,6 +82,7 @@ def answers(report: FitReport) -> list[tuple[object, ...]]:
     return [*rows, report.taken, report.advice[:1], report.exit_code]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_search_says_what_all_simulations_say(limit: int) -> None:
     found, every = searched(limit), by_all(limit)
@@ -149,7 +150,7 @@ def test_replicas_are_not_tried_where_the_fewest_ranks_are_asked_for() -> None:
     assert [ranks for ranks in range(1, 13) if choice.runs_on(ranks)] == [6, 9, 12]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "fsdp2"])
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_from_the_second_on_each_microbatch_is_as_the_one_before(

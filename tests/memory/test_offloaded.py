@@ -359,6 +359,7 @@ def test_the_extrapolated_is_the_simulated(net: str) -> None:
 # Searches, advice, and what is refused.
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("simulated_once")
 def test_it_is_tried_where_nothing_else_fits(net: str) -> None:
     base = Setup(model=f"{net}:small", sequence=8)

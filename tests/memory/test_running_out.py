@@ -73,6 +73,7 @@ def test_the_byte_that_is_missing() -> None:
     assert analyse(setup, limit=peak.total).exit_code == 0
 
 
+@pytest.mark.long
 def test_everything_that_is_said_to_fit_fits() -> None:
     setup = small("ddp")
     report = analyse(setup, limit=700_000)

@@ -123,6 +123,7 @@ def test_fsdp2_gathers_two_units_and_the_root_at_most() -> None:
     assert block + root < most <= padding * (root + 2 * (2 * block))
 
 
+@pytest.mark.long
 def test_checkpointing_lowers_the_activations_and_nothing_that_stays() -> None:
     plain, again = report("small_models:deep"), report("small_models:deep", checkpoint=True)
     assert again.between == plain.between

@@ -58,7 +58,7 @@ def test_checkpointing_computes_the_forward_again() -> None:
     assert times == [3 * (2 + 15), 3 * (2 + 15) + 15]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_all_that_is_simulated_is_sent_and_all_operations_are_counted(

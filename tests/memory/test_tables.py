@@ -52,6 +52,7 @@ def test_the_7b_row_of_every_stage() -> None:
     ]
 
 
+@pytest.mark.long
 def test_simulated_and_measured() -> None:
     made = rows(
         tables.measured_table(sliced(tuple(BUILT_IN), ("zero-redundancy", "fsdp2", "zero2")))

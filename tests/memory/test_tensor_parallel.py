@@ -87,6 +87,7 @@ def _compared(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_the_presets_compute_what_they_compute_whole(tmp_path: Path) -> None:
     multiprocessing.spawn(_compared, (str(tmp_path),), nprocs=2)
     for rank in range(2):

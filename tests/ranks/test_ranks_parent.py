@@ -95,6 +95,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 def test_a_parent_that_dies_while_the_zygote_imports(tmp_path: Path) -> None:
     (tmp_path / "endless_import.py").write_text("import time\nwhile True: time.sleep(0.1)\n")
     parent = subprocess.Popen(
@@ -148,6 +149,7 @@ def test_a_zygote_that_imports_is_not_waited_for_at_the_end(tmp_path: Path) -> N
     assert gone([int(zygote), int(child.read_text())])
 
 
+@pytest.mark.long
 def test_a_zygote_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     """Time counts only while it does nothing: on a loaded machine it waits for a processor."""
     (tmp_path / "slow_import.py").write_text(

@@ -128,6 +128,7 @@ def test_a_cell_opens_what_is_behind_it(desktop: Any) -> None:
     assert one(desktop, "#of-1-ddp").get_attribute("open")
 
 
+@pytest.mark.long
 def test_the_bands_follow_stage_precision_and_ranks(desktop: Any) -> None:
     def shown() -> list[Any]:
         return [c for c in desktop.find_elements(By.CSS_SELECTOR, ".chart") if c.is_displayed()]
@@ -188,6 +189,7 @@ def test_a_cell_of_the_heat_map_says_why(desktop: Any) -> None:
     assert zero2.get_attribute("title").startswith("world-3: not drawn")
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_matrix_is_whole_on_a_long_run(long_page: Path, width: int) -> None:
@@ -201,6 +203,7 @@ def test_the_matrix_is_whole_on_a_long_run(long_page: Path, width: int) -> None:
         picture(driver, f"long-{width}")
 
 
+@pytest.mark.long
 def test_free_runs_are_drawn_with_their_numbers(desktop: Any) -> None:
     link = one(desktop, "a[href='#drift']")
     link.click()
@@ -256,6 +259,7 @@ def test_a_reader_is_told_names_and_roles(desktop: Any) -> None:
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dark", [False, True])
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Path, dark: bool) -> None:
     for driver in start(page, width=390, height=844, dark=dark):
@@ -301,6 +305,7 @@ def test_text_stands_out(page: Path, dark: bool) -> None:
                 assert contrast(ink, paper) >= 4.5, (selector, ink, paper)
 
 
+@pytest.mark.long
 def test_on_paper_everything_is_open(desktop: Any) -> None:
     desktop.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert not desktop.find_elements(By.CSS_SELECTOR, "details:not([open])")
@@ -308,6 +313,7 @@ def test_on_paper_everything_is_open(desktop: Any) -> None:
     assert desktop.find_elements(By.CSS_SELECTOR, "details:not([open])")
 
 
+@pytest.mark.long
 def test_a_long_run_is_one_small_page(long_page: Path) -> None:
     assert long_page.stat().st_size < 1_000_000
     for driver in start(long_page):

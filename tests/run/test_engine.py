@@ -340,6 +340,7 @@ def test_a_gradient_that_is_not_shown_is_recovered(run_subject: Run) -> None:
     assert ("gradient x W",) in {finding.causes for finding in findings}
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["NeverClips", "HiddenNeverClips"])
 def test_a_gradient_that_is_never_clipped_is_named(run_subject: Run, name: str) -> None:
@@ -362,6 +363,7 @@ def test_misuse_of_the_contract_is_the_headline(run_subject: Run, name: str, mes
     assert message in records.of(Finding)[-1].title
 
 
+@pytest.mark.long
 def test_a_frozen_parameter_may_say_that_it_has_no_gradient(run_subject: Run) -> None:
     code, _ = run_subject("GradientsOfFrozen", world_sizes=(2,), max_cases=12)
     assert code == 0

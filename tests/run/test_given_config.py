@@ -43,6 +43,7 @@ def run(ranks: Pool, folder: Path, name: str, **given: Any) -> Tally:
     return tally(records)
 
 
+@pytest.mark.long
 def test_a_finding_names_its_config_and_is_replayed_with_it(ranks: Pool, tmp_path: Path) -> None:
     """On 2 ranks a stage 3 that divides by 2 beforehand never multiplies by it again."""
     name, other = (str(tmp_path / file) for file in ("ds_config.json", "other.json"))

@@ -68,7 +68,7 @@ def test_every_implementation_holds_what_its_layout_says(pool: Pool, name: str) 
     assert held
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sliced(tuple(BUILT_IN), ("ddp", "fsdp1", "fsdp2", "zero2")))
 def test_without_a_layout_every_implementation_holds_its_share(pool: Pool, name: str) -> None:
     """What its stage and its shards tell is no false alarm, and no exact prediction."""

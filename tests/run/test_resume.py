@@ -119,6 +119,7 @@ def test_the_random_state_of_another_rank_is_seen_where_ranks_are_as_many(pool: 
     assert violation.causes == ("random state of rank 0 on all ranks",)
 
 
+@pytest.mark.long
 def test_a_lost_older_checkpoint_and_an_unseen_damage_are_violations(pool: Pool) -> None:
     """torch.save over the only file keeps neither the old one nor a checksum."""
     found: list[Violation] = []
@@ -249,6 +250,7 @@ OF_TORCH = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_a_user_who_has_no_save_is_not_blamed_for_that_of_torch(pool: Pool, name: str) -> None:
     case = OF_TORCH[name]

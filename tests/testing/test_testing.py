@@ -58,6 +58,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Answering:
     return judge
 
 
+@pytest.mark.long
 def test_a_planted_fault_shrinks_and_the_database_replays_it(
     session_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -179,13 +180,17 @@ class StepReplay:
         losses = [rank.losses for rank in self.observation.steps(step)]
         for ago, module, parameters in mixtures:
             passes = self.passes(step, state, parameters=parameters)
-            if same(losses, passes.losses, tolerance) and explains(passes):
-                words = f"; it is that of a model in which {module} has the parameters of "
-                return replace(
-                    violation,
-                    causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
-                    explanation=violation.explanation + words + steps_before(ago),
-                )
+            alike = {"": passes}
+            if self.case.training.microbatches > 1:
+                alike[" in the first microbatch"] = _first_of(passes, self.passes(step, state))
+            for when, passes in alike.items():
+                if same(losses, passes.losses, tolerance) and explains(passes):
+                    words = f"; it is that of a model in which {module} has the parameters of "
+                    return replace(
+                        violation,
+                        causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
+                        explanation=violation.explanation + words + steps_before(ago) + when,
+                    )
         return violation
 
     def of_repeated_biases(
@@ -211,6 +216,15 @@ class StepReplay:
             + f"; the bias of row-wise layers is in it {count} times: each rank that has a part "
             "of the layer adds it",
         )
+
+
+def _first_of(first: Passes, rest: Passes) -> Passes:
+    """Return passes with the first microbatch of the one and all others of the other."""
+    return dataclasses.replace(
+        rest,
+        gradients=torch.cat([first.gradients[:, :1], rest.gradients[:, 1:]], 1),
+        losses=[[a[0], *b[1:]] for a, b in zip(first.losses, rest.losses, strict=True)],
+    )
 
 
 def with_other_parameters(

@@ -81,7 +81,7 @@ def judged(pool: Pool, name: str, case: Case, obligations: Any = EQUIVALENCE) ->
     return Trial(pool, name, case, obligations=obligations).outcome()
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("which", HOLD)
 def test_a_right_config_holds(pool: Pool, config: Write, which: str) -> None:
     given, case = HOLD[which]
@@ -102,6 +102,7 @@ def test_a_fault_in_its_collectives_is_found(pool: Pool, config: Write) -> None:
     assert "gradient x W" in outcome.judgement.violations[0].causes
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("version", "causes"), [(FSDP2, ("dropout drawn again",)), (FSDP1, ())], ids=["2", "1"]
 )

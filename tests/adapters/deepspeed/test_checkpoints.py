@@ -67,6 +67,7 @@ def test_its_own_checkpoint_on_as_many_ranks(pool: Pool, name: str, case: str) -
         _holds(pool, name, _resumed(case, 2, 2, round_robin_gradients=False, read_out=kind))
 
 
+@pytest.mark.long
 @pytest.mark.every(4)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)

@@ -188,6 +188,7 @@ def test_with_what_deepspeed_does_not_start(pool: Pool, config: Write, which: st
     assert words in outcome.reason
 
 
+@pytest.mark.every(4)
 @needs_deepspeed
 @pytest.mark.parametrize("which", STARTS)
 def test_with_what_deepspeed_starts(pool: Pool, config: Write, which: str) -> None:

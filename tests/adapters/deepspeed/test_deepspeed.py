@@ -59,7 +59,7 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4] if WHOLE else [1, 3])
@@ -91,6 +91,7 @@ def test_mixed_precision_holds(pool: Pool, name: str) -> None:
         assert outcome.status == "holds", (one, precision, outcome.reason or outcome.judgement)
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", ["deepspeed0", "deepspeed1"] + ["deepspeed2"] * WHOLE)
@@ -347,6 +348,7 @@ def test_others_take_the_same_step_in_its_ranks(pool: Pool) -> None:
     assert digests[0] == digests[-1] != ""
 
 
+@pytest.mark.long
 @needs_deepspeed
 @pytest.mark.parametrize("name", sliced(SHARDED, SHARDED[-1:]))
 def test_nothing_grows(name: str) -> None:

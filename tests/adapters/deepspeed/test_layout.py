@@ -103,6 +103,7 @@ MEASURED: Any = sliced(
 )
 
 
+@pytest.mark.long
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", OF_EXTRAS)
 @pytest.mark.parametrize(("key", "precision"), MEASURED)

@@ -82,6 +82,7 @@ def _placed(case: Case, world_size: int, stage: int) -> Case:
     return msgspec.structs.replace(case, mesh=(world_size,), sharding=sharding)
 
 
+@pytest.mark.long
 @pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("n", "m", "pairs", "kinds"),

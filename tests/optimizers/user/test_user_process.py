@@ -95,7 +95,7 @@ def test_what_was_never_updated_has_no_state_there() -> None:
     assert torch.allclose(made["momentum"].exact, e.gradient)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("size", "why"),
     [

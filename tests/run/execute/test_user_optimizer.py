@@ -94,6 +94,7 @@ def test_right_implementations_hold_and_resume(run: Run, optimizer: str, name: s
     assert {case.start.step > 0 for case in run.cases()} == {True, False}
 
 
+@pytest.mark.long
 def test_a_wrong_sharding_is_named_and_replayed(run: Run) -> None:
     counted = run(RIGHT, WRONG, optimizer=NORMALIZED, shrink=True, world_sizes=(2,))
     assert not counted.findings_of(RIGHT)

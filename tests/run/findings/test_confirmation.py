@@ -253,6 +253,7 @@ class Right(zerocheck.BuiltImplementation):
 """
 
 
+@pytest.mark.long
 def test_what_another_implementation_left_is_not_this_ones_fault(
     tmp_path: Path, pool: Pool
 ) -> None:

@@ -299,6 +299,7 @@ def test_two_faults_are_two_findings_each_with_its_extent(tmp_path: Path, pool: 
     assert len(second.optimizer.groups) == 2
 
 
+@pytest.mark.long
 def test_one_fault_that_shows_as_several_obligations_is_one_finding(
     tmp_path: Path, pool: Pool
 ) -> None:

@@ -131,6 +131,7 @@ def test_what_shows_sometimes_is_known_and_never_stale(run_listed: Run) -> None:
     assert code == 0 and len(records.tally.known) == 1
 
 
+@pytest.mark.long
 def test_an_issue_of_another_torch_is_a_finding(run_listed: Run) -> None:
     text = entry("SUBJECT / gradient / gradient x W", torch=["1.0"])
     code, records = run_listed("not_averaged", text, max_cases=1)
@@ -188,6 +189,7 @@ def test_a_known_crash_lets_the_other_cases_count(run_listed: Run) -> None:
     assert len(records.of(StaleIssue)) == 1
 
 
+@pytest.mark.long
 def test_cases_of_a_known_hang_are_left_out_but_for_its_own(run_listed: Run) -> None:
     text = entry("SUBJECT / hung", features=["microbatches"], case=MICROBATCHES)
     code, records = run_listed("HangsInMicrobatches", text, max_cases=16)

@@ -29,7 +29,7 @@ def with_deepspeed(deepspeed_pool: Pool) -> Iterator[Pool]:
         yield ranks
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("issue", DRAWN, ids=lambda issue: issue.fingerprint)
 def test_the_own_case_shows_the_damage(request: pytest.FixtureRequest, issue: KnownIssue) -> None:
     deepspeed = issue.implementation.startswith("deepspeed")

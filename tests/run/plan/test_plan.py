@@ -89,6 +89,7 @@ def test_ci_covers_what_it_promises() -> None:
     assert len(planned.cases) >= 100
 
 
+@pytest.mark.long
 def test_the_same_options_give_the_same_plan() -> None:
     first, again, other = plan(drawn=SharedDraws()), plan(drawn=SharedDraws()), plan(seed=1)
     assert first.cases == again.cases and first.coverage == again.coverage
@@ -156,6 +157,7 @@ def test_max_cases_cuts_the_array_and_says_so() -> None:
     assert plan(max_cases=100_000).coverage[0].max_cases is None
 
 
+@pytest.mark.long
 def test_an_implementation_that_refuses_all_has_one_case_to_say_so() -> None:
     planned = plan(lambda case: "never")
     assert len(planned.cases) == 1

@@ -67,8 +67,8 @@ class BucketsGatheredAtOneOffset(Zero2):
 
 
 @fault(
-    "zero3", "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="CA PR#5803; MG PR#6388",
-    features=("wrap-block",), without=("no-blocks",),
+    "zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388",
+    features=("wrap-block",), without=("no-blocks", "module-twice"),
 )  # fmt: skip
 class PrefetchedBeforeUpdate(Zero3):
     """The first unit of the next forward is gathered before the update of its shards."""
