@@ -31,12 +31,12 @@ settings.load_profile("untimed")
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 LONG_FILES = (
-    "test_example_project.py", "faults/test_faults.py", "run/plan/test_plan.py",
-    "run/findings/test_shrink.py", "judge/test_other_graph.py", "adapters/test_steps.py",
-    "run/test_engine.py", "ranks/test_two_hosts.py", "adapters/test_devices.py",
-    "cli/test_cli_torchrun.py",
+    "faults/test_faults.py", "ranks/test_two_hosts.py", "test_pytest_plugin.py",
+    "run/test_engine.py", "run/execute/test_user_model.py", "report/test_html_in_a_browser.py",
+    "run/findings/test_shrink.py", "run/test_shards.py", "cli/test_cli_torchrun.py",
+    "script/test_shown.py",
 )  # fmt: skip
-"""Those of more than a minute."""
+"""Those of more than half a minute."""
 
 
 def has_gpu() -> bool:

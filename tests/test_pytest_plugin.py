@@ -245,7 +245,7 @@ def slowly(records):
 """
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("args", [(), ("-s",), ("-p", "xdist", "-n2"), ("-q",)])
 def test_a_line_at_intervals_says_how_far_a_run_is(
     here: pytest.Pytester, args: tuple[str, ...]

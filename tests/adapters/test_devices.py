@@ -36,7 +36,7 @@ PLANTED_ALL = [
     if fault.parent in NAMES
     and fault.where.startswith(tuple(f"zerocheck.faults.{name}:" for name in MAKERS))
 ]
-PLANTED = sliced(PLANTED_ALL, PLANTED_ALL[::8])
+PLANTED = sliced(PLANTED_ALL, PLANTED_ALL[::16])
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,7 @@ def test_what_refuses_it(pool: Pool, name: str) -> None:
 SUBJECTS = Path(__file__).parent / "muon_subjects.py"
 
 
+@pytest.mark.long
 def test_a_users_own_muon(pool: Pool) -> None:
     for form in FORMS:
         right = Trial(pool, f"{SUBJECTS}:whole", _case(*form, start=3)).outcome()

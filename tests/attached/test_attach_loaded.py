@@ -183,6 +183,7 @@ def test_a_sample_that_is_used_twice_in_a_step(ask: Ask) -> None:
     assert (answer["wrong"], answer["said"]) == (0, "")
 
 
+@pytest.mark.long
 def test_the_same_samples_on_all_ranks(ask: Ask) -> None:
     answer = ask("epochs", 2, folder="", mistake="no sampler", batch=8)[0]
     assert answer["wrong"] > 0 and answer["said"].count("VIOLATED") == 1

@@ -90,6 +90,7 @@ def test_another_order_of_a_sum_holds(tmp_path: Path, kind: str) -> None:
     assert wrong is not None and wrong.statuses["gradient"] == "violated"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="no compiler")
 def test_what_inductor_sums_holds(tmp_path: Path) -> None:
     model = Net("two dims")

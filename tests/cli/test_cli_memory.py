@@ -181,6 +181,7 @@ def test_a_step_time_is_on_paper(model: str) -> None:
     assert "step on paper" in result.output and "no measurement" in result.output
 
 
+@pytest.mark.long
 def test_a_search_in_which_nothing_fits(model: str) -> None:
     words = ("--fit", "--sequence", 5, "--world-size", 2, "--device-memory", "200B")
     result = invoke(model, *words, "--precision", "fp32")

@@ -34,6 +34,7 @@ def exit_codes(err: str) -> list[str]:
     return re.findall(r"exitcode  : (\S+)", err)
 
 
+@pytest.mark.long
 def test_wrong_usage_is_said_once(tmp_path: Path) -> None:
     out, err = start(tmp_path, "run", "fsdp3").communicate(timeout=120)
     assert err.count("error: unknown implementation 'fsdp3'; did you mean 'fsdp2'?") == 1, err

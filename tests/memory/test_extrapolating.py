@@ -44,6 +44,7 @@ def test_event_by_event(given: Setup) -> None:
         assert few.simulated == TRIED
 
 
+@pytest.mark.long
 def test_a_model_that_needs_all_of_its_blocks_says_so() -> None:
     report = analyse(setup("wider_inside"))
     assert report.simulated == () and report.reason == "block 9 differs from block 0 in up.bias"

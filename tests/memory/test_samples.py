@@ -85,6 +85,7 @@ def test_batch_norms_need_a_policy_of_their_own(
     assert source("small_models:small").assumes(given) == ()
 
 
+@pytest.mark.long
 def test_reports_say_that_workspaces_of_cudnn_are_not_in_it() -> None:
     assert "workspaces of cuDNN are not modelled" in render(analyse(setup(PICTURES)))
     assert source(PICTURES).assumes(setup(PICTURES)) == (CUDNN,)

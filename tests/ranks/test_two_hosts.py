@@ -66,7 +66,7 @@ def test_ranks_on_two_hosts_and_a_slow_link(two: TwoHosts, tmp_path: Path) -> No
     collectives. What is found is replayed on one machine."""
     two.slow_down("50mbit")
     names = ("fsdp2", LOCAL_RANK, DIFFERENT)
-    options = ("--max-cases", "2", "--no-shrink", "--timeout", "10")
+    options = ("--max-cases", "2", "--no-shrink", "--timeout", "6")
     here, there = start(two, tmp_path, EACH, "run", *names, *options)
     out, err = here.communicate(timeout=PATIENCE_S)
     other_out, other_err = there.communicate(timeout=PATIENCE_S)

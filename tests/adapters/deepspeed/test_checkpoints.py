@@ -157,6 +157,7 @@ def _gradients(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", sliced(ALL, ("deepspeed1", "deepspeed3")))

@@ -86,6 +86,7 @@ def test_a_step_elsewhere_is_the_step_here(name: str, narrow: bool) -> None:
     assert bounds[0] == 0.0 < bounds[1] < (0.5 if narrow else 1e-3)
 
 
+@pytest.mark.long
 def test_what_was_never_updated_has_no_state_there() -> None:
     rule = rule_of("Normalized")
     e = elements((2, 2), rule)._replace(held=False)

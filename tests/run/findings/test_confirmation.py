@@ -273,6 +273,7 @@ def test_what_another_implementation_left_is_not_this_ones_fault(
     assert "Leaks) in the same processes, which leaves a state behind" in found.suspicion
 
 
+@pytest.mark.long
 def test_another_obligation_is_another_finding(tmp_path: Path, pool: Pool) -> None:
     (found,), _ = findings(tmp_path, pool, "'gradient' if ever == 1 else 'update'")
     assert found.obligation == "gradient" and tries(found) == (0, TRIES)

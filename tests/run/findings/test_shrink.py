@@ -86,6 +86,7 @@ def default(**given: object) -> Case:
     return Case(seed=LARGE.seed, training=training, **given)
 
 
+@pytest.mark.long
 def test_a_fault_that_needs_nothing(smallest: Smallest) -> None:
     shrunk = smallest("not_averaged")
     assert shrunk.finished.case == default()

@@ -149,6 +149,7 @@ def test_fields_that_are_fixed_leave_fewer_pairs() -> None:
     assert not there & {"clip", "clip-inf", "mid-training", "step-255", "moments-huge"}
 
 
+@pytest.mark.long
 def test_max_cases_cuts_the_array_and_says_so() -> None:
     planned = plan(max_cases=10)
     assert len(planned.cases) == 10
