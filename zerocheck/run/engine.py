@@ -17,6 +17,7 @@ from ..catalogue import is_built_in
 from ..errors import ExitCode, RanksLost, UsageError
 from ..judge.local import as_on_a_rank
 from ..machine import signals
+from ..machine.devices import CPU
 from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
@@ -54,8 +55,9 @@ from .records.records import (
 from .records.tally import exit_code, tally, why
 
 AHEAD = 4
-"""Cases that the ranks have at once, at most, while an earlier one is judged. It is the same on
-every machine, since what comes of a case may leave out a later one."""
+"""Cases that ranks on CPUs have at once, at most, while an earlier one is judged; on a GPU, which
+they share, it is one. It is the same on every machine, since what comes of a case may leave out a
+later one."""
 HANGS = 3
 """After so many hangs of an implementation, known ones aside, its other cases are left out."""
 
@@ -233,7 +235,8 @@ class _RunUnderWay:
         self, planned: Sequence[PlannedCase], under_way: deque[tuple[int, Trial | ReusedTrial]]
     ) -> None:
         """Submit cases until there are enough under way."""
-        while self.submitted < len(planned) and len(under_way) < AHEAD:
+        most = AHEAD if self.options.device == CPU else 1
+        while self.submitted < len(planned) and len(under_way) < most:
             number, item = self.submitted, planned[self.submitted]
             if under_way and (not under_way[-1][1].single or must_run_alone(item.case)):
                 return
