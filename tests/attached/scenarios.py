@@ -188,8 +188,10 @@ def answer(check: Attached, message: str = "") -> dict[str, Any]:
     }
 
 
-def batch(width: int = 6) -> torch.Tensor:
-    return torch.randn(5, width, generator=torch.Generator().manual_seed(3 + dist.get_rank()))
+def batch(width: int = 6, *, alike: bool = False) -> torch.Tensor:
+    """Samples of this rank, or of all ranks."""
+    seed = 3 if alike else 3 + dist.get_rank()
+    return torch.randn(5, width, generator=torch.Generator().manual_seed(seed))
 
 
 def steps(
@@ -347,9 +349,10 @@ def referenced(
     scales: bool = False,
     stale: bool = False,
     beside: str = "",
+    alike: bool = False,
 ) -> dict[str, Any]:
     """Two microbatches, reduced each, and their gradient judged. fault: what is wrong, if any;
-    beside: what the loss uses beside the outputs."""
+    beside: what the loss uses beside the outputs; alike: all ranks have the same samples."""
     made = {"random_net": random_net, "deep_net": deep_net, "buffered_net": buffered_net}.get(
         factory, net
     )()
@@ -379,7 +382,7 @@ def referenced(
                 if fault == "cleared" and number:
                     optimizer.zero_grad()
                 with alone, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                    out = model(batch() + microbatch)
+                    out = model(batch(alike=alike) + microbatch)
                 loss = out.float().square().mean() / 2
                 if beside == "weights":
                     parts = [
@@ -400,7 +403,7 @@ def referenced(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    return answer(check, message.getvalue())
+    return {**answer(check, message.getvalue()), "summary": check.summary}
 
 
 def recorded_gradient(*, directory: str, begins: int) -> dict[str, Any]:

@@ -53,6 +53,15 @@ def test_what_is_right_holds(ask: Ask, given: dict[str, Any]) -> None:
         assert answer["tier"] == "full" and answer["share"]["gradient"] < 1
 
 
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_same_samples_on_all_ranks_are_said(ask: Ask, alike: bool) -> None:
+    """Every gradient is right, and the ranks learn what one of them would alone."""
+    answer, other = ask("referenced", wrap="fsdp2", alike=alike)
+    assert "all hold" in answer["summary"] and "all hold" in other["summary"]
+    words = "all ranks computed with the same samples in 2 of them"
+    assert (words in answer["summary"]) == (words in other["summary"]) == alike
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("given", "cause"),

@@ -29,10 +29,15 @@ class _Wish(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The judgement of a step. updated: the optimizer took a step on every rank."""
+    """The judgement of a step.
+
+    updated: the optimizer took a step on every rank; alike: several ranks all computed with the
+    same samples, where the gradient was judged.
+    """
 
     judgement: Judgement
     updated: bool = True
+    alike: bool = False
 
 
 def judge_step(
@@ -65,7 +70,10 @@ def judge_step(
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
     judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
-    verdict = Verdict(judgement, all(one.summary.ran > 0 for one in verdicts))
+    updated = all(one.summary.ran > 0 for one in verdicts)
+    samples = {one.summary.samples for one in verdicts}
+    alike = len(verdicts) > 1 and len(samples) == 1 and "" not in samples
+    verdict = Verdict(judgement, updated, alike and full is not None and not full.reason)
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
     ranks.broadcast(msgspec.msgpack.encode(verdict))
     return verdict

@@ -13,7 +13,8 @@ larger groups. A sampler that draws with replacement must not be followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,15 @@ def sample_hashes(inputs: Any) -> torch.Tensor | None:
             places = torch.arange(bits.shape[1], device=bits.device) + (number << 48)
             total += placed(bits, places).sum(1).to(total.device)
     return total
+
+
+def hash_of_samples(calls: Iterable[Any]) -> str:
+    """Return the hash of all samples of several calls' inputs, "" where there are none."""
+    hashes = [one for one in map(sample_hashes, calls) if one is not None]
+    if not hashes:
+        return ""
+    words = torch.cat([one.cpu() for one in hashes]).numpy().tobytes()
+    return hashlib.blake2b(words, digest_size=8).hexdigest()
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

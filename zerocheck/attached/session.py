@@ -322,7 +322,7 @@ class Attached:
         if not verdict.updated:
             self._next = self.taken + 1
         self.last = verdict.judgement
-        self._summary.add(self.last)
+        self._summary.add(self.last, alike=verdict.alike)
         seconds = self._copied + time.perf_counter() - started
         if self._meter is not None:
             self._meter.note_check(self.last, seconds)

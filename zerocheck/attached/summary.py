@@ -24,12 +24,14 @@ class _Found:
 class CheckedSteps:
     """Count of checked steps, and of what was found in them.
 
-    checked, wrong: numbers of steps; loads, wrong_loads: of checkpoints; wrong_samples: how
-    often samples came again; stopped: why no further step is checked, or "".
+    checked, wrong: numbers of steps; alike: of those in which all ranks had the same samples;
+    loads, wrong_loads: of checkpoints; wrong_samples: how often samples came again; stopped: why
+    no further step is checked, or "".
     """
 
     checked: int = 0
     wrong: int = 0
+    alike: int = 0
     loads: int = 0
     wrong_loads: int = 0
     wrong_samples: int = 0
@@ -44,9 +46,10 @@ class CheckedSteps:
         """Number of all that is wrong."""
         return self.wrong + self.wrong_loads + self.wrong_samples
 
-    def add(self, judgement: Judgement) -> None:
-        """Count a checked step."""
+    def add(self, judgement: Judgement, *, alike: bool = False) -> None:
+        """Count a checked step. alike: all ranks computed with the same samples."""
         self.checked += 1
+        self.alike += alike
         self.wrong += bool(judgement.violations)
         for obligation, status in judgement.statuses.items():
             if status == "holds":
@@ -84,6 +87,11 @@ class CheckedSteps:
             lines.append(f"  from step {one.step}{again}: {one_line(one.text)}")
         for reason, times in self._unjudged.items():
             lines.append(f"  not judged in {times} of them: {one_line(reason)}")
+        if self.alike:
+            lines.append(
+                f"  all ranks computed with the same samples in {self.alike} of them: right for "
+                "tensor parallelism alone; else they learn together what one would"
+            )
         if self.stopped:
             lines.append(f"  {one_line(self.stopped)}")
         return "\n".join(lines)
