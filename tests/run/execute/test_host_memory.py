@@ -5,14 +5,25 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from collected import Collect
 
-from zerocheck.case.schema import Case, Model, Optimizer, Start, Training, UserModel, UserParameter
+from zerocheck.case.schema import (
+    Case,
+    Model,
+    Optimizer,
+    Start,
+    Training,
+    TrainingSegment,
+    UserModel,
+    UserParameter,
+)
 from zerocheck.errors import UsageError
 from zerocheck.protocol.jobs import Job
+from zerocheck.protocol.verdicts import MEMORY, Obligation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
 from zerocheck.run.execute import host_memory
@@ -142,3 +153,18 @@ def test_no_case_runs_beside_one_that_is_judged(
         collected = Collect()
         assert engine.run(options, [collected], ranks=pool) == 0
         assert len(collected.of(CaseFinished)) == 8 and max(most) == together
+
+
+def test_nothing_is_submitted_behind_what_takes_more_or_has_further_jobs() -> None:
+    ranks: Any = SimpleNamespace(submit=lambda *_, **__: None)
+
+    def single(
+        case: Case, obligations: tuple[Obligation, ...] = (), *, timed: bool = False
+    ) -> bool:
+        return Trial(ranks, "zero2", case, obligations=obligations, timed=timed).single
+
+    small = Case()
+    assert single(small) and single(small, MEMORY)
+    assert not single(small, ("update", *MEMORY)) and not single(small, timed=True)
+    assert not single(msgspec.structs.replace(small, resume=(TrainingSegment(),)))
+    assert not single(_case(2))

@@ -39,6 +39,8 @@ MODEL = 4
 STATE = 12
 LARGE = 1 << 24
 """Parameters. A case with fewer fits wherever ranks do."""
+SMALL = 1 << 20
+"""Parameters. A few cases with fewer fit at once: one takes half a GB on eight ranks."""
 
 
 class Need(NamedTuple):
@@ -67,6 +69,11 @@ def need(case: Case) -> Need:
 def granted_bytes(case: Case) -> int:
     """Return the bytes that `check` found room for; 0 for a case that fits wherever ranks do."""
     return need(case).memory if parameter_elements(case.model) >= LARGE else 0
+
+
+def is_small(case: Case) -> bool:
+    """Return True if ranks may have several cases like this one at once."""
+    return parameter_elements(case.model) < SMALL
 
 
 def must_run_alone(case: Case) -> bool:

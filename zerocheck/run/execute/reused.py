@@ -117,7 +117,7 @@ class ReusedTrial:
         self._outcome = outcome
 
     single = True
-    """There is nothing to wait for."""
+    """As of a `Trial`: there is nothing to wait for."""
 
     def result(self) -> Results:
         """Return no results: no ranks run."""

@@ -15,7 +15,7 @@ from ...protocol.replies import CaseUnsupported
 from ...protocol.verdicts import MEMORY, Obligation
 from ...ranks.result import JobResult
 from ..records.records import Outcome
-from .host_memory import granted_bytes, must_run_alone
+from .host_memory import granted_bytes, is_small
 from .outcome import Results, judged
 from .rank_pool import RankPool
 from .rank_replies import complete, decode_reply
@@ -70,10 +70,13 @@ class Trial:
 
     @property
     def single(self) -> bool:
-        """True if the job that was submitted first is all: `result` submits no others, which would
-        come after those of other trials, or be timed beside them."""
+        """True if other trials may be submitted before `result` was called.
+
+        It submits no further jobs then, which would come after those of others, or be timed beside
+        them.
+        """
         first_is_all = self._only_measures or (len(self._segments) == 1 and self._measures is None)
-        return first_is_all and self._times is None and not must_run_alone(self.case)
+        return first_is_all and self._times is None and is_small(self.case)
 
     @property
     def done(self) -> bool:
