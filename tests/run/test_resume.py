@@ -8,7 +8,7 @@ import pytest
 from collected import Collect
 
 from zerocheck.case.resume import draw_resumed
-from zerocheck.case.schema import Block, Case, Model, Training, TrainingSegment
+from zerocheck.case.schema import Block, Case, DamageKind, Model, Training, TrainingSegment
 from zerocheck.protocol.verdicts import RESUME, Load, Obligation, Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.engine import run
@@ -258,3 +258,17 @@ def test_a_user_who_has_no_save_is_not_blamed_for_that_of_torch(pool: Pool, name
     outcome = Trial(pool, f"{SUBJECTS}:wrapped", case).outcome()
     assert (outcome.status, violations([outcome])) == ("holds", [])
     assert told_of(outcome, "export") and told_of(outcome, "continuation")
+
+
+@pytest.mark.parametrize("damage", ["flip", "mix"])
+def test_a_user_who_has_no_load_is_not_blamed_for_what_that_of_torch_takes(
+    pool: Pool, damage: DamageKind
+) -> None:
+    """What it refuses is checked all the same."""
+    case = Case(resume=(TrainingSegment(damage=damage),))
+    outcome = Trial(pool, f"{SUBJECTS}:wrapped", case).outcome()
+    assert outcome.status == "unsupported"
+    assert "reports/findings/dcp-loads-a-damaged-checkpoint.md" in outcome.reason
+    refused = Case(resume=(TrainingSegment(damage="remove"),))
+    outcome = Trial(pool, f"{SUBJECTS}:wrapped", refused).outcome()
+    assert outcome.status == "holds" and told_of(outcome, "damage")

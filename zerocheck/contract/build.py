@@ -30,7 +30,14 @@ from .shard import Index, Shard
 from .states import Full, States
 from .user_optimizers import UserOptimizers, changed, gradients_of
 from .versions import fresh, newest
-from .wrapper_limits import by_mesh, check_torch_faults, check_wrapped, ddp_in, uses_partly
+from .wrapper_limits import (
+    by_mesh,
+    check_damage,
+    check_torch_faults,
+    check_wrapped,
+    ddp_in,
+    uses_partly,
+)
 
 
 @dataclass(frozen=True, kw_only=False)
@@ -107,6 +114,8 @@ class BuiltImplementation(Implementation):
         check_wrapped(built.model, case, self.flats)
         if self.avoids_torch_faults:
             check_torch_faults(case, self.flats)
+            if type(self).load is BuiltImplementation.load:
+                check_damage(case)
         if uses_partly(self.flats, case):
             self.semantics = replace(self.semantics, unused="zero")
         self.use(built, mesh)

@@ -71,6 +71,15 @@ def check_torch_faults(case: Case, flats: Sequence[FlatHandle]) -> None:
         _refuse("does not reshard a frozen root unit", "fsdp1-frozen-root-unit")
 
 
+def check_damage(case: Case) -> None:
+    """Raise Unsupported where torch.distributed.checkpoint loads what was damaged."""
+    if any(segment.damage in ("flip", "mix") for segment in case.resume):
+        raise Unsupported(
+            "torch.distributed.checkpoint verifies no file, and loads what was changed in it: see "
+            "reports/findings/dcp-loads-a-damaged-checkpoint.md"
+        )
+
+
 def uses_partly(flats: Sequence[FlatHandle], case: Case) -> bool:
     """Return True if a flat parameter has parameters that are used and others that are not.
 
