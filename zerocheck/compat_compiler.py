@@ -17,7 +17,7 @@ _KNOWN: dict[str, Any] = {
     f"{_COMPILER}.config.error_on_nested_fx_trace": False,
     f"{_COMPILER}.config.patch": lambda **_: nullcontext(),
 }
-"""What checkpoints want of the compiler, as it is for what nobody compiles."""
+"""Attributes of the compiler that checkpoints use, with values for code that nobody compiles."""
 _NOT_COMPILED = ("checkpoint", "_run_fn_with_dynamo_disabled")
 """Functions of torch.utils.checkpoint that torch wraps in `_disable_dynamo`."""
 _WRAPPED = "__dynamo_disable"

@@ -71,7 +71,7 @@ def judge_step(
 
     judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
     updated = all(one.summary.ran > 0 for one in verdicts)
-    samples = {one.summary.samples for one in verdicts}
+    samples = {one.samples for one in verdicts}
     alike = len(verdicts) > 1 and len(samples) == 1 and "" not in samples
     verdict = Verdict(judgement, updated, alike and full is not None and not full.reason)
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))

@@ -26,6 +26,7 @@ from ..optimizers import STATES, optimizer_of, states_of
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
 from .after_clipping import after_clipping
+from .samples import hash_of_samples
 from .slices import Slice, SliceContext
 from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, StepSummary, element_of
 from .workers import in_threads
@@ -53,6 +54,7 @@ def judge_rank(observed: Observed) -> RankVerdict:
             peaks=peaks,
             shares=shares,
             violations=tuple(violations),
+            samples=hash_of_samples((one.args, one.kwargs) for one in observed.forwards),
         )
 
 

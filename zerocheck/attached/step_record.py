@@ -118,8 +118,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
     it; counts: the optimizer's step count per piece, None where it has no state; skipped: the
     GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
-    was, where a GradScaler looked; forwards: calls of the model that a backward came back to, and
-    samples: a hash of their samples, "" where they are not recorded;
+    was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
     unjudged: why the gradient is not judged, if there is a reason in the step; masters: before the
     step and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
     script, those that changed something; late: parameters that were changed after the optimizer's
@@ -140,7 +139,6 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     finite: bool | None = None
     loss_scale: float = 1.0
     forwards: int = 0
-    samples: str = ""
     unjudged: str = ""
     clips: tuple[Clip, ...] = ()
     masters: tuple[MasterParts, ...] = ()
@@ -173,7 +171,7 @@ class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     hashes: per piece, by hashed role, as in Key; squares, peaks: per piece, the sum of squares and
     the largest magnitude of its gradient before clipping, -1 where there is none; shares,
-    violations: of its own judgement.
+    violations: of its own judgement; samples: hash of those of its recorded calls, or "".
     """
 
     summary: StepSummary
@@ -182,6 +180,7 @@ class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     peaks: tuple[float, ...]
     shares: dict[str, float] = {}
     violations: tuple[Violation, ...] = ()
+    samples: str = ""
 
 
 Fetch = Callable[[int, str, int], torch.Tensor | None]

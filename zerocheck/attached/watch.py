@@ -41,7 +41,6 @@ from .holdings import (
 from .model_hooks import HookWatch
 from .optimizers import group_options, states_of
 from .published_copies import master_parts
-from .samples import hash_of_samples
 from .step_record import (
     AFTER,
     BEFORE,
@@ -182,7 +181,6 @@ class Watch:
             finite=self._finite,
             loss_scale=self._scale,
             forwards=len(forwards),
-            samples=hash_of_samples((one.args, one.kwargs) for one in forwards),
             unjudged=self._unjudged or self._nothing_to_judge(forwards),
             clips=tuple(self._clips.clips),
             masters=tuple(self._masters),

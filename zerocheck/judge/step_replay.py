@@ -178,11 +178,12 @@ class StepReplay:
         True for passes that show what is wrong, next to the losses, which they always must.
         """
         losses = [rank.losses for rank in self.observation.steps(step)]
+        own = self.passes(step, state) if self.case.training.microbatches > 1 else None
         for ago, module, parameters in mixtures:
             passes = self.passes(step, state, parameters=parameters)
             alike = {"": passes}
-            if self.case.training.microbatches > 1:
-                alike[" in the first microbatch"] = _first_of(passes, self.passes(step, state))
+            if own is not None:
+                alike[" in the first microbatch"] = _first_of(passes, own)
             for when, passes in alike.items():
                 if same(losses, passes.losses, tolerance) and explains(passes):
                     words = f"; it is that of a model in which {module} has the parameters of "

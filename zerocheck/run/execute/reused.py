@@ -117,7 +117,7 @@ class ReusedTrial:
         self._outcome = outcome
 
     single = True
-    """As of a `Trial`: there is nothing to wait for."""
+    """Other trials may be submitted before `result`, as for a `Trial` of one job."""
 
     def result(self) -> Results:
         """Return no results: no ranks run."""
