@@ -147,6 +147,12 @@ RUN = {
     ),
     "zerocheck memory llama-13b --implementation fsdp2 --world-size 8 --batch 4 --sequence 2048 "
     "--device-memory 40GiB": Row(code=1, message="OUT OF MEMORY at 40.000 GiB"),
+    "zerocheck memory gpt2 --implementation deepspeed2 --world-size 8": Row(
+        message="2 Psi + 14 Psi/N"
+    ),
+    "zerocheck memory gpt2 --implementation ds_config.json --world-size 8": Row(message="bucket"),
+    "zerocheck memory gpt2 --fit --device-memory 4GiB --implementation deepspeed3 --world-size "
+    "8": Row(message="take deepspeed3"),
     "zerocheck checkpoint checkpoints/step-100": Row(whole=False),
     "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(message="equal", whole=False),
     "pytest test_my_sharding.py -k my_fsdp-gradient": Row("-p no:cacheprovider"),

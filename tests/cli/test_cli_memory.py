@@ -136,11 +136,8 @@ def test_an_implementation_of_the_users(model: str, tmp_path: Path) -> None:
         (("gpt2", "--tables"), "--tables takes no MODEL"),
         (("gpt2", "--world-size", "many"), "not a valid integer"),
         (("nowhere.py:net",), "there is no file"),
-        (
-            ("gpt2", "--implementation", "deepspeed3"),
-            "run deepspeed3 --obligations memory",
-        ),
-        (("gpt2", "--implementation", "ds.json+nothing"), "ds.json+nothing cannot be simulated"),
+        (("gpt2", "--implementation", "ds.json+nothing"), "there is no file 'ds.json+nothing'"),
+        (("gpt2", "--implementation", "deepspeed2", "--wrap", "rows"), "'rows'"),
     ],
 )
 def test_wrong_usage(args: tuple[str, ...], words: str) -> None:

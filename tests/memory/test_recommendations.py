@@ -107,9 +107,21 @@ def test_on_paper_the_fastest_is_taken() -> None:
 
 def test_the_reason_is_what_the_lowest_stage_that_fits_shards() -> None:
     zero1, zero2, fsdp2 = row("zero1", 1), row("zero2", 2, sent=7e9), row("fsdp2", 3, sent=6e9)
-    assert "8 ranks: parameters, gradients and" in advice(fsdp2)[0]
-    assert advice(zero2)[0].endswith(": gradients and optimizer states are too much for each rank")
-    assert ": optimizer states are too much for each rank; of what" in advice(zero1, fsdp2)[0]
+    no = (unfit("ddp", 0, {"optimizer states": 11 * GIB}),)
+    assert "8 ranks: parameters, gradients and" in advice(fsdp2, no=no)[0]
+    assert advice(zero2, no=no)[0].endswith(
+        ": gradients and optimizer states are too much for each rank"
+    )
+    assert (
+        ": optimizer states are too much for each rank; of what" in advice(zero1, fsdp2, no=no)[0]
+    )
+
+
+def test_what_was_not_tried_is_not_too_much() -> None:
+    """The user may ask for one implementation."""
+    assert advice(row("fsdp2", 3))[0] == (
+        "take fsdp2 on 8 ranks: of what fits it recomputes and sends the least"
+    )
 
 
 def test_what_keeps_a_lower_stage_out() -> None:

@@ -192,6 +192,11 @@ def memory(
         )
     limit = None if device_memory is None else parse_size(device_memory)
     setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
+    setup.check()
+    _check(setup)
+    from ..memory.fixed import with_fixed
+
+    setup = with_fixed(setup, named(context))
     if fit:
         if limit is None:
             raise UsageError("--fit needs --device-memory SIZE, such as 80GiB, to fit into")
@@ -200,7 +205,6 @@ def memory(
     for option, value in (("--link", link), ("--flops", flops)):
         if value is not None:
             raise UsageError(f"{option} {value} is of --fit")
-    setup.check()
     return _simulate(setup, exact=exact, limit=limit, json_file=json_file)
 
 
@@ -246,7 +250,6 @@ def _fit(
     exact: bool,
     json_file: Path | None,
 ) -> int:
-    _check(setup)
     from ..memory.fit.assemble import fit
     from ..memory.fit.choices import Restriction
     from ..memory.fit.result import Speeds
@@ -275,7 +278,6 @@ def _fit(
 
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
-    _check(setup)
     from ..memory.analyse import analyse
     from ..memory.text import render
 
@@ -284,15 +286,11 @@ def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | N
 
 
 def _check(setup: Any) -> None:
-    """Raise UsageError for an implementation that cannot be simulated, or a lack of memory."""
-    from ..catalogue import check_spelling, extra_of
+    """Raise UsageError for an implementation that is not installed, or a lack of memory."""
+    from ..catalogue import check_spelling, extra_of, missing
     from ..run.execute.machine import check_process_memory
 
     check_process_memory()  # before torch is imported
     check_spelling(setup.implementation)
-    if extra := extra_of(setup.implementation):
-        raise UsageError(
-            f"{setup.implementation} cannot be simulated: {extra} needs tensors with data; "
-            f"what its ranks hold is measured with: zerocheck run {setup.implementation} "
-            "--obligations memory"
-        )
+    if (extra := extra_of(setup.implementation)) and (reason := missing(extra)):
+        raise UsageError(f"{setup.implementation} {reason}")

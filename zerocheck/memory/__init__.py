@@ -9,6 +9,7 @@
 - `collectives.py`: bytes that one rank sends in a collective, by the algorithms of a ring
 - `experts.py`: mixture of experts of the presets: a router, and MLPs that tokens are sent to
 - `extrapolate.py`: extrapolation from a model with a few blocks: a block in the middle repeats
+- `fixed.py`: fields that an implementation fixes, such as a user's config
 - `fit/`: search for what fits into a device's memory: `zerocheck memory MODEL --fit`
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
 - `fp32_attention.py`: attention in fp32 as on a GPU, whose kernel lays its result out by positions

@@ -47,7 +47,8 @@ class AllocationTracker(Operators):
     fake: the mode whose tensors count, None for real ones; number: what reading a float of a tensor
     without data gives; streams: on which collectives' buffers are; sharded_layers: True if the
     functional collectives are those of tensor parallelism, which move activations; device: type of
-    the device; with another one than the CPU, tensors on the CPU are in the memory of the host.
+    the device; with another one than the CPU, tensors on the CPU are in the memory of the host;
+    bucket: elements of empty tensors that are buckets, whatever uses them.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class AllocationTracker(Operators):
         *,
         sharded_layers: bool = False,
         device: str = "cpu",
+        bucket: int = 0,
     ) -> None:
         super().__init__()
+        self._bucket = bucket
         self._sharded_layers, self._device = sharded_layers, device
         self.fake, self._number_read = fake, number
         self._streams = streams or CollectiveStreams()
@@ -158,6 +161,10 @@ class AllocationTracker(Operators):
             self._over_the_bus(func, args, kwargs, result)
         if taken := workspace_of(name, args):
             self.log.workspaces.append((len(self.log.changes), taken))
+        if self._bucket and self._bucket == _elements_of_empty(func, result):
+            self._is("bucket", result)
+        elif func is torch.ops.aten.cat.default and self._gathered(args[0]):
+            self._is("gathered", result)
         if name.startswith(("c10d.", "fsdp.", "_c10d_functional.")):
             self._evidence(name, args, kwargs, result)
             self._collective(func, args, kwargs, result)
@@ -308,6 +315,14 @@ class AllocationTracker(Operators):
             self._is("gradient", args[0])
             self._is("bucket", kwargs)
 
+    def _gathered(self, tensors: Any) -> bool:
+        """Return True for parts of gathered units alone: what they make is gathered too."""
+        numbers = [self._known.get(storage_key(one)) for one in _tensors(tensors)]
+        storages = [None if one is None else self.log.storages[one] for one in numbers]
+        return bool(storages) and all(
+            one is not None and one.kind == "gathered" and one.evidence == 2 for one in storages
+        )
+
     def _is(self, kind: Category, tree: Any) -> None:
         for tensor in _tensors(tree):
             storage = self.log.storages[self._number(tensor)]
@@ -362,6 +377,11 @@ def _over(tensors: list[torch.Tensor]) -> Any:
 def _all_indices(tree: Any) -> bool:
     """Return True for the order of DDP's buckets, sent once, before the second forward."""
     return all(one.dtype == torch.int32 for one in _tensors(tree))
+
+
+def _elements_of_empty(func: Any, result: Any) -> int:
+    """Return the elements of an empty tensor that was just made; 0 of another operator."""
+    return int(result.numel()) if func is torch.ops.aten.empty.memory_format else 0
 
 
 def _bytes(tree: Any) -> int:

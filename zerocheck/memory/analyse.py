@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..models.parts import block_list
 from .advice import advise
@@ -13,7 +14,14 @@ from .extrapolate import TRIED, NotUniform, extrapolate, grown, refuse_early
 from .formulas import STAGES, communicated
 from .host import SimulatedHost, host_of_more_blocks, simulated_host
 from .log import Log
-from .optimizer_parts import OptimizerPart, paper_words, parts_of, total_of, words_of
+from .optimizer_parts import (
+    OptimizerPart,
+    gradients_of,
+    paper_words,
+    parts_of,
+    total_of,
+    words_of,
+)
 from .reserved import reserved
 from .result import (
     Alternative,
@@ -189,20 +197,25 @@ def _between(
     held = done.timeline.at_end("step", STEPS - 1)
     ours = of_shards(held) + (0 if done.host is None else done.host.shards)
     formula = paper = None
+    released = Fraction(0)
     if setup.stage is not None:
-        formula = total_of(parts, setup.shards, setup.stage)
-        if setup.precision == "mixed":
+        formula = total_of(parts, setup.shards, setup.stage, setup.held_kind)
+        if not held.get("gradient") and done.host is None:
+            released = gradients_of(parts, setup.shards, setup.stage, setup.held_kind)
+        if setup.precision == "mixed" and setup.held_kind != "mixed":
             paper = total_of(parts, setup.shards, setup.stage, "mixed")
     return Between(
         held=ours,
         formula=None if formula is None else float(formula),
         words="" if setup.stage is None else _formula_words(setup, parts, setup.stage),
         counts=done.counts,
-        padding=None if formula is None else float(ours - formula - done.counts),
+        released=float(released),
+        padding=None if formula is None else float(ours + released - formula - done.counts),
         paper=None if paper is None else float(paper),
         paper_words=paper_words(parts),
-        copy=words_of(whole, 0),
-        copies=float(setup.world_size * ours / total_of(whole, 1, 0)),
+        unlike="weights and gradients" if setup.held_kind == "fp32" else "gradients",
+        copy=words_of(whole, 0, setup.held_kind),
+        copies=float(setup.world_size * ours / total_of(whole, 1, 0, setup.held_kind)),
         communicated=paper_elements(setup, elements),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
@@ -210,7 +223,7 @@ def _between(
 
 
 def _formula_words(setup: Setup, parts: Sequence[OptimizerPart], stage: int) -> str:
-    words = words_of(parts, stage)
+    words = words_of(parts, stage, setup.held_kind)
     if setup.replicas * setup.tensor_parallel > 1:
         words += f", N = {setup.shards}"
     if setup.tensor_parallel > 1:
@@ -256,7 +269,8 @@ def _device(
 ) -> Device:
     # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
     moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
-    stages = {stage: moving + int(total_of(parts, setup.shards, stage)) for stage in STAGES}
+    held = setup.held_kind
+    stages = {s: moving + int(total_of(parts, setup.shards, s, held)) for s in STAGES}
     if setup.offload != "none":
         stages = {}  # they count all of it on the device
     asks = next((stage for stage, size in stages.items() if size <= limit), None)

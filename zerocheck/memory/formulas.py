@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 from ..errors import UsageError, unknown
 
@@ -41,6 +41,9 @@ StateKind = Literal[
     "muon",
 ]
 PrecisionKind = Literal["mixed", "fp32"]
+HeldKind = Literal["mixed", "mixed with fp32 gradients", "fp32", "fp32 with masters"]
+"""Way in which weights and gradients are held. The last: in fp32, and the optimizer updates a copy
+of the weights, as DeepSpeed does from stage 1 on. The second: `grad_accum_dtype` of DeepSpeed."""
 
 STATES: dict[StateKind, int] = {
     "sgd": 0,
@@ -86,21 +89,26 @@ MEANS = BytesRecipe(0, 0, 4)
 """Bytes of each mean that Adafactor keeps in fp32."""
 
 
-def recipe(precision: PrecisionKind = "mixed", optimizer: StateKind = "adam") -> BytesRecipe:
+def recipe(held: HeldKind = "mixed", optimizer: StateKind = "adam") -> BytesRecipe:
     """Return the bytes per parameter by section 3.1 of the paper.
 
-    Mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is 4 + 4 + 4 per state.
+    Mixed precision is 2 + 2 + K with K = 4 (master) + 4 per state; fp32 is 4 + 4 + 4 per state, and
+    4 of a master where there is one.
 
     Raises UsageError for other words.
     """
     if optimizer not in STATES:
         raise unknown("optimizer", optimizer, STATES)
     states = 4 * STATES[optimizer]
-    if precision == "mixed":
+    if held == "mixed":
         return BytesRecipe(2, 2, 4 + states)
-    if precision == "fp32":
+    if held == "mixed with fp32 gradients":
+        return BytesRecipe(2, 4, 4 + states)
+    if held == "fp32":
         return BytesRecipe(4, 4, states)
-    raise unknown("precision", precision, ("mixed", "fp32"))
+    if held == "fp32 with masters":
+        return BytesRecipe(4, 4, 4 + states)
+    raise unknown("precision", held, get_args(PrecisionKind))
 
 
 def persistent(

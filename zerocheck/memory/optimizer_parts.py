@@ -20,7 +20,7 @@ from ..case.optimizer_options import is_matrix_of_muon
 from ..case.schema import Optimizer
 from ..models.parts import block_list
 from ..optimizers import factored, state_elements
-from .formulas import MEANS, PrecisionKind, StateKind, recipe, total, words
+from .formulas import MEANS, HeldKind, StateKind, persistent, recipe, total, words
 from .setup import Setup
 
 
@@ -74,17 +74,26 @@ def _means(setup: Setup, model: nn.Module) -> int:
 
 
 def total_of(
-    parts: Sequence[OptimizerPart], ranks: int, stage: int, precision: PrecisionKind = "fp32"
+    parts: Sequence[OptimizerPart], ranks: int, stage: int, held: HeldKind = "fp32"
 ) -> Fraction:
     """Return the bytes that a rank holds between steps, of all parts (Figure 1, Table 1)."""
-    shares = [total(one.elements, ranks, stage, recipe(precision, one.states)) for one in parts]
+    shares = [total(one.elements, ranks, stage, recipe(held, one.states)) for one in parts]
     means = [total(one.means, ranks, stage, MEANS) for one in parts]
     return sum(shares + means, Fraction(0))
 
 
-def words_of(parts: Sequence[OptimizerPart], stage: int) -> str:
-    """Return the formula of a stage in fp32, `"4 Psi + 12 Psi/N"`, for each part."""
-    each = [words(stage, recipe("fp32", one.states)) + _of_means(one, stage) for one in parts]
+def gradients_of(
+    parts: Sequence[OptimizerPart], ranks: int, stage: int, held: HeldKind = "fp32"
+) -> Fraction:
+    """Return the bytes of gradients among `total_of`."""
+    kinds = [(one.elements, recipe(held, one.states)) for one in parts]
+    shares = [persistent(count, ranks, stage, kind)["gradient"] for count, kind in kinds]
+    return sum(shares, Fraction(0))
+
+
+def words_of(parts: Sequence[OptimizerPart], stage: int, held: HeldKind = "fp32") -> str:
+    """Return the formula of a stage, `"4 Psi + 12 Psi/N"`, for each part."""
+    each = [words(stage, recipe(held, one.states)) + _of_means(one, stage) for one in parts]
     if len(parts) == 1:
         return each[0]
     named = zip(each, parts, strict=True)

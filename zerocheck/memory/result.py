@@ -13,20 +13,24 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
 
     held: parameters, gradients and optimizer states; formula: of the stage, with fp32 weights (with
     AdamW 4 + 4 + 8 bytes per parameter), or None for code of which no stage is known; counts: step
-    counts, which the formula leaves out; padding: the rest, that is, held - formula - counts, from
-    rounding up, or down on a rank that has less than others. paper: the ZeRO paper's mixed
-    precision (2 + 2 + 12), in bytes by `paper_words`. copies: bytes of all ranks together if each
-    held this, over those of one `copy`; communicated: elements that the paper has this stage move
-    per step. bucket and buffer stay too and are in no formula.
+    counts, which the formula leaves out; released: gradients by the formula where the step lets go
+    of them, so that none are held; padding: the rest, that is, held - (formula - released) -
+    counts, from rounding up, or down on a rank that has less than others. paper: the ZeRO paper's
+    mixed precision (2 + 2 + 12), in bytes by `paper_words`, None where the formula is that;
+    unlike: what is in fp32 here and not there. copies: bytes of all ranks together if each held
+    this, over those of one `copy`; communicated: elements that the paper has this stage move per
+    step. bucket and buffer stay too and are in no formula.
     """
 
     held: int
     formula: float | None
     words: str
     counts: int
+    released: float
     padding: float | None
     paper: float | None
     paper_words: str
+    unlike: str
     copies: float
     copy: str
     communicated: int | None

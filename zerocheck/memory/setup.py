@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
+
+from msgspec.structs import replace
 
 from ..adapters.shared.simulation import SimulationTraits, traits_of
+from ..case.codec import merged
 from ..case.schema import (
     Block,
     Case,
@@ -22,10 +26,7 @@ from ..case.schema import (
 )
 from ..catalogue import RECOMMENDED
 from ..errors import UsageError, unknown
-from .formulas import BytesRecipe, PrecisionKind, StateKind, recipe
-
-DDP_BUCKET = 25 * 2**20 // 4
-"""Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
+from .formulas import BytesRecipe, HeldKind, PrecisionKind, StateKind, recipe
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
     kind for kind in get_args(OptimizerKind) if kind != "user"
@@ -178,19 +179,37 @@ class Setup:
         return traits_of(load(self.implementation))
 
     @property
+    def fixed(self) -> Mapping[str, Any]:
+        """Fields of cases that the implementation fixes, nested. Imports torch."""
+        from ..contract.loading import load
+
+        return load(self.implementation).fixed
+
+    @property
     def autocast(self) -> bool:
         """True if the forward runs under torch.autocast. Imports torch."""
-        return self.precision == "mixed" and not self.traits.own_precision
+        return self.precision == "mixed" and self.traits.mixed is None
 
     @property
     def held(self) -> BytesRecipe:
-        """Bytes per parameter as torch holds them.
+        """Bytes per parameter as the implementation holds them.
 
         Weights and gradients in fp32 (4 + 4), and of AdamW two moments (8), of SGD its momentum
         buffer (4), if any; 4 of each state of others. In mixed precision the weights are the
-        master, so with AdamW it is 16 as in the paper.
+        master, so with AdamW it is 16 as in the paper. With masters next to bf16 weights it is
+        2 + 2 + 12, as in the paper, and next to fp32 weights 4 + 4 + 12.
         """
-        return recipe("fp32", self.states)
+        return recipe(self.held_kind, self.states)
+
+    @property
+    def held_kind(self) -> HeldKind:
+        """Way in which weights and gradients are held. Imports torch."""
+        if not self.traits.masters:
+            return "fp32"
+        if self.precision == "mixed":
+            wide = self.traits.wide_gradients or self.case(0).precision.reduce == "fp32"
+            return "mixed with fp32 gradients" if wide else "mixed"
+        return "fp32 with masters" if self.stage else "fp32"
 
     @property
     def states(self) -> StateKind:
@@ -218,26 +237,34 @@ class Setup:
 
         optimizer: None for `options`.
         """
-        mixed = self.precision == "mixed" and self.traits.own_precision
+        traits = self.traits
+        mixed = traits.mixed if self.precision == "mixed" else None
         wrap: WrapKind = self.wrap
         # From stage 2 on each microbatch is reduced: else whole gradients would be accumulated.
-        return Case(
+        case = Case(
             mesh=(self.replicas, self.shards) if self.replicas > 1 else (self.world_size,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
             optimizer=self.options if optimizer is None else optimizer,
             training=Training(microbatches=self.microbatches),
-            precision=Precision(compute="bf16", reduce="fp32") if mixed else Precision(),
+            precision=mixed or Precision(),
             sharding=Sharding(
                 wrap=wrap,
                 reshard=self.reshard,
                 sync="each" if (self.stage or 0) >= 2 else "last",
-                bucket=DDP_BUCKET,
-                prefetch=self.traits.prefetch,
+                prefetch=traits.prefetch,
                 tensor_parallel=self.tensor_parallel,
                 offload=self.offload,
             ),
+            options=traits.options,
         )
+        fixed = self.fixed
+        if fixed:
+            case = merged(case, fixed, source=f"fixed of {self.implementation}")
+        if "bucket" in fixed.get("sharding", {}):
+            return case
+        # Larger than buckets of other cases are.
+        return replace(case, sharding=replace(case.sharding, bucket=traits.bucket))
 
     def command(self) -> str:
         """Return the command line that simulates this."""

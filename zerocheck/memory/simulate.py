@@ -103,6 +103,7 @@ def simulate(
         setup.traits.streams,
         sharded_layers=setup.tensor_parallel > 1,
         device=device,
+        bucket=case.sharding.bucket if setup.traits.whole_bucket else 0,
     )
     on = fake or nullcontext()
     with ExitStack() as stack:
@@ -117,6 +118,7 @@ def simulate(
         mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
+            stack.enter_context(traits_of(kind).alone())
             tracker.enter("built", -1)
             implementation, wrapped = built(kind, model, case, mesh, on, tracker)
             names = [(_path(path), module) for path, module in wrapped.named_modules()]

@@ -228,7 +228,7 @@ def measure(setup: Setup, source: ModelSource, blocks: int | None = None) -> All
             key = int(step), phase
             if phase == "built":
                 held = 0  # what was there before is not ours
-            peaks[key] = held
+            peaks[key] = max(held, peaks.get(key, 0))  # microbatches begin it again
         elif event.name == "[memory]":
             held += event.extra_fields.alloc_size
         else:

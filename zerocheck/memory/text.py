@@ -90,12 +90,14 @@ def _between(report: MemoryReport) -> Iterator[str]:
     else:
         yield f"  {held.words:<18}{held.formula:>24,.1f} bytes"
         yield f"  {'step counts':<18}{held.counts:>24,} bytes"
+        if held.released:
+            yield f"  {'gradients':<18}{-held.released:>24,.1f} bytes, which the step lets go of"
         share = held.padding / held.formula
         yield f"  {'padding':<18}{held.padding:>24,.1f} bytes, {share:.4%} of the formula"
     if held.paper is not None and held.paper != held.formula:
         yield (
             f"  the ZeRO paper's mixed precision ({held.paper_words} bytes) would be "
-            f"{binary(held.paper)}; here weights and gradients are in fp32"
+            f"{binary(held.paper)}; here {held.unlike} are in fp32"
         )
     yield f"  all ranks together hold {held.copies:.4g} copies of {held.copy}"
     if held.communicated is not None:

@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO: an engine for each case, read where its ranks hold their partitions.
 
 - `adapter.py`: base of DeepSpeed's stages: an engine takes the steps
+- `alone.py`: DeepSpeed as one rank without the others, for a simulation of memory
 - `checkpoint.py`: checkpoints of a DeepSpeedEngine: native, and universal
 - `config.py`: translation of a case to DeepSpeed's configuration
 - `configured_engine.py`: implementation made from the user's own DeepSpeed config

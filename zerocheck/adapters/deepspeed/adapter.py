@@ -24,7 +24,7 @@ from ...contract.implementation import KEPT
 from ...errors import Unsupported
 from ...optimizers import STATES, states_of
 from ...protocol.layout import Layout
-from . import checkpoint, full_state, library, precision, releases
+from . import alone, checkpoint, full_state, library, precision, releases
 from .config import config_of
 from .layout import stage0_layout
 from .options import named, options_of
@@ -45,6 +45,7 @@ class DeepSpeed(Implementation):
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     keeps = KEPT
     capabilities = frozenset({"precision"})
+    simulated = alone.traits()
     zero: int
     """The stage in its configuration."""
 

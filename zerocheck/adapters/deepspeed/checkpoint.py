@@ -11,12 +11,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import torch.distributed as dist
-from deepspeed.checkpoint import ds_to_universal
 
 from ...contract import Loader
 from ...contract.checkpoint import other_states, take_over
 from ...errors import CheckpointError
-from .library import Engine, silent
+from .library import Engine, ds_to_universal, silent
 
 
 def save(engine: Engine, directory: str, loader: Loader) -> None:

@@ -8,6 +8,10 @@ from ...case.schema import Case
 from . import precision
 from .options import options_of
 
+memory_efficient_linear = False
+"""Key of stage 3, on by default. Then linear layers save their weights as parameters, which a
+release empties, and not as views, which keep them gathered until the backward."""
+
 
 def config_of(case: Case, stage: int) -> dict[str, Any]:
     """Return the `config` argument of `deepspeed.initialize`. Sizes are in elements.
@@ -66,7 +70,7 @@ def _sharding(case: Case, stage: int) -> dict[str, Any]:
             "param_persistence_threshold": options.persistence_threshold,
             "max_live_parameters": options.max_live_parameters,
             "max_reuse_distance": options.max_live_parameters,
-            "memory_efficient_linear": False,
+            "memory_efficient_linear": memory_efficient_linear,
         }
     return {
         **reducing,

@@ -14,12 +14,14 @@ from ...contract import Semantics
 from ...errors import UsageError
 from ...protocol.layout import Layout
 from ..shared.limits import contradiction
+from ..shared.simulation import SimulationTraits
 from .adapter import DeepSpeed, DeepSpeed0
 from .library import Engine
+from .options import stored_as
 from .releases import CONFIGS_READ, INSTALLED
 from .stage3 import DeepSpeed3
 from .stage12 import DeepSpeed1, DeepSpeed2
-from .user_config import DeepSpeedConfig, read
+from .user_config import DeepSpeedConfig, read, simulated_sizes
 
 _made: dict[str, type[ConfiguredEngine]] = {}
 
@@ -51,9 +53,26 @@ def of_config(given: DeepSpeedConfig) -> type[DeepSpeed]:
         return made
     stage = STAGES[given.stage]
     fixed = given.fixed
-    attributes = {"given": given, "fixed": fixed, "without": given.without}
+    attributes = {
+        "given": given,
+        "fixed": fixed,
+        "without": given.without,
+        "simulated": _simulated(stage, given),
+    }
     _made[name] = type(f"{stage.__name__}DeepSpeedConfig", (ConfiguredEngine, stage), attributes)
     return _made[name]
+
+
+def _simulated(stage: type[DeepSpeed], given: DeepSpeedConfig) -> SimulationTraits:
+    """Return the traits of the stage, with the config's sizes, however large."""
+    bucket, options = simulated_sizes(given.large)
+    kind = stage.simulated
+    return replace(
+        kind,
+        bucket=bucket or kind.bucket,
+        options={**kind.options, **stored_as(options)},
+        wide_gradients=given.accumulate_dtype == "fp32",
+    )
 
 
 class ConfiguredEngine(DeepSpeed):

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
 
-from .library import Engine, silent
+from .library import (
+    Engine,
+    get_fp32_state_dict_from_zero_checkpoint,
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    silent,
+)
 from .options import ReadOutKind
 
 Whole = dict[tuple[str, str], torch.Tensor]

@@ -18,12 +18,29 @@ import torch.distributed as dist
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it takes what device it finds
 
 import deepspeed
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.comm import comm as deepspeed_comm
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero import parameter_offload
 from deepspeed.runtime.zero.partitioned_param_coordinator import (
     PartitionedParameterCoordinator,
 )
 from deepspeed.utils import groups as deepspeed_groups
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+__all__ = [
+    "BF16_Optimizer",
+    "Engine",
+    "closed",
+    "ds_to_universal",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "make_engine",
+    "safe_get_full_fp32_param",
+    "safe_get_full_optimizer_state",
+    "silent",
+]
+"""The rest of this folder imports DeepSpeed from here, so that its device is chosen first."""
 
 Engine = Any
 """A DeepSpeedEngine; DeepSpeed has no types."""
@@ -39,7 +56,8 @@ def make_engine(model: torch.nn.Module, config: dict[str, Any], **given: Any) ->
     given: `optimizer`, or `model_parameters` for one that the config names.
     """
     _join()
-    return deepspeed.initialize(model=model, config=config, **given)[0]
+    with silent():
+        return deepspeed.initialize(model=model, config=config, **given)[0]
 
 
 def _join() -> None:
@@ -87,6 +105,6 @@ def closed(engine: Engine) -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Let DeepSpeed's scripts print their progress nowhere."""
+    """Let DeepSpeed print its progress nowhere."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield

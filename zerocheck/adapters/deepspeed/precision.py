@@ -15,14 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 
 from ...case.schema import Case
 from ...case.traits import reduced_precision
 from ...contract import Semantics
 from ...models.blocks import DTYPES
 from ..shared.casting import computing, with_cast_inputs
-from .library import Engine
+from .library import BF16_Optimizer, Engine
 from .options import options_of
 
 

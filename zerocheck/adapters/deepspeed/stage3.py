@@ -13,6 +13,7 @@ from ...contract import Semantics, Shard
 from ...contract.implementation import Stage
 from ...contract.partitions import Full, GroupPartition, is_gathered, of_parts, range_of_part
 from ...protocol.layout import Layout
+from . import alone
 from .layout import part_layout
 from .options import named
 from .stage12 import PartitionedStage
@@ -27,6 +28,14 @@ class DeepSpeed3(PartitionedStage):
     """
 
     semantics = Semantics(accumulate="reduce_each", unused="zero", buffers="local", weight="token")
+    simulated = alone.traits(
+        {
+            "overlap_comm": True,
+            "prefetch_bucket": 50_000_000,
+            "persistence_threshold": 100_000,
+            "max_live_parameters": 1_000_000_000,
+        }
+    )
     zero = 3
     stage: Stage | None = 3
     options = (

@@ -39,7 +39,7 @@ from ..shared.limits import one_axis
 from ..shared.meshes import replicate_group, shard_group
 from ..shared.scaling import sharded_scaler_of
 from ..shared.schedules import with_schedule, without_schedule
-from ..shared.simulation import SimulationTraits
+from ..shared.simulation import FP32_REDUCTION, SimulationTraits
 from ..shared.sync import accumulation, synchronized
 from . import checkpoint
 from . import collectives as predicted_calls
@@ -120,7 +120,7 @@ class Fsdp1(BuiltImplementation):
         "export_offload",
         "offload",
     )
-    simulated = SimulationTraits(own_precision=True, frees_late=True)
+    simulated = SimulationTraits(mixed=FP32_REDUCTION, frees_late=True)
     without = without_schedule()
     capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
     axes = frozenset({"replicate", "shard"})

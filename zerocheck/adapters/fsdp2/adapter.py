@@ -39,7 +39,7 @@ from ..shared.compiling import compile_model, forget
 from ..shared.limits import elementwise
 from ..shared.scaling import scaler_of
 from ..shared.schedules import with_schedule, without_schedule
-from ..shared.simulation import CollectiveStreams, SimulationTraits
+from ..shared.simulation import FP32_REDUCTION, CollectiveStreams, SimulationTraits
 from ..shared.sync import accumulation, deferred, synchronized
 from ..shared.units import in_order_of_calls, unit_modules
 from . import collectives as predicted_calls
@@ -103,7 +103,7 @@ class Fsdp2(BuiltImplementation):
         "tensor_parallel",
     )
     simulated = SimulationTraits(
-        own_precision=True,
+        mixed=FP32_REDUCTION,
         on_meta=True,
         offload=True,
         streams=CollectiveStreams(gather_input=1, gather_output=1, reduce_output=2),

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+
+from ...case.option_set import OptionValue
+from ...case.schema import Precision
+
+DDP_BUCKET = 25 * 2**20 // 4
+"""Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
+
+
+FP32_REDUCTION = Precision(compute="bf16", reduce="fp32")
+"""Compute in bf16, gradients reduced in fp32: what torch recommends for FSDP."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +33,27 @@ class CollectiveStreams:
 class SimulationTraits:
     """Class attribute `simulated` of an adapter; a class without one has the defaults."""
 
-    own_precision: bool = False
-    """True if it casts by its own mixed-precision policy; all others run under torch.autocast."""
+    mixed: Precision | None = None
+    """Precision of the simulated case where it casts by its own policy; all others have fp32 there
+    and run under torch.autocast."""
+    masters: bool = False
+    """True if, in mixed precision, it holds weights and gradients in bf16, and an fp32 master among
+    the states, as in the ZeRO paper. Others hold fp32 weights and gradients."""
     on_meta: bool = False
     """True if it shards on the meta device, gets memory afterwards, and makes the optimizer then,
     as torch recommends for models larger than a device. Others get the whole model."""
+    wide_gradients: bool = False
+    """True if gradients are in fp32 next to bf16 weights."""
     prefetch: int = 0
     """`sharding.prefetch` of the simulated case; 0 leaves it to torch."""
+    bucket: int = DDP_BUCKET
+    """`sharding.bucket` of the simulated case, in elements: the default of its library."""
+    whole_bucket: bool = False
+    """True if it allocates a bucket of that size, however little is in it."""
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of the simulated case: the defaults of its library."""
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context in which it runs as one rank without the others, on tensors with or without data."""
     streams: CollectiveStreams = field(default_factory=CollectiveStreams)
     offload: bool = False
     """True if it obeys `sharding.offload` in a simulation: its shards are on the CPU, next to a

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ...catalogue import BY_STAGE
+from ...catalogue import BY_STAGE, OF_EXTRAS
 from ...errors import UsageError
 from ..analyse import paper_elements
 from ..operations import ForwardOperations, forward_operations
@@ -82,6 +82,8 @@ def fit(
     rows, place, too_large = _reserving(search, fitting, on, given_ranks=given_ranks)
     unfit = [_unfit(search, one) for one in found if one.ranks is None]
     not_tried = [*NOT_TRIED, *left]
+    if restriction is None or restriction.implementation is None:
+        not_tried.append(f"{', '.join(OF_EXTRAS)} (--implementation)")
     if not given_ranks:
         not_tried.append("HSDP without --world-size: it needs no fewer ranks than full sharding")
     left_out = [name for name in BY_STAGE.values() if name not in searched(base)]

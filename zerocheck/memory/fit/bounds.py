@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..formulas import persistent
+from ..formulas import persistent, recipe
 from ..setup import Setup
 
 
@@ -48,7 +48,9 @@ def lower_bound(setup: Setup, model: ModelBytes) -> dict[str, int]:
     if stage is None or setup.offload != "none":
         return {}
     share = persistent(1, ranks, stage, setup.held)
-    word = setup.held.parameter  # all are multiples of a parameter's bytes
+    if setup.traits.masters and stage == 1:  # it may reduce gradients as they come
+        share["gradient"] /= ranks
+    word = recipe("fp32").parameter  # bytes of a parameter as the model has it, of which all are
     held = {
         "parameters": int(model.parameters * share["parameter"] / word),
         "gradients": int(model.trained * share["gradient"] / word),

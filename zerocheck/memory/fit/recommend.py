@@ -96,7 +96,7 @@ def advise_on(
                 f"{first.calls:,}"
             )
         return
-    reason = _reason(first, rows)
+    reason = _reason(first, rows, unfit)
     if first.tensor_parallel > 1 and any(one.tensor_parallel == 1 for one in unfit):
         reason = f"with whole layers nothing fits on up to {on_ranks(unfit[0].ranks)}; {reason}"
     yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {reason}"
@@ -180,7 +180,7 @@ MUST = {
 """Parts that do not fit whole, by the lowest stage that fits."""
 
 
-def _reason(row: FitRow, rows: Sequence[FitRow]) -> str:
+def _reason(row: FitRow, rows: Sequence[FitRow], unfit: Sequence[Unfit]) -> str:
     cheapest = "recomputes and sends the least"
     if row.paper is not None:
         cheapest = "takes the least time on paper"
@@ -188,6 +188,9 @@ def _reason(row: FitRow, rows: Sequence[FitRow]) -> str:
     if row.stage is None or not stages or row.ranks == 1:  # one rank shards nothing
         return f"of what fits it {cheapest}"
     lowest = min(stages)
+    tried = [one.stage for one in (*rows, *unfit) if one.stage is not None]
+    if lowest and not any(stage < lowest for stage in tried):  # the user named the implementation
+        return f"of what fits it {cheapest}"
     return MUST[lowest] if lowest == row.stage else f"{MUST[lowest]}; of what fits it {cheapest}"
 
 

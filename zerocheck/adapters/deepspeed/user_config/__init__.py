@@ -11,5 +11,6 @@ Imports neither torch nor DeepSpeed, so that errors are reported up front.
 """
 
 from .config import DeepSpeedConfig, code_of, read
+from .zero import simulated_sizes
 
-__all__ = ["DeepSpeedConfig", "code_of", "read"]
+__all__ = ["DeepSpeedConfig", "code_of", "read", "simulated_sizes"]

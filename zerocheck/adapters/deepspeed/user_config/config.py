@@ -43,8 +43,9 @@ class DeepSpeedConfig:
     predivide: what gradients are divided by before they are summed; batch: sizes of batches with
     which DeepSpeed does not start on any number of ranks, None for a key that the config has not;
     optimizer, param: whether these are offloaded; own_kernel: DeepSpeed insists on its own kernel
-    for states on the host; adam: what the engine makes AdamW or Adam of; without: obligations that
-    no case can exercise, and why; notes: sentences for who runs it.
+    for states on the host; adam: what the engine makes AdamW or Adam of; large: sizes beyond those
+    of cases, by key of `zero_optimization`; without: obligations that no case can exercise, and
+    why; notes: sentences for who runs it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class DeepSpeedConfig:
     param: bool = False
     own_kernel: bool = False
     adam: EngineAdam | None = None
+    large: Mapping[str, int] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -133,6 +135,7 @@ def config_of(top: Section) -> DeepSpeedConfig:
         param=zero.param,
         own_kernel=_insists(top, zero),
         adam=adam,
+        large=zero.large,
         without=without,
         notes=tuple(_notes(top, zero, left_out, clip_note)),
     )
@@ -218,7 +221,7 @@ def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str
             f"{top.source}: it names no optimizer, so DeepSpeed is given torch's AdamW"
             + ("; DeepSpeedCPUAdam is what it asks for" if _insists(top, zero) else "")
         )
-    drawn = list(zero.drawn)
+    drawn = [f"zero_optimization.{name}" for name in zero.large]
     if top.says("gradient_accumulation_steps") and _accumulation(top) == {}:
         drawn.append("gradient_accumulation_steps")
     if drawn:

@@ -8,6 +8,7 @@ one that never does. The same holds for a user's model, since sizes are meant fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ....errors import UsageError
@@ -38,7 +39,7 @@ class Zero(NamedTuple):
 
     sharding: fields of `case.sharding`; options: those of DeepSpeed in `case.options`; passed:
     further keys for the engine; optimizer, param: whether these are offloaded; left_out: keys and
-    why; drawn: sizes that are drawn.
+    why; large: sizes that are drawn, by key.
     """
 
     stage: int
@@ -48,7 +49,13 @@ class Zero(NamedTuple):
     optimizer: bool
     param: bool
     left_out: dict[str, str]
-    drawn: tuple[str, ...]
+    large: dict[str, int]
+
+
+def simulated_sizes(large: Mapping[str, int]) -> tuple[int | None, dict[str, int]]:
+    """Return the bucket of large sizes, None if they have none, and the options among them."""
+    options = {_SIZES[name]: size for name, size in large.items() if name in _SIZES}
+    return large.get(BUCKET), options
 
 
 def zero_of(top: Section) -> Zero:
@@ -64,7 +71,7 @@ def zero_of(top: Section) -> Zero:
     param = _offloads(given, "offload_param", "cpu_offload_param")
     left_out = dict(sorted_keys.left_out)
     if stage == 0:
-        return Zero(0, {}, {}, {}, False, False, left_out, ())
+        return Zero(0, {}, {}, {}, False, False, left_out, {})
     if param and stage < 3:
         left_out[f"{given.prefix}offload_param"] = f"stage {stage} keeps parameters whole"
         param = False
@@ -77,7 +84,7 @@ def zero_of(top: Section) -> Zero:
         if not given.auto(name):
             options[name] = given.flag(name, default)
     passed = {name.removeprefix("stage3_"): value for name, value in sorted_keys.passed.items()}
-    drawn = []
+    large = {}
     for name in (BUCKET, *_SIZES, *_SIZES_PASSED):
         if not given.says(name):
             continue
@@ -85,14 +92,14 @@ def zero_of(top: Section) -> Zero:
         if stage < 3 and name.startswith("stage3_"):
             continue
         if size > SMALL:
-            drawn.append(f"{given.prefix}{name}")
+            large[name] = size
         elif name == BUCKET:
             sharding["bucket"] = size
         elif name in _SIZES:
             options[_SIZES[name]] = size
         else:
             passed[name.removeprefix("stage3_")] = size
-    return Zero(stage, sharding, options, passed, optimizer, param, left_out, tuple(drawn))
+    return Zero(stage, sharding, options, passed, optimizer, param, left_out, large)
 
 
 def _section(top: Section) -> Section:
