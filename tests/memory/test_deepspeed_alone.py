@@ -8,6 +8,7 @@ from test_allocator import both, peaks, setup
 
 from zerocheck.adapters.deepspeed.alone import BUCKET
 from zerocheck.contract.loading import load
+from zerocheck.errors import UsageError
 from zerocheck.memory.analyse import analyse, run
 from zerocheck.memory.fit.bounds import lower_bound, model_bytes
 from zerocheck.memory.setup import PrecisionKind
@@ -115,3 +116,28 @@ def test_stages_1_and_2_reduce_whole_buckets(name: str, times: int) -> None:
     elements = sum(one.numel() for one in model.build().parameters())
     sent = float(run(given, model).traffic.sent)
     assert sent == pytest.approx(times * 2 * elements * 3 / 4, rel=1e-3)
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_deepspeed_offloads_masters_moments_and_gradients(name: str) -> None:
+    """Each rank has its share of 4 + 8 + 4 bytes on the host. On the device stages 1 and 2 keep the
+    bf16 weights, and room for the largest gradient; stage 3 its bucket, and what is small."""
+    report = analyse(setup(name, precision="mixed", offload="pinned"))
+    sizes = [one.numel() for one in source("small_models:small").build().parameters()]
+    assert report.host is not None and report.between.padding is not None
+    shared = "18 Psi/N" if name == "deepspeed3" else "2 Psi + 16 Psi/N"
+    assert report.between.words == shared
+    host, device = report.host.peak.bytes, report.at_end("step", 1)
+    assert host["optimizer"] == 2 * host["gradient"] + report.between.counts
+    if name == "deepspeed3":
+        assert device["bucket"] == 2 * BUCKET
+        return
+    assert 0 <= report.between.padding <= 4 * 18
+    assert host["parameter"] == host["gradient"] and "gradient" not in device
+    assert device["other"] >= 2 * max(sizes) and device["other"] < 2 * max(sizes) + 100
+
+
+def test_stage_0_offloads_nothing() -> None:
+    with pytest.raises(UsageError, match="deepspeed0 is not simulated with it"):
+        analyse(setup("deepspeed0", offload="pinned"))

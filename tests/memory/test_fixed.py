@@ -95,11 +95,17 @@ def test_an_option_that_the_config_repeats(tmp_path: Path) -> None:
     assert setup(tmp_path, CONFIG, microbatches=2).microbatches == 2
 
 
-def test_a_config_that_offloads_is_refused(tmp_path: Path) -> None:
-    zero = {**ZERO, "offload_optimizer": {"device": "cpu"}}
-    given = setup(tmp_path, {**CONFIG, "zero_optimization": zero})
-    with pytest.raises(UsageError, match=r"--offload pageable: .* is not simulated with it"):
-        given.check_axes()
+def test_a_config_that_offloads(tmp_path: Path) -> None:
+    """Its moments and masters are on the host, and the bf16 weights of stage 2 on the device."""
+    zero = {**ZERO, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    config = {**CONFIG, "zero_optimization": zero, "optimizer": {"type": "AdamW", "params": {}}}
+    given = setup(tmp_path, config)
+    assert given.offload == "pinned" and given.case(3).sharding.offload == "pinned"
+    report = analyse(given)
+    assert report.host is not None and report.host.pinned > 0
+    elements = sum(one.numel() for one in source("small_models:small").build().parameters())
+    assert 0 <= report.host.peak.bytes["optimizer"] - 8 * elements / 2 <= 4 + 8 * 4
+    assert 0 <= report.at_end("step", 1)["parameter"] - 2 * elements <= 2 * 3
 
 
 def test_the_device_is_chosen_before_deepspeed_is_imported() -> None:

@@ -198,16 +198,17 @@ def _between(
     ours = of_shards(held) + (0 if done.host is None else done.host.shards)
     formula = paper = None
     released = Fraction(0)
-    if setup.stage is not None:
-        formula = total_of(parts, setup.shards, setup.stage, setup.held_kind)
+    stage = setup.held_stage
+    if stage is not None:
+        formula = total_of(parts, setup.shards, stage, setup.held_kind)
         if not held.get("gradient") and done.host is None:
-            released = gradients_of(parts, setup.shards, setup.stage, setup.held_kind)
+            released = gradients_of(parts, setup.shards, stage, setup.held_kind)
         if setup.precision == "mixed" and setup.held_kind != "mixed":
-            paper = total_of(parts, setup.shards, setup.stage, "mixed")
+            paper = total_of(parts, setup.shards, stage, "mixed")
     return Between(
         held=ours,
         formula=None if formula is None else float(formula),
-        words="" if setup.stage is None else _formula_words(setup, parts, setup.stage),
+        words="" if stage is None else _formula_words(setup, parts, stage),
         counts=done.counts,
         released=float(released),
         padding=None if formula is None else float(ours + released - formula - done.counts),

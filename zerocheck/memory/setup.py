@@ -172,6 +172,15 @@ class Setup:
         return load(self.implementation).stage
 
     @property
+    def held_stage(self) -> int | None:
+        """Stage by which it holds what it shards. Imports torch.
+
+        With masters, gradients that are offloaded are sharded from stage 1 on.
+        """
+        offloads = self.offload != "none" and self.traits.masters
+        return 2 if offloads and self.stage == 1 else self.stage
+
+    @property
     def traits(self) -> SimulationTraits:
         """Traits of the implementation in a simulation. Imports torch."""
         from ..contract.loading import load
@@ -208,6 +217,7 @@ class Setup:
             return "fp32"
         if self.precision == "mixed":
             wide = self.traits.wide_gradients or self.case(0).precision.reduce == "fp32"
+            wide = wide or self.offload != "none"  # the host takes them as masters are updated
             return "mixed with fp32 gradients" if wide else "mixed"
         return "fp32 with masters" if self.stage else "fp32"
 
@@ -261,10 +271,10 @@ class Setup:
         fixed = self.fixed
         if fixed:
             case = merged(case, fixed, source=f"fixed of {self.implementation}")
-        if "bucket" in fixed.get("sharding", {}):
-            return case
-        # Larger than buckets of other cases are.
-        return replace(case, sharding=replace(case.sharding, bucket=traits.bucket))
+        sharding = replace(case.sharding, offload=self.offload)  # with its kind of memory
+        if "bucket" not in fixed.get("sharding", {}):
+            sharding = replace(sharding, bucket=traits.bucket)  # beyond those of other cases
+        return replace(case, sharding=sharding)
 
     def command(self) -> str:
         """Return the command line that simulates this."""

@@ -118,7 +118,7 @@ def simulate(
         mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
         with _errors_of_setup(setup):
             kind = load(setup.implementation)
-            stack.enter_context(traits_of(kind).alone())
+            stack.enter_context(traits_of(kind).alone(device))
             tracker.enter("built", -1)
             implementation, wrapped = built(kind, model, case, mesh, on, tracker)
             names = [(_path(path), module) for path, module in wrapped.named_modules()]

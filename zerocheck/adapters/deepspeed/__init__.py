@@ -5,6 +5,7 @@
 - `checkpoint.py`: checkpoints of a DeepSpeedEngine: native, and universal
 - `config.py`: translation of a case to DeepSpeed's configuration
 - `configured_engine.py`: implementation made from the user's own DeepSpeed config
+- `device.py`: accelerator of DeepSpeed for a device without data
 - `full_state.py`: whole state as DeepSpeed itself reads it out, by each of its kinds of functions
 - `idle_ranks.py`: ranks without elements of a parameter group, for the scope of known issues
 - `layout.py`: layouts of DeepSpeed's stages between steps, from shapes alone

@@ -45,7 +45,7 @@ class DeepSpeed(Implementation):
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     keeps = KEPT
     capabilities = frozenset({"precision"})
-    simulated = alone.traits()
+    simulated = alone.traits(offload=False)
     zero: int
     """The stage in its configuration."""
 
@@ -56,7 +56,7 @@ class DeepSpeed(Implementation):
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         """Build the engine. Raises Unsupported on a device other than the CPU."""
-        if mesh.device_type != "cpu":
+        if mesh.device_type != library.device():
             raise Unsupported(f"DeepSpeed is run on the CPU only, not on {mesh.device_type}")
         self.case = case
         self.semantics = self._means(case)

@@ -16,6 +16,7 @@ from ...case.option_set import OptionValue
 from ...case.schema import Precision
 from ..shared.simulation import SimulationTraits
 from . import config
+from .library import on_device
 from .options import stored_as
 
 BUCKET = 500_000_000
@@ -32,22 +33,35 @@ _ANSWERS: dict[str, Callable[[Any], Any]] = {
 }
 """Functions that read what other ranks sent, and what they return without them."""
 
+_ON_DEVICE: dict[str, Callable[..., Any]] = {
+    "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None,
+}
+"""Functions that copy a number from the host, which a device without data cannot."""
 
-def traits(options: Mapping[str, OptionValue] | None = None) -> SimulationTraits:
-    """Return the traits of a stage. options: those whose default in DeepSpeed is not ours."""
+
+def traits(
+    options: Mapping[str, OptionValue] | None = None, *, offload: bool = True
+) -> SimulationTraits:
+    """Return the traits of a stage.
+
+    options: those whose default in DeepSpeed is not ours; offload: it offloads what it shards.
+    """
     return SimulationTraits(
         mixed=BF16,
         masters=True,
         bucket=BUCKET,
         whole_bucket=True,
         options=stored_as(dict(options or {})),
+        offload=offload,
         alone=alone,
     )
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def alone(device: str) -> Iterator[None]:
     """Let engines work where collectives move nothing, on tensors with or without data.
+
+    device: its type; another one than the CPU has no data.
 
     Linear layers are those of DeepSpeed's default. Gradients count as finite, whatever lies in
     their memory, or no step would be taken. Conversions of a model (`to`, `bfloat16`) set `.data`,
@@ -64,16 +78,19 @@ def alone() -> Iterator[None]:
     )
 
     zero = partition_parameters, partitioned_param_coordinator, stage_1_and_2, stage3
+    answers = _ANSWERS if device == "cpu" else {**_ANSWERS, **_ON_DEVICE}
     replaced = [
         (module, name, answer)
         for module in (bf16_optimizer, unfused_optimizer, *zero)
-        for name, answer in _ANSWERS.items()
+        for name, answer in answers.items()
         if hasattr(module, name)  # of the release
     ]
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FutureWarning)  # of the names of torch's collectives
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
+        if device != "cpu":
+            stack.enter_context(on_device(device))
         stack.enter_context(mock.patch.object(config, "memory_efficient_linear", True))
         # Which replaces it, and leaves it so.
         stack.enter_context(mock.patch.object(functional, "linear", functional.linear))

@@ -71,6 +71,7 @@ def _simulated(stage: type[DeepSpeed], given: DeepSpeedConfig) -> SimulationTrai
         kind,
         bucket=bucket or kind.bucket,
         options={**kind.options, **stored_as(options)},
+        pinned=given.pinned,
         wide_gradients=given.accumulate_dtype == "fp32",
     )
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ import torch.distributed as dist
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it takes what device it finds
 
 import deepspeed
+from deepspeed.accelerator import real_accelerator
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.comm import comm as deepspeed_comm
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
@@ -33,9 +35,11 @@ __all__ = [
     "BF16_Optimizer",
     "Engine",
     "closed",
+    "device",
     "ds_to_universal",
     "get_fp32_state_dict_from_zero_checkpoint",
     "make_engine",
+    "on_device",
     "safe_get_full_fp32_param",
     "safe_get_full_optimizer_state",
     "silent",
@@ -48,6 +52,21 @@ Engine = Any
 _RELEASING = "_PartitionedParameterCoordinator__params_to_release"
 _joined: list[dist.ProcessGroup] = []
 """The world that DeepSpeed's own groups were made for."""
+
+
+def device() -> str:
+    """Return the type of the device that engines are on: the CPU, but for a simulation."""
+    name: str = real_accelerator.get_accelerator().device_name()
+    return name
+
+
+@contextmanager
+def on_device(kind: str) -> Iterator[None]:
+    """Have engines within the context on a device without data, of this type."""
+    from .device import DeviceWithoutData
+
+    with mock.patch.object(real_accelerator, "ds_accelerator", DeviceWithoutData(kind)):
+        yield
 
 
 def make_engine(model: torch.nn.Module, config: dict[str, Any], **given: Any) -> Engine:

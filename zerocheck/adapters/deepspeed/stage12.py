@@ -14,6 +14,7 @@ from ...contract.implementation import Stage
 from ...contract.partitions import Full, GroupPartition, gaps, lying_in, of_whole_groups
 from ...optimizers import STATES
 from ...protocol.layout import Layout
+from . import alone
 from .adapter import DeepSpeed
 from .layout import flat_layout
 from .options import named
@@ -36,6 +37,8 @@ STAGE_OPTIONS = (
 
 class PartitionedStage(DeepSpeed):
     """Gradients, moments and fp32 copies are read from this rank's partitions."""
+
+    simulated = alone.traits()
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...case.option_set import OptionValue
 from ...case.schema import Precision
@@ -52,12 +53,15 @@ class SimulationTraits:
     """True if it allocates a bucket of that size, however little is in it."""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of the simulated case: the defaults of its library."""
-    alone: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context in which it runs as one rank without the others, on tensors with or without data."""
+    alone: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    """Context in which it runs as one rank without the others, on tensors with or without data;
+    given the type of the device."""
     streams: CollectiveStreams = field(default_factory=CollectiveStreams)
     offload: bool = False
     """True if it obeys `sharding.offload` in a simulation: its shards are on the CPU, next to a
     simulated device."""
+    pinned: bool = False
+    """True if the memory of the host is pinned where it fixes that it offloads."""
     frees_late: bool = False
     """True if memory goes back to the allocator when a stream is through, not when it is let go."""
 

@@ -42,10 +42,10 @@ class DeepSpeedConfig:
     where parameters are in bf16, None for that of the reduction; average: over ranks, or their sum;
     predivide: what gradients are divided by before they are summed; batch: sizes of batches with
     which DeepSpeed does not start on any number of ranks, None for a key that the config has not;
-    optimizer, param: whether these are offloaded; own_kernel: DeepSpeed insists on its own kernel
-    for states on the host; adam: what the engine makes AdamW or Adam of; large: sizes beyond those
-    of cases, by key of `zero_optimization`; without: obligations that no case can exercise, and
-    why; notes: sentences for who runs it.
+    optimizer, param: whether these are offloaded; pinned: to pinned memory; own_kernel: DeepSpeed
+    insists on its own kernel for states on the host; adam: what the engine makes AdamW or Adam of;
+    large: sizes beyond those of cases, by key of `zero_optimization`; without: obligations that no
+    case can exercise, and why; notes: sentences for who runs it.
     """
 
     name: str
@@ -62,6 +62,7 @@ class DeepSpeedConfig:
     batch: Mapping[str, int | None] = field(default_factory=dict)
     optimizer: bool = False
     param: bool = False
+    pinned: bool = False
     own_kernel: bool = False
     adam: EngineAdam | None = None
     large: Mapping[str, int] = field(default_factory=dict)
@@ -133,6 +134,7 @@ def config_of(top: Section) -> DeepSpeedConfig:
         batch=impossible_batch(top),
         optimizer=zero.optimizer,
         param=zero.param,
+        pinned=zero.pinned,
         own_kernel=_insists(top, zero),
         adam=adam,
         large=zero.large,

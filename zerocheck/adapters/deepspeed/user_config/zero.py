@@ -38,8 +38,8 @@ class Zero(NamedTuple):
     """`zero_optimization` of a config, sorted.
 
     sharding: fields of `case.sharding`; options: those of DeepSpeed in `case.options`; passed:
-    further keys for the engine; optimizer, param: whether these are offloaded; left_out: keys and
-    why; large: sizes that are drawn, by key.
+    further keys for the engine; optimizer, param: whether these are offloaded; pinned: to pinned
+    memory, where there is a device; left_out: keys and why; large: sizes that are drawn, by key.
     """
 
     stage: int
@@ -48,6 +48,7 @@ class Zero(NamedTuple):
     passed: dict[str, Any]
     optimizer: bool
     param: bool
+    pinned: bool
     left_out: dict[str, str]
     large: dict[str, int]
 
@@ -71,7 +72,7 @@ def zero_of(top: Section) -> Zero:
     param = _offloads(given, "offload_param", "cpu_offload_param")
     left_out = dict(sorted_keys.left_out)
     if stage == 0:
-        return Zero(0, {}, {}, {}, False, False, left_out, {})
+        return Zero(0, {}, {}, {}, False, False, False, left_out, {})
     if param and stage < 3:
         left_out[f"{given.prefix}offload_param"] = f"stage {stage} keeps parameters whole"
         param = False
@@ -99,7 +100,9 @@ def zero_of(top: Section) -> Zero:
             options[_SIZES[name]] = size
         else:
             passed[name.removeprefix("stage3_")] = size
-    return Zero(stage, sharding, options, passed, optimizer, param, left_out, large)
+    sections = [given.part(key) for key in ("offload_optimizer", "offload_param")]
+    pinned = any(one.flag("pin_memory", False) for one in sections)
+    return Zero(stage, sharding, options, passed, optimizer, param, pinned, left_out, large)
 
 
 def _section(top: Section) -> Section:
