@@ -91,6 +91,20 @@ def test_an_option_that_the_config_contradicts(
         setup(tmp_path, CONFIG, **{option: value})
 
 
+def test_an_implementation_that_fixes_its_optimizer(tmp_path: Path) -> None:
+    """Of SGD the momentum too, without which it has no state."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from zerocheck.adapters.textbook.zero1 import Zero1\n"
+        "class Plain(Zero1):\n"
+        "    fixed = {'optimizer': {'kind': 'sgd', 'momentum': 0.0}}\n"
+    )
+    given = Setup(model="small_models:small", implementation=f"{path}:Plain", sequence=5)
+    given = with_fixed(given, frozenset())
+    assert (given.optimizer, given.momentum) == ("sgd", 0.0)
+    assert analyse(given).between.words == "8 Psi"
+
+
 def test_an_option_that_the_config_repeats(tmp_path: Path) -> None:
     assert setup(tmp_path, CONFIG, microbatches=2).microbatches == 2
 

@@ -30,6 +30,8 @@ def with_fixed(setup: Setup, given: Collection[str]) -> Setup:
     values = {name: _value(name, fixed) for name in _PLACES}
     if values["offload"] == "pageable" and setup.traits.pinned:
         values["offload"] = "pinned"
+    if values["optimizer"] == "sgd":
+        values["momentum"] = fixed["optimizer"].get("momentum")
     for name, value in values.items():
         named = getattr(setup, name)
         if value is not None and name in given and named != value:

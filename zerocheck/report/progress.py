@@ -133,9 +133,11 @@ class ProgressDisplay:
             return
         if self._shrink and self._tally.findings and self._tally.cases == self._tally.planned:
             self._shrink = False
+            planned = self._tally.planned
+            judged = "the case is" if planned == 1 else f"all {planned} cases are"
             self._say(
-                f"all {self._tally.planned} cases are judged; now the smallest case of each "
-                "finding is looked for, which takes a minute or two"
+                f"{judged} judged; now the smallest case of each finding is looked for, which "
+                "takes a minute or two"
             )
 
     def _found(self, finding: Finding) -> None:
@@ -152,7 +154,8 @@ class ProgressDisplay:
         if before is None:
             self._console.print(Text(title, style=_style(finding)))
         elif before != title:
-            line = f"updated cause ({finding.cases} failing cases): {title}"
+            cases = "1 failing case" if finding.cases == 1 else f"{finding.cases} failing cases"
+            line = f"updated cause ({cases}): {title}"
             self._console.print(Text(line, style=_style(finding)))
         self._last_stretch()
 

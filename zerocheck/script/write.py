@@ -143,7 +143,7 @@ def _check_user_code(name: str) -> None:
         )
     if is_built_in(name) or ":" not in name or name.startswith("zerocheck."):
         raise UsageError(
-            f"{name} is zerocheck's own code, which a script of torch alone cannot have; {takes}"
+            f"{name} is zerocheck's own code, or its adapter has no script.py; {takes}"
         )
 
 
