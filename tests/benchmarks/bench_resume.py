@@ -11,6 +11,11 @@ from benchmarks.measuring import Show, spread, statuses_of, table, warm_pool
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.case.segments import only_loads
+from zerocheck.contract.loading import load
+from zerocheck.ranks.pool import Pool
+from zerocheck.run.execute.rank_requests import describe
+from zerocheck.run.plan.fixed_fields import fixed_fields
+from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.plan.plan import PlannedCase
 
 ROUNDS = 5
@@ -22,25 +27,27 @@ TARGET = 2.0
 """Resumed cases per second, of each stage."""
 
 
-def _cases() -> list[Case]:
-    """Drawn as a run draws them, for all rounds; each loads once, what is whole."""
+def _cases(pool: Pool) -> list[Case]:
+    """Drawn as a run draws them, for all rounds; each loads once, what is whole, at all stages."""
     count = (ROUNDS + 1) * PER_ROUND
-    drawn = draw_resumed(2 * count, seed=0, world_sizes=(SAVING,))
+    fixed = fixed_fields(RunOptions(implementations=NAMES), describe(pool, NAMES[0]))
+    drawn = draw_resumed(2 * count, seed=0, world_sizes=(SAVING,), fixed=fixed)
     whole = [
         msgspec.structs.replace(
             case, resume=(msgspec.structs.replace(case.resume[0], mesh=(LOADING,)),)
         )
         for case in drawn
         if not any(only_loads(case, 1 + number) for number in range(len(case.resume)))
+        if all(load(name).supports(case) is None for name in NAMES)
     ]
     return whole[:count]
 
 
 def test_resume(show: Show) -> None:
     """Rounds alternate between the stages, so that whatever else the machine does meets all."""
-    cases = _cases()
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     with warm_pool() as pool:
+        cases = _cases(pool)
         for number in range(ROUNDS + 1):
             turn = cases[number * PER_ROUND : (number + 1) * PER_ROUND]
             for name in NAMES:

@@ -1,4 +1,4 @@
-"""Benchmarks print their figures though pytest captures what tests print, and keep them in a file."""
+"""Benchmarks print their figures, though pytest captures what tests print, and keep them."""
 
 from __future__ import annotations
 
