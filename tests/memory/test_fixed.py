@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from zerocheck.adapters.deepspeed.options import options_of
 from zerocheck.errors import UsageError
 from zerocheck.memory.analyse import analyse
 from zerocheck.memory.fixed import with_fixed
@@ -42,6 +43,19 @@ def test_a_config_is_simulated_as_it_stands(tmp_path: Path) -> None:
     peak = analyse(given).peak.bytes
     assert 2 * 2 * 200_000_000 <= peak["bucket"] < 2 * 2 * 200_000_000 + 1_000_000
     assert str(given.case(3).options["deepspeed.overlap_comm"]) == "True"
+
+
+def test_sizes_are_those_of_users(tmp_path: Path) -> None:
+    """Positions and samples beyond those of other cases, and options that differ from defaults."""
+    zero = {"stage": 3, "overlap_comm": False, "stage3_max_live_parameters": 2_000_000_000}
+    config = {**CONFIG, "zero_optimization": zero}
+    given = setup(tmp_path, config, sequence=4096, batch=64, world_size=512)
+    case = given.case(100)
+    assert (case.data.length, case.data.batch, case.mesh) == (4096, 64, (512,))
+    assert len(case.model.blocks) == 100 and case.training.clip == 1.0
+    assert not options_of(case).overlap_comm
+    assert options_of(case).max_live_parameters == 2_000_000_000
+    assert options_of(case).persistence_threshold == 100_000
 
 
 def test_without_bf16_it_is_fp32(tmp_path: Path) -> None:

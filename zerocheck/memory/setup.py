@@ -270,7 +270,7 @@ class Setup:
         )
         fixed = self.fixed
         if fixed:
-            case = merged(case, fixed, source=f"fixed of {self.implementation}")
+            case = _with_fixed(case, fixed, source=f"fixed of {self.implementation}")
         sharding = replace(case.sharding, offload=self.offload)  # with its kind of memory
         if "bucket" not in fixed.get("sharding", {}):
             sharding = replace(sharding, bucket=traits.bucket)  # beyond those of other cases
@@ -305,3 +305,22 @@ class Setup:
         if self.rank:
             words.append(f"--rank {self.rank}")
         return " ".join(words)
+
+
+def _with_fixed(case: Case, fixed: Mapping[str, Any], *, source: str) -> Case:
+    """Put fixed fields over a case whose sizes are beyond those of other cases.
+
+    Raises UsageError for fields that no case can have.
+    """
+    small = merged(Case(), fixed, source=source)
+    sections: dict[str, Any] = {}
+    for name, fields in fixed.items():
+        if name == "options":  # as they are, since a default of ours may be another one here
+            sections[name] = {**case.options, **fields}
+        elif isinstance(fields, Mapping):
+            section = getattr(small, name)
+            values = {field: getattr(section, field) for field in fields}
+            sections[name] = replace(getattr(case, name), **values)
+        else:
+            sections[name] = getattr(small, name)
+    return replace(case, **sections)
