@@ -119,6 +119,18 @@ def test_an_implementation_that_fixes_its_optimizer(tmp_path: Path) -> None:
     assert analyse(given).between.words == "8 Psi"
 
 
+def test_an_optimizer_class_has_no_formula(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from zerocheck.adapters.textbook.zero1 import Zero1\n"
+        "class Own(Zero1):\n"
+        "    fixed = {'optimizer': {'kind': 'user'}}\n"
+    )
+    given = Setup(model="small_models:small", implementation=f"{path}:Own", sequence=5)
+    with pytest.raises(UsageError, match="has an optimizer of its own"):
+        with_fixed(given, frozenset())
+
+
 def test_an_option_that_the_config_repeats(tmp_path: Path) -> None:
     assert setup(tmp_path, CONFIG, microbatches=2).microbatches == 2
 

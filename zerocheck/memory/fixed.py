@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
-from .setup import Setup
+from .setup import OPTIMIZERS, Setup
 
 _PLACES = {
     "microbatches": ("training", "microbatches"),
@@ -24,12 +24,18 @@ _PRECISIONS = {"bf16": "mixed", "fp32": "fp32"}
 def with_fixed(setup: Setup, given: Collection[str]) -> Setup:
     """Return the setup with what its implementation fixes. Imports torch.
 
-    given: fields that the user named. Raises UsageError where one says otherwise.
+    given: fields that the user named. Raises UsageError where one says otherwise, and for an
+    optimizer class of the user's.
     """
     fixed = setup.fixed
     values = {name: _value(name, fixed) for name in _PLACES}
     if values["offload"] == "pageable" and setup.traits.pinned:
         values["offload"] = "pinned"
+    if values["optimizer"] not in (None, *OPTIMIZERS):
+        raise UsageError(
+            f"{setup.implementation} has an optimizer of its own ({values['optimizer']}), of which "
+            f"no formula is known (allowed: {', '.join(OPTIMIZERS)})"
+        )
     if values["optimizer"] == "sgd":
         values["momentum"] = fixed["optimizer"].get("momentum")
     for name, value in values.items():
@@ -44,4 +50,4 @@ def with_fixed(setup: Setup, given: Collection[str]) -> Setup:
 def _value(name: str, fixed: Mapping[str, Any]) -> Any:
     section, field = _PLACES[name]
     value = fixed.get(section, {}).get(field)
-    return _PRECISIONS.get(value, value) if name == "precision" else value
+    return _PRECISIONS.get(value) if name == "precision" else value
