@@ -75,12 +75,20 @@ def test_collectives_of_replicas_have_the_ranks_of_their_axis() -> None:
 
 def check_to_the_byte(given: Setup) -> None:
     line, measured = both(given)
+    check_ends(line, measured)
+    check_peaks(line, measured)
+    assert line.peak().total == measured.peak
+
+
+def check_ends(line: Timeline, measured: AllocatorBytes) -> None:
     for (step, phase), held in measured.ends.items():
         assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
+
+
+def check_peaks(line: Timeline, measured: AllocatorBytes) -> None:
     simulated = peaks(line)
     for key in ((0, "forward"), (0, "backward"), (1, "forward"), (1, "backward")):
         assert simulated[key] == measured.peaks[key], key
-    assert line.peak().total == measured.peak
 
 
 @pytest.mark.every(6)
@@ -95,9 +103,7 @@ def test_the_optimizer_makes_a_few_scalars_unseen(name: str) -> None:
 @pytest.mark.parametrize("name", ["fsdp2", "ddp", "zero2"])
 def test_in_mixed_precision_what_is_held_is_the_same(name: str) -> None:
     """Its kernels allocate more inside, on the CPU, so the peaks are not."""
-    line, measured = both(setup(name, precision="mixed"))
-    for (step, phase), held in measured.ends.items():
-        assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
+    check_ends(*both(setup(name, precision="mixed")))
 
 
 @pytest.mark.every(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from slices import paired
-from test_allocator import both, peaks, setup
+from test_allocator import both, check_ends, check_peaks, peaks, setup
 
 from zerocheck.adapters.deepspeed.alone import BUCKET
 from zerocheck.contract.loading import load
@@ -28,21 +28,16 @@ apart by who holds them."""
 @pytest.mark.parametrize("name", NAMES)
 def test_deepspeed_to_the_byte(name: str, more: dict[str, object]) -> None:
     line, measured = both(setup(name, **more))
-    for (step, phase), held in measured.ends.items():
-        assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
-    simulated = peaks(line)
-    for key in ((0, "forward"), (0, "backward"), (1, "forward"), (1, "backward")):
-        assert simulated[key] == measured.peaks[key], key
+    check_ends(line, measured)
+    check_peaks(line, measured)
     for step in (0, 1):
-        assert 0 <= measured.peaks[step, "step"] - simulated[step, "step"] <= UNSEEN
+        assert 0 <= measured.peaks[step, "step"] - peaks(line)[step, "step"] <= UNSEEN
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_in_bf16_deepspeed_holds_what_the_allocator_counts(name: str) -> None:
-    line, measured = both(setup(name, precision="mixed"))
-    for (step, phase), held in measured.ends.items():
-        assert sum(line.at_end(phase, step).values()) == held, (step, phase)  # type: ignore[arg-type]
+    check_ends(*both(setup(name, precision="mixed")))
 
 
 @pytest.mark.every(3)

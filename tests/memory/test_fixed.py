@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from click.testing import CliRunner
 
 from zerocheck.adapters.deepspeed.options import options_of
+from zerocheck.cli import main
 from zerocheck.errors import UsageError
 from zerocheck.memory.analyse import analyse
+from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.fixed import with_fixed
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import source
@@ -105,30 +110,48 @@ def test_an_option_that_the_config_contradicts(
         setup(tmp_path, CONFIG, **{option: value})
 
 
-def test_an_implementation_that_fixes_its_optimizer(tmp_path: Path) -> None:
-    """Of SGD the momentum too, without which it has no state."""
-    path = tmp_path / "mine.py"
+def fixing(folder: Path, fixed: dict[str, Any]) -> Setup:
+    path = folder / "mine.py"
     path.write_text(
         "from zerocheck.adapters.textbook.zero1 import Zero1\n"
-        "class Plain(Zero1):\n"
-        "    fixed = {'optimizer': {'kind': 'sgd', 'momentum': 0.0}}\n"
+        f"class Mine(Zero1):\n    fixed = {fixed!r}\n"
     )
-    given = Setup(model="small_models:small", implementation=f"{path}:Plain", sequence=5)
-    given = with_fixed(given, frozenset())
+    return Setup(model="small_models:small", implementation=f"{path}:Mine", sequence=5)
+
+
+def test_an_implementation_that_fixes_its_optimizer(tmp_path: Path) -> None:
+    """Of SGD the momentum too, without which it has no state."""
+    mine = fixing(tmp_path, {"optimizer": {"kind": "sgd", "momentum": 0.0}})
+    given = with_fixed(mine, frozenset())
     assert (given.optimizer, given.momentum) == ("sgd", 0.0)
     assert analyse(given).between.words == "8 Psi"
 
 
 def test_an_optimizer_class_has_no_formula(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from zerocheck.adapters.textbook.zero1 import Zero1\n"
-        "class Own(Zero1):\n"
-        "    fixed = {'optimizer': {'kind': 'user'}}\n"
-    )
-    given = Setup(model="small_models:small", implementation=f"{path}:Own", sequence=5)
     with pytest.raises(UsageError, match="has an optimizer of its own"):
-        with_fixed(given, frozenset())
+        with_fixed(fixing(tmp_path, {"optimizer": {"kind": "user"}}), frozenset())
+
+
+def test_what_contradicts_the_config_is_not_simulated(tmp_path: Path) -> None:
+    """A search or an advice could ask for it, and its command would be refused."""
+    given = setup(tmp_path, CONFIG)
+    with pytest.raises(UsageError, match=r"--microbatches 1: .* has 2"):
+        analyse(replace(given, microbatches=1))
+    limit = analyse(given).peak.total - 1
+    device = analyse(given, limit=limit).device
+    assert device is not None and device.tried
+    assert not [one.command for one in device.tried if "--offload" in one.command]
+
+
+def test_a_search_keeps_what_the_config_fixes(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(CONFIG))
+    words = ["memory", "small_models:small", "--fit", "--device-memory", "4GiB", "--sequence", "5"]
+    more = ["--batch", "2", "--world-size", "2", "--implementation", str(path)]
+    done = CliRunner().invoke(main, [*words, *more, "--json", str(tmp_path / "out.json")])
+    assert done.exit_code == 0, done.output
+    report = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=FitReport)
+    assert report.rows and {row.microbatches for row in report.rows} == {2}
 
 
 def test_an_option_that_the_config_repeats(tmp_path: Path) -> None:

@@ -194,14 +194,15 @@ def memory(
     setup = Setup(model=model, checkpoint=checkpoint_activations, **given)
     setup.check()
     _check(setup)
-    from ..memory.fixed import with_fixed
+    from ..memory.fixed import fixed_values, with_fixed
 
     setup = with_fixed(setup, named(context))
     if fit:
         if limit is None:
             raise UsageError("--fit needs --device-memory SIZE, such as 80GiB, to fit into")
         speeds = _speeds(link, flops)
-        return _fit(setup, named(context), limit, speeds, exact=exact, json_file=json_file)
+        kept = named(context).union(fixed_values(setup))
+        return _fit(setup, kept, limit, speeds, exact=exact, json_file=json_file)
     for option, value in (("--link", link), ("--flops", flops)):
         if value is not None:
             raise UsageError(f"{option} {value} is of --fit")

@@ -24,8 +24,28 @@ _PRECISIONS = {"bf16": "mixed", "fp32": "fp32"}
 def with_fixed(setup: Setup, given: Collection[str]) -> Setup:
     """Return the setup with what its implementation fixes. Imports torch.
 
-    given: fields that the user named. Raises UsageError where one says otherwise, and for an
-    optimizer class of the user's.
+    given: fields that the user named. Raises UsageError as `check_fixed` does.
+    """
+    values: dict[str, Any] = fixed_values(setup)
+    made = replace(setup, **{name: one for name, one in values.items() if name not in given})
+    check_fixed(made)
+    return made
+
+
+def check_fixed(setup: Setup) -> None:
+    """Raise UsageError where the setup says otherwise than what its implementation fixes."""
+    for name, value in fixed_values(setup).items():
+        if getattr(setup, name) != value:
+            raise UsageError(
+                f"--{name} {getattr(setup, name)}: {setup.implementation} has {value}; leave one "
+                "of the two out"
+            )
+
+
+def fixed_values(setup: Setup) -> dict[str, object]:
+    """Return the fields of a setup that its implementation fixes, with their values.
+
+    Raises UsageError for an optimizer class of the user's.
     """
     fixed = setup.fixed
     values = {name: _value(name, fixed) for name in _PLACES}
@@ -38,13 +58,7 @@ def with_fixed(setup: Setup, given: Collection[str]) -> Setup:
         )
     if values["optimizer"] == "sgd":
         values["momentum"] = fixed["optimizer"].get("momentum")
-    for name, value in values.items():
-        named = getattr(setup, name)
-        if value is not None and name in given and named != value:
-            raise UsageError(
-                f"--{name} {named}: {setup.implementation} has {value}; leave one of the two out"
-            )
-    return replace(setup, **{name: one for name, one in values.items() if one is not None})
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _value(name: str, fixed: Mapping[str, Any]) -> Any:

@@ -216,8 +216,8 @@ class Setup:
         if not self.traits.masters:
             return "fp32"
         if self.precision == "mixed":
-            wide = self.traits.wide_gradients or self.case(0).precision.reduce == "fp32"
-            wide = wide or self.offload != "none"  # the host takes them as masters are updated
+            # The host takes them as masters are updated.
+            wide = self.traits.wide_gradients or self.offload != "none"
             return "mixed with fp32 gradients" if wide else "mixed"
         return "fp32 with masters" if self.stage else "fp32"
 

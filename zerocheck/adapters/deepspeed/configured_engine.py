@@ -67,12 +67,13 @@ def _simulated(stage: type[DeepSpeed], given: DeepSpeedConfig) -> SimulationTrai
     """Return the traits of the stage, with the config's sizes, however large."""
     bucket, options = simulated_sizes(given.large)
     kind = stage.simulated
+    summed = given.accumulate_dtype or given.fixed.get("precision", {}).get("reduce")
     return replace(
         kind,
         bucket=bucket or kind.bucket,
         options={**kind.options, **stored_as(options)},
         pinned=given.pinned,
-        wide_gradients=given.accumulate_dtype == "fp32",
+        wide_gradients=summed == "fp32",
     )
 
 

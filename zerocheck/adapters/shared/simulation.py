@@ -13,7 +13,6 @@ from ...case.schema import Precision
 DDP_BUCKET = 25 * 2**20 // 4
 """Elements of fp32 in 25 MiB, torch's default bucket of DDP."""
 
-
 FP32_REDUCTION = Precision(compute="bf16", reduce="fp32")
 """Compute in bf16, gradients reduced in fp32: what torch recommends for FSDP."""
 
@@ -40,11 +39,11 @@ class SimulationTraits:
     masters: bool = False
     """True if, in mixed precision, it holds weights and gradients in bf16, and an fp32 master among
     the states, as in the ZeRO paper. Others hold fp32 weights and gradients."""
+    wide_gradients: bool = False
+    """True if gradients are in fp32 next to bf16 weights."""
     on_meta: bool = False
     """True if it shards on the meta device, gets memory afterwards, and makes the optimizer then,
     as torch recommends for models larger than a device. Others get the whole model."""
-    wide_gradients: bool = False
-    """True if gradients are in fp32 next to bf16 weights."""
     prefetch: int = 0
     """`sharding.prefetch` of the simulated case; 0 leaves it to torch."""
     bucket: int = DDP_BUCKET
