@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 from ranks_asking import Ask, answers
@@ -34,6 +36,54 @@ def test_other_hosts_are_other_processes(shared_pool: Pool, ask: Ask) -> None:
     assert (one, other) == (["0", "1"], ["0", "0"])
     assert answers(ask(2, "imported")) == one
     assert set(shared_pool.rank_pids) >= {2}
+
+
+def test_ranks_that_never_read_their_hosts_are_told_others(shared_pool: Pool, ask: Ask) -> None:
+    """They are as good as new ones, which take a tenth of a second each."""
+    ask(5, "reduce")
+    pids = shared_pool.rank_pids[5]
+    assert [t[2:] for t in answers(ask(5, "places", hosts=(2,)))] == [
+        ["0", "2", "0", "3"],
+        ["1", "2", "0", "3"],
+        ["0", "2", "1", "3"],
+        ["1", "2", "1", "3"],
+        ["0", "1", "2", "3"],
+    ]
+    # Now they have read it: others do what is asked for on other hosts.
+    assert 5 not in shared_pool.rank_pids
+    ask(5, "reduce")
+    assert set(shared_pool.rank_pids[5]).isdisjoint(pids)
+
+
+@pytest.mark.parametrize(
+    "how", ["environ[]", "getenv", "in", "copy", "items", "environb", "unpack", "setdefault"]
+)
+def test_every_way_to_read_a_place_counts(how: str) -> None:
+    script = f"""
+import os
+from zerocheck.machine import place_variables
+from zerocheck.machine.hosts import places
+os.environ.update(place_variables.values(places((1,), 2), 1))
+place_variables.watch()
+assert place_variables.copied(os.environ)["GROUP_RANK"] == "1"
+list(os.environ), os.environ["PATH"], os.environ.get("HOME"), len(os.environ)
+assert not place_variables.were_read()
+{READS[how]}
+assert place_variables.were_read()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+READS = {
+    "environ[]": "os.environ['LOCAL_RANK']",
+    "getenv": "os.getenv('LOCAL_WORLD_SIZE')",
+    "in": "'GROUP_RANK' in os.environ",
+    "copy": "os.environ.copy()",
+    "items": "dict(os.environ.items())",
+    "environb": "os.environb[b'LOCAL_RANK']",
+    "unpack": "{**os.environ}",
+    "setdefault": "os.environ.setdefault('GROUP_WORLD_SIZE', '1')",
+}
 
 
 def test_jobs_of_several_hosts_run_beside_each_other(shared_pool: Pool) -> None:

@@ -19,7 +19,7 @@ from ..case.mesh import AXES
 from ..case.options import defaults
 from ..case.schema import Case, Sharding
 from ..case.shapes import sometimes_used
-from ..catalogue import INJECTED, PLANTING, apart
+from ..catalogue import INJECTED, PLANTING, apart, installed
 from ..compat_memory import quiet_profiler
 from ..contract import loading
 from ..contract.implementation import Implementation
@@ -58,6 +58,8 @@ from ..user_code import import_user_code
 from .checkpoints import NO_CHECKPOINTS, Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
 from .leaks.guard import LeakSink, StateGuard
+from .leaks.patches import all_code
+from .leaks.places import StateKind
 from .recorder import Recorder, Store
 from .steps import Driver, restores
 
@@ -65,6 +67,8 @@ _injected: dict[str, type[Implementation]] = {}
 _meshes: dict[tuple[object, ...], DeviceMesh] = {}
 _guards: list[StateGuard] = []
 """The one of this process."""
+_inherited: list[StateKind] = []
+"""The clean code of the process that this one was forked from, if any."""
 
 
 class ProgressPage(Protocol):
@@ -89,6 +93,12 @@ class Context(Protocol):
     def condition(self) -> LeakSink: ...
 
 
+def prepare() -> None:
+    """Do once what all ranks would do, in the process that they are forked from."""
+    installed()
+    _inherited[:] = all_code()
+
+
 def run(payload: bytes, context: Context) -> bytes:
     """Do one job (msgpack of Job); return msgpack of its reply (Reply).
 
@@ -99,7 +109,7 @@ def run(payload: bytes, context: Context) -> bytes:
     if not _guards:
         deterministic(torch.device(context.device))
         quiet_profiler()  # an environment variable, which is no leak of a job
-        _guards.append(StateGuard())
+        _guards.append(StateGuard(_inherited))
     with _guards[0].around(_imports(job), context.condition):
         return msgspec.msgpack.encode(_reply(job, context))
 

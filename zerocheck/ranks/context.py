@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -63,3 +64,12 @@ def load_target(target: str) -> Target:
         raise ValueError(f"a target is written 'package.module:function', not {target!r}")
     function: Target = getattr(importlib.import_module(module), name)
     return function
+
+
+def prepare(target: Target) -> None:
+    """Call `prepare()` of the target's module, if it has one, in the process that ranks are forked
+    from: it does once what each of them would do at its first job."""
+    function: Callable[[], object] | None
+    function = getattr(sys.modules[target.__module__], "prepare", None)
+    if function is not None:
+        function()

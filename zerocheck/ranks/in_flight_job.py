@@ -36,7 +36,7 @@ class InFlightJob:
         self.sent_at = time.monotonic()
         self.replies.clear()
         return [
-            frame(JobMessage(sequence, floor, payload, arena, self.room))
+            frame(JobMessage(sequence, floor, payload, arena, self.hosts, self.room))
             for payload in self.payloads
         ]
 

@@ -108,13 +108,14 @@ class JobMessage(Message, frozen=True):
     """Parent to rank. Sequence numbers count from 1 in each team.
 
     `floor` is the last job whose replies the parent had all seen when it sent this one: a rank
-    does not start if a job after `floor` raised on any rank.
+    does not start if a job after `floor` raised on any rank. hosts: as in a case.
     """
 
     sequence: int
     floor: int
     payload: bytes
     arena: int
+    hosts: tuple[int, ...] = ()
     room: int = 0
     """Bytes of memory that the rank may take for it: see limits.py."""
 
@@ -142,7 +143,8 @@ class Reply(Message, frozen=True):
     """Rank to parent. Times are time.monotonic() in seconds, comparable on one machine.
 
     With `started` false the job did not run, since an earlier one raised somewhere. leaks,
-    collectives: as of `context.Condition`.
+    collectives: as of `context.Condition`. place_read: whether this process has ever read on which
+    host it is.
     """
 
     sequence: int
@@ -155,6 +157,7 @@ class Reply(Message, frozen=True):
     arena_bytes: int
     leaks: list[Leak] = []
     collectives: dict[str, int] = {}
+    place_read: bool = False
 
     @property
     def fit(self) -> bool:

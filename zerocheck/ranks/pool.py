@@ -62,7 +62,8 @@ class Pool:
         cuda:N. `backend`: gloo or nccl, None for what fits: see ranks/device.py.
         `patience_s`: no sign of life for that long is a hang. `ceiling_s`: no progress for that
         long is one though processors are busy. `grace_s`: how long the others may be still after
-        a rank failed. Teams beyond `max_idle_ranks` ranks in all are closed, the oldest first.
+        a rank failed. Teams beyond `max_idle_ranks` ranks in all are closed, the oldest first,
+        and those on several hosts before all others.
         `warm`: modules that take long to import, once for all ranks. One that does not import is
         left to whoever needs it.
         """
@@ -126,15 +127,18 @@ class Pool:
         """Send a job, one payload for all ranks or one for each, and do not wait for it.
 
         Jobs of one world size and the same hosts run in the order of submission. `fresh`: on new
-        processes, which end with the job. `hosts`: as in a case; the ranks' environment says so
-        from their beginning, since user code may read it when it is imported. `memory`: bytes
-        that the ranks are known to need. Raises UsageError for a world size that cannot be.
+        processes, which end with the job. `hosts`: as in a case; the ranks' environment says so.
+        Ranks that have read there on which host they are, as user code may when it is imported,
+        are told no other. `memory`: bytes that the ranks are known to need. Raises UsageError
+        for a world size that cannot be.
         """
         if self._closed:
             raise HarnessError("the pool is closed")
         living = sum(team.world_size for team in self._teams)
-        kind = world_size, hosts
-        known = any((t.world_size, t.hosts) == kind for t in self._teams) and not fresh
+        known = not fresh and any(
+            team.world_size == world_size and (team.hosts == hosts or team.movable)
+            for team in self._teams
+        )
         if not known or isinstance(world_size, bool):
             world_size = check_world_size(world_size, already=living)
         payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
@@ -232,7 +236,10 @@ class Pool:
                 if team.jobs:
                     return None
                 self._end(team)
-                break
+                return self._new_team(job)
+        for team in self._teams:
+            if team.world_size == job.world_size and team.movable:
+                return team
         return self._new_team(job)
 
     def _new_team(self, job: InFlightJob, *, dedicated: bool = False) -> Team:
@@ -349,7 +356,11 @@ class Pool:
         )
 
     def _close_oldest(self) -> None:
-        idle = sorted((t for t in self._teams if not t.jobs), key=lambda t: t.used_at)
+        # Hosts differ from case to case, so that few teams on several are asked for again.
+        idle = sorted(
+            (team for team in self._teams if not team.jobs),
+            key=lambda team: (not team.hosts, team.used_at),
+        )
         while len(idle) > 1 and sum(t.world_size for t in idle) > self._max_idle_ranks:
             self._end(idle.pop(0))
 

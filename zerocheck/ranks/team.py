@@ -55,6 +55,9 @@ class Team:
         """
         self.world_size = world_size
         self.hosts = hosts
+        """Those of the last job that was sent."""
+        self._place_read = device != CPU
+        """True once a rank has read on which host it is, or has the GPU of its place."""
         self.dedicated = dedicated
         self.jobs: deque[InFlightJob] = deque()
         self.gone: frozenset[int] = frozenset()
@@ -117,6 +120,11 @@ class Team:
         """True if a job may be sent."""
         return self.alive and not self.failing and not self.gone and not self.retired
 
+    @property
+    def movable(self) -> bool:
+        """True if the ranks may be told other hosts: nothing in them can depend on theirs."""
+        return not (self.jobs or self.dedicated or self._place_read) and self.accepting
+
     def pids(self) -> list[int]:
         """In rank order. Waits for the zygote. Raises HarnessError when that is gone."""
         if self._pids is None:
@@ -128,6 +136,7 @@ class Team:
     def send(self, job: InFlightJob) -> None:
         """Queue the job and write what the sockets take at once; `flush` writes the rest."""
         self._sequence += 1
+        self.hosts = job.hosts
         arena = self._free.pop() if self._free else self._arenas
         self._arenas = max(self._arenas, arena + 1)
         for rank, data in enumerate(job.prepare(self._sequence, arena, self._floor)):
@@ -174,6 +183,7 @@ class Team:
                 self.gone |= {rank}
                 return False
             for reply in replies:
+                self._place_read |= reply.place_read
                 for job in self.jobs:
                     if job.sequence == reply.sequence:
                         job.replies[rank] = reply

@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from zerocheck.machine import place_variables
 from zerocheck.machine.devices import CPU
-from zerocheck.machine.hosts import counts, places
+from zerocheck.machine.hosts import places
 from zerocheck.machine.signals import die_with
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, Target
@@ -43,6 +44,8 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
     _bind_to(zygote)
     _redirect(spawn.directory, rank)
     os.environ.update(launcher_environment(rank, spawn.world_size, spawn.hosts))
+    hosts = spawn.hosts
+    place_variables.watch()
     torch.set_num_threads(1)
     gc.enable()
     board = Board(spawn.board, spawn.world_size)
@@ -78,6 +81,9 @@ def run(target: Target, spawn: Spawn, rank: int, sock: socket.socket, zygote: in
                 arena = arenas[job.arena] = Arena(name, spawn.arena_directories)
             arena.reset()
             progress.begin(job.sequence, _log_offset())
+            if job.hosts != hosts:
+                hosts = job.hosts
+                os.environ.update(_place(rank, spawn.world_size, hosts))
             context = RankContext(rank, spawn.world_size, arena, progress, device)
             reply = execute(target, job.sequence, job.payload, context, broken, room=job.room)
             if os.getpid() != me:  # user code forked, and its child came back to here
@@ -141,6 +147,7 @@ def execute(
         arena.size,
         context.condition.leaks,
         context.condition.collectives,
+        place_variables.were_read(),
     )
 
 
@@ -173,14 +180,10 @@ def launcher_environment(rank: int, world_size: int, hosts: tuple[int, ...]) -> 
     Nobody listens at the address: the ranks have their process group already, so that who asks for
     the address (accelerate, Lightning) never connects.
     """
-    place = places(hosts, world_size)[rank]
     values = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_world_size,
-        "GROUP_RANK": place.host,
-        "GROUP_WORLD_SIZE": len(counts(hosts, world_size)),
+        **_place(rank, world_size, hosts),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
         "ROLE_NAME": "default",
@@ -193,6 +196,10 @@ def launcher_environment(rank: int, world_size: int, hosts: tuple[int, ...]) -> 
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+def _place(rank: int, world_size: int, hosts: tuple[int, ...]) -> dict[str, str]:
+    return place_variables.values(places(hosts, world_size), rank)
 
 
 def _bind_to(zygote: int) -> None:

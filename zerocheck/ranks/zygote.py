@@ -28,7 +28,7 @@ import msgspec
 
 from zerocheck.machine.garbage import freeze
 from zerocheck.machine.warning_filters import relax_warnings
-from zerocheck.ranks.context import Target, load_target
+from zerocheck.ranks.context import Target, load_target, prepare
 from zerocheck.ranks.messages import (
     Exit,
     Failed,
@@ -137,6 +137,7 @@ def _prepare(hello: Hello) -> Target:
         torch.optim.AdamW([parameter]).step()
     import zerocheck.ranks.worker  # noqa: F401
 
+    prepare(target)
     sys.stdout.flush()
     sys.stderr.flush()
     freeze()

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ...machine import place_variables
 from . import groups, process_settings, torch_settings
-from .patches import Code, Namespaces, mappings
+from .patches import all_code, environment, hooks
 from .places import StateChange, StateKind
 from .settings import Settings
 
@@ -31,13 +32,14 @@ class StateGuard:
     others; but for what is `lasting`: entries of `sys.path`, new environment variables.
     """
 
-    def __init__(self) -> None:
-        """Take the current state as clean."""
+    def __init__(self, code: Sequence[StateKind] = ()) -> None:
+        """Take the current state as clean. code: as of `all_code`, where that was taken before."""
+        self._environment = environment()
         self._places: tuple[StateKind, ...] = (
             Settings(torch_settings.modes()),
-            Namespaces(),
-            Code(),
-            *mappings(),
+            *(code or all_code()),
+            *hooks(),
+            self._environment,
             Settings(torch_settings.settings()),
             Settings(process_settings.settings()),
             groups.Groups(),
@@ -50,6 +52,7 @@ class StateGuard:
         self, imports: Sequence[tuple[str, Callable[[], object]]], condition: LeakSink
     ) -> Iterator[None]:
         """Guard a job that runs within the context. imports: code that it imports, by name."""
+        self._environment.take(*place_variables.NAMES)  # other jobs, other hosts
         meant = self._import(imports, condition)
         try:
             yield

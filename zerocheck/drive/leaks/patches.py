@@ -21,7 +21,8 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer
 
-from .places import MISSING, StateChange
+from ...machine.place_variables import copied
+from .places import MISSING, StateChange, StateKind
 
 _WITHIN = (
     "torch.distributed.fsdp._fully_shard", "zerocheck.contract", "zerocheck.drive",
@@ -138,6 +139,15 @@ class Code:
         self._clean[self._functions.index(change.key)] = change.after
 
 
+def all_code() -> tuple[StateKind, ...]:
+    """Return the places of all code, the current one of which is clean.
+
+    Ranks inherit them: the first look writes to the reference counts of 20 MiB of objects, and a
+    forked process has to copy each page of them, which took 20 ms of processor time.
+    """
+    return Namespaces(), Code()
+
+
 class Mapping:
     """Place of a mapping, every entry of which counts."""
 
@@ -152,10 +162,15 @@ class Mapping:
         self._name = name
         self._mapping = mapping
         self._grows = grows
-        self._clean = dict(mapping)
+        self._clean = copied(mapping)
+
+    def take(self, *keys: Any) -> None:
+        """Take the current values of these as clean."""
+        now = copied(self._mapping)
+        self._clean.update({key: now[key] for key in keys if key in now})
 
     def changes(self) -> Iterator[StateChange]:
-        now = dict(self._mapping)
+        now = copied(self._mapping)
         if len(now) == len(self._clean) and (
             not now or _alike([*now, *now.values()], [*self._clean, *self._clean.values()])
         ):
@@ -179,14 +194,18 @@ class Mapping:
             self._clean[change.key] = change.after
 
 
-def mappings() -> Iterator[Mapping]:
-    """Iterate over the hooks of all modules and optimizers, and the environment."""
+def hooks() -> Iterator[Mapping]:
+    """Iterate over the hooks of all modules and of all optimizers."""
     for module, word in ((nn_module, "modules"), (optimizer, "optimizers")):
         for name, value in vars(module).items():
             if name.startswith("_global_") and isinstance(value, dict):
                 kind = name.removeprefix("_global_").replace("_", " ")
                 yield Mapping(f"a hook of all {word} ({kind})", value)
-    yield Mapping("environment variable {} changed", os.environ, grows=True)
+
+
+def environment() -> Mapping:
+    """Return the place of the environment variables."""
+    return Mapping("environment variable {} changed", os.environ, grows=True)
 
 
 def _owners() -> Iterator[Any]:
