@@ -8,12 +8,12 @@ _kept = False
 
 
 def freeze() -> None:
-    """Collect, and leave all objects of now to no collection of this process and of its children.
+    """Leave all objects of now to no collection of this process and of its children.
 
-    A collection would copy the pages that they share.
+    A collection would copy the pages that they share. Garbage of imports is left where it is: to
+    look for it takes 0.2 s, and it is less than 1 MiB.
     """
     global _kept
-    gc.collect()
     gc.freeze()
     _kept = True
 

@@ -54,7 +54,6 @@ _WARM_MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
-    "torch.distributed.optim",
     "torch.distributed.tensor",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
