@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from zerocheck.floating_point import BF16, FP32
-from zerocheck.judge.assemble import ManifestPlan, RoleState
+from zerocheck.judge.assemble import RoleState
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
+from zerocheck.judge.manifest_plan import ManifestPlan
 from zerocheck.judge.state import State
 
 SIZE = 8

@@ -13,9 +13,10 @@ from small import NAMES, SIZE, held, layout, state
 
 from zerocheck.case.schema import Block, Case, Group, Model, Optimizer
 from zerocheck.floating_point import BF16, FP32
-from zerocheck.judge import assemble, pieces
-from zerocheck.judge.assemble import ManifestPlan, Observation, plan_of
+from zerocheck.judge import manifest_plan, pieces
+from zerocheck.judge.assemble import Observation
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
+from zerocheck.judge.manifest_plan import ManifestPlan, plan_of
 from zerocheck.judge.obligations import publish
 from zerocheck.judge.state import State
 from zerocheck.models.network import build_model
@@ -175,7 +176,19 @@ def test_shards_are_put_together() -> None:
     ]
     assert [sorted(plan.present) for plan in found.plans] == [["a", "b"], ["b", "c", "e"]]
     assert found.present == frozenset("abce") and not found.whole_everywhere
-    assert found.covered() is not None and bool(found.covered().all())  # type: ignore[union-attr]
+    assert found.covered() is None and found.held_once and found.agree
+    assert found.as_of(1) is found.whole
+
+
+def test_copies_are_compared_and_what_is_held_once_is_not() -> None:
+    apart = _seen([A], [C, E]).held(0, "state", "parameter")
+    copied = _seen([A, C], [C, E]).held(0, "state", "parameter")
+    twice = _seen([A, A], [C, E]).held(0, "state", "parameter")
+    assert apart is not None and copied is not None and twice is not None
+    assert apart.held_once and apart.agree
+    assert not copied.held_once and not copied.agree  # ranks have tens, and tens and one
+    assert not twice.held_once
+    assert copied.as_of(1)[6] == 61 and copied.as_of(0)[6] == 60
 
 
 def test_what_each_rank_holds_by_name() -> None:
@@ -192,7 +205,7 @@ def test_the_lowest_rank_counts_and_the_rest_is_nan() -> None:
     assert found is not None
     assert found.whole.nan_to_num(nan=-1).tolist() == [0, 10, -1, 32, 42, -1, 61, -1]
     covered = found.covered()
-    assert covered is not None
+    assert covered is not None and not found.held_once
     assert covered.tolist() == [True, True, False, True, True, False, True, False]
     assert found.values.tolist() == [0, 10, 32, 42, 61]
 
@@ -291,7 +304,7 @@ def test_a_large_part_is_copied_range_by_range(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pieces, "AT_ONCE", 1)
     few = plan_of((C, A), layout())
     assert not by_index.ranges and not few.ranges  # so few elements are as fast by index
-    monkeypatch.setattr(assemble, "FEW", 0)
+    monkeypatch.setattr(manifest_plan, "FEW", 0)
     by_range = plan_of((C, A), layout())
     assert len(by_range.ranges) == 2
     whole = torch.arange(float(SIZE))
@@ -301,6 +314,11 @@ def test_a_large_part_is_copied_range_by_range(monkeypatch: pytest.MonkeyPatch) 
     for plan, into, mask in zip((by_range, by_index), wholes, masks, strict=True):
         plan.scatter(into, part)
         plan.mark(mask)
+        assert plan.agrees(into, part)
+        for element in range(len(part)):
+            wrong = part.clone()
+            wrong[element] += 1
+            assert not plan.agrees(into, wrong)
     assert torch.equal(*wholes) and torch.equal(*masks) and not masks.all()
 
 

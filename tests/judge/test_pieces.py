@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -52,10 +54,73 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return call
 
 
+@pytest.mark.parametrize("processors", [1, 4])
+def test_pieces_in_threads_come_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, processors: int
+) -> None:
+    """In each as in the caller: without gradients, and on one processor."""
+    monkeypatch.setattr(pieces, "AT_ONCE", 10)
+    monkeypatch.setattr(pieces, "processors", lambda: processors)
+    threads = set()
+
+    def make(here: slice, there: Positions) -> tuple[slice, bool, int]:
+        threads.add(threading.get_ident())
+        assert here == there
+        time.sleep(0.02)
+        return here, torch.is_grad_enabled(), torch.get_num_threads()
+
+    with torch.no_grad():
+        found = [*pieces.of_each(make, pieces.pieces(None, 95))]
+    assert [here for here, _, _ in found] == split(95)
+    assert not any(enabled for _, enabled, _ in found)
+    assert {count for _, _, count in found[1:]} == ({1} if processors > 1 else {found[0][2]})
+    assert len(threads) == (1 if processors == 1 else 5), "the first one in the caller's"
+
+
+def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what has not begun is left, as after a break."""
+    monkeypatch.setattr(pieces, "AT_ONCE", 1)
+    monkeypatch.setattr(pieces, "processors", lambda: 2)
+    begun = []
+
+    def make(here: slice, _: Positions) -> int:
+        begun.append(here.start)
+        if here.start == 5:
+            raise ValueError("of the sixth")
+        time.sleep(0.001)
+        return here.start
+
+    with pytest.raises(ValueError, match="of the sixth"):
+        [*pieces.of_each(make, pieces.pieces(None, 1000))]
+    assert len(begun) < 100
+    begun.clear()
+    assert next(one for one in pieces.of_each(make, pieces.pieces(None, 1000)) if one == 3) == 3
+    assert len(begun) < 100
+
+
+@pytest.mark.parametrize(
+    ("elements", "there"),
+    [
+        ([3, 4, 5, 6], slice(3, 7)),
+        ([3], slice(3, 4)),
+        ([3, 5, 4, 6], None),  # ends where a range would
+        ([4, 3], None),
+        ([3, 3, 5, 6], None),
+        ([], None),
+    ],
+)
+def test_positions_that_follow_one_another_are_a_range(
+    elements: list[int], there: slice | None
+) -> None:
+    given = torch.tensor(elements, dtype=torch.int64)
+    ((_, found),) = pieces.pieces(given, 9)
+    assert found == there if there is not None else torch.equal(found, given)  # type: ignore[arg-type]
+
+
 def _short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "LARGE_BYTES", 1)
     monkeypatch.setattr(vectors, "AT_ONCE", 1 << 16)
-    monkeypatch.setattr(vectors, "leaves_half", lambda _: False)
+    monkeypatch.setattr(vectors, "leaves", lambda *_: False)
 
 
 def _without_attribution(judged: Judgement) -> Judgement:

@@ -19,7 +19,7 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     monkeypatch.setattr(vectors, "LARGE_BYTES", 1)
     monkeypatch.setattr(vectors, "AT_ONCE", 3)
     monkeypatch.setattr(vectors, "HUGE_BYTES", 1 if request.param == "huge pages" else 1 << 40)
-    monkeypatch.setattr(vectors, "leaves_half", lambda _: request.param != "files")
+    monkeypatch.setattr(vectors, "leaves", lambda *_: request.param != "files")
     return str(request.param)
 
 
@@ -44,12 +44,44 @@ def test_a_file_has_no_name_and_goes_with_its_tensor(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = vectors.zeros(1000)
-    mapped = f"{made.data_ptr():x}-" in Path("/proc/self/maps").read_text()
-    assert mapped == (where == "files") and not os.listdir(tmp_path)
-    start = f"{made.data_ptr():x}-"
+    assert (str(tmp_path) in _area(made)) == (where == "files") and not os.listdir(tmp_path)
     del made
     gc.collect()
-    assert where != "files" or start not in Path("/proc/self/maps").read_text()
+    vectors.give_back()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def _area(vector: torch.Tensor) -> str:
+    """Return the line of /proc/self/maps that a vector lies in."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(end, 16) for end in line.split()[0].split("-"))
+        if low <= vector.data_ptr() < high:
+            return line
+    raise AssertionError("its memory is not found")
+
+
+def test_what_a_vector_leaves_is_the_next_ones(where: str) -> None:
+    """Of its size; and together they never take more than vectors that were there at once."""
+    vectors.give_back()
+    first, second = vectors.zeros(1000), vectors.zeros(1000)
+    there = {first.data_ptr(), second.data_ptr()}  # 8,000 bytes
+    part = first[10:]
+    del first, second
+    third = vectors.empty(1000)
+    assert where == "memory" or (
+        third.data_ptr() in there and third.data_ptr() != part.data_ptr() - 40
+    )
+    part.fill_(1.0)
+    third.fill_(2.0)
+    assert part.sum() == 990
+    del part
+    kept = vectors._in_files if where == "files" else vectors._in_memory
+    assert where == "memory" or kept.has(4000)
+    fourth = vectors.empty(1001)  # 8,004 bytes of 8,000 that were there at once, and 4,000 kept
+    assert not kept.has(4000), "kept, and more than ever"
+    del third, fourth
+    vectors.give_back()
+    assert not kept.has(4000) and not kept.has(4004)
 
 
 def test_long_ones_lie_in_huge_pages() -> None:
@@ -68,12 +100,12 @@ def test_long_ones_lie_in_huge_pages() -> None:
 
 
 def test_small_ones_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "leaves_half", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(vectors, "leaves", lambda *_: pytest.fail("asked"))
     vectors.zeros(1000)
 
 
 def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "LARGE_BYTES", 1)
-    monkeypatch.setattr(vectors, "leaves_half", lambda _: False)
+    monkeypatch.setattr(vectors, "leaves", lambda *_: False)
     with pytest.raises(HarnessError, match=r"no room for a vector of .* MiB in .*; set TMPDIR"):
         vectors.empty(1 << 46)

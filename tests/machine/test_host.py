@@ -27,9 +27,9 @@ def test_memory_of_the_machine_and_of_its_group(
 def test_half_of_the_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "total_bytes", lambda: 100)
     monkeypatch.setattr(host, "available_bytes", lambda: 60)
-    assert host.leaves_half(10) and not host.leaves_half(11)
+    assert host.leaves(2, 10) and not host.leaves(2, 11)
     monkeypatch.setattr(host, "total_bytes", lambda: None)
-    assert host.leaves_half(1000)
+    assert host.leaves(2, 1000)
 
 
 def test_huge_pages_are_asked_for_unless_the_user_says_otherwise() -> None:

@@ -15,8 +15,9 @@ from ..case.schema import Case, Optimizer, Training
 from ..contract.semantics import Semantics
 from ..floating_point import Format
 from ..judge import skip
-from ..judge.assemble import ManifestPlan, RoleState
+from ..judge.assemble import RoleState
 from ..judge.compare import different_bits
+from ..judge.manifest_plan import ManifestPlan
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
 from ..judge.pieces import AT_ONCE

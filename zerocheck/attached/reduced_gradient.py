@@ -19,12 +19,13 @@ from ..case.schema import Case, Training
 from ..contract.semantics import Semantics
 from ..floating_point import Enclosure, Format
 from ..judge import bounds, vectors
-from ..judge.assemble import RoleState, plan_of
+from ..judge.assemble import RoleState
 from ..judge.compare import Misfit, compare, describe
 from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
 from ..judge.layout import ParameterLayout
 from ..judge.local import Passes
+from ..judge.manifest_plan import plan_of
 from ..judge.pieces import Enclosing, split
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Violation

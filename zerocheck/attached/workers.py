@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from ..ranks.cores import processors
+from ..machine.host import processors
 
 MOST = 16
 """Threads of one rank at most: with more, memory is what they wait for."""

@@ -32,6 +32,8 @@ resumed one. Both judge the same obligations, each with a context that computes 
   damaged
 - `local.py`: local gradients of every rank and microbatch, computed by the reference on one
   device
+- `manifest_plan.py`: where the elements of a rank's shards lie in the flat vector, and what all
+  ranks cover of it
 - `measurements.py`: obligations of MEMORY, from the bytes that the ranks of one case held and
   sent
 - `mirrors.py`: properties of a rank's execution, applied to the reference so that local gradients
@@ -64,7 +66,8 @@ resumed one. Both judge the same obligations, each with a context that computes 
 - `update.py`: given state and observed gradient, the next state lies in its enclosure
 - `uses.py`: parts of a gradient that single uses of a parameter in a forward give
 - `vacuity.py`: vacuous obligations of a case: those that hold where nothing could fail
-- `vectors.py`: whole vectors of a large model: in memory while half of it is left, else in files
+- `vectors.py`: whole vectors of a large model: in memory while a quarter of it is left, else in
+  files
 - `verdicts.py`: verdicts on the obligations of a case, as they are judged one after the other
 - `words.py`: other words of the declared semantics under which a violated case holds
 - `wrong_update.py`: cause and attribution of a wrong update, as a violation

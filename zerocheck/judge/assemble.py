@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 
@@ -17,60 +16,11 @@ from ..protocol.observations import Entry, Point, RankObservation, Recorded, Ste
 from . import vectors
 from .compare import same_bits
 from .layout import ParameterLayout
+from .manifest_plan import Cover, ManifestPlan, cover_of, plan_of
 from .pieces import in_pieces
-
-FEW = 1 << 10
-"""Elements of a range, from which on it is worth a copy of its own."""
 
 Fetch = Callable[[int, Recorded], torch.Tensor]
 """fetch(rank, record) -> the flat tensor that the record points to; a view is enough."""
-
-
-@dataclass(frozen=True)
-class ManifestPlan:
-    """Mapping of the elements of one manifest to positions in the flat vector.
-
-    index: flat position of each element in order, or None if they are all positions in order.
-    order: where the element of each position stands in what was recorded, if `index` is None and
-    the shards came in another order, as those of several dtypes do. ranges: those of `index`, for
-    many elements in a few of them, which is 2 to 8 times as fast as one by one.
-    """
-
-    index: torch.Tensor | None
-    present: frozenset[str]
-    absent: frozenset[str]
-    order: torch.Tensor | None = None
-    ranges: tuple[slice, ...] = ()
-
-    def scatter(self, into: torch.Tensor, data: torch.Tensor) -> None:
-        """Write a rank's data into the whole."""
-        if self.index is None:
-            into.copy_(data)
-        elif self.ranges:
-            for here, part in self._parts(data):
-                into[here] = part
-        else:
-            into[self.index] = data
-
-    def gather(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return the part of the whole vector that this manifest covers, in its order."""
-        if self.index is None:
-            return whole
-        if not self.ranges:
-            return vectors.taken(whole, self.index)
-        found = vectors.empty(len(self.index), dtype=whole.dtype)
-        for here, part in self._parts(found):
-            part.copy_(whole[here])
-        return found
-
-    def mark(self, mask: torch.Tensor) -> None:
-        """Set a mask where the manifest has elements; an index of None takes all."""
-        for here in self.ranges or (self.index,):
-            mask[here] = True
-
-    def _parts(self, data: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        sizes = [here.stop - here.start for here in self.ranges]
-        return zip(self.ranges, torch.split(data, sizes), strict=True)
 
 
 @dataclass(frozen=True)
@@ -79,7 +29,8 @@ class RoleState:
 
     whole: (size,), NaN where nobody holds anything; where several ranks hold an element, that of
     the lowest rank. parts[r] and plans[r]: rank r's data and where it lies. replicated: the mesh
-    of the ranks, if it has a replicate axis; else None.
+    of the ranks, if it has a replicate axis; else None. cover: of the plans, where it is known;
+    then `whole` was put together from the parts.
     """
 
     whole: torch.Tensor
@@ -87,15 +38,18 @@ class RoleState:
     plans: tuple[ManifestPlan, ...]
     manifests: tuple[tuple[Entry, ...], ...]
     replicated: Mesh | None = None
+    cover: Cover | None = None
 
     def as_of(self, rank: int) -> torch.Tensor:
         """Return `whole`, with the shards of this rank's replica as the replica holds them.
 
         `whole` itself if no bit of that differs.
         """
+        if self.held_once:
+            return self.whole
         mesh = self.replicated
         members = (rank,) if mesh is None else mesh.group(rank, "shard")
-        if all(same_bits(self.parts[r], self.plans[r].gather(self.whole)) for r in members):
+        if all(self.plans[r].agrees(self.whole, self.parts[r]) for r in members):
             return self.whole
         if self.plans[rank].index is None:
             return self.parts[rank]
@@ -121,19 +75,19 @@ class RoleState:
 
     def covered(self) -> torch.Tensor | None:
         """Mask of the elements that some rank holds, or None for all of them."""
-        if any(plan.index is None for plan in self.plans):
-            return None
-        mask = torch.zeros(len(self.whole), dtype=torch.bool)
-        for plan in self.plans:
-            plan.mark(mask)
-        return mask
+        cover = cover_of(self.plans, len(self.whole)) if self.cover is None else self.cover
+        return cover.mask
+
+    @property
+    def held_once(self) -> bool:
+        """True if no element has a copy, so that no two can differ."""
+        return self.cover is not None and self.cover.once
 
     @property
     def agree(self) -> bool:
         """True if all copies of each element have the same bits."""
-        return all(
-            same_bits(part, plan.gather(self.whole))
-            for part, plan in zip(self.parts, self.plans, strict=True)
+        return self.held_once or all(
+            plan.agrees(self.whole, part) for part, plan in zip(self.parts, self.plans, strict=True)
         )
 
     @property
@@ -156,6 +110,8 @@ class Observation:
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
     _held: dict[tuple[int, Point, str], RoleState | None] = field(init=False, default_factory=dict)
     _plans: dict[tuple[Entry, ...], ManifestPlan] = field(init=False, default_factory=dict)
+    _covers: dict[tuple[int, ...], Cover] = field(init=False, default_factory=dict)
+    """By the ids of the plans."""
 
     def __post_init__(self) -> None:
         self._found = {}
@@ -339,13 +295,21 @@ class Observation:
                 part = parts[0]  # what was put together or widened takes memory
             plans.append(plan)
             parts.append(part)
+        numbers = tuple(map(id, plans))
+        cover = self._covers.get(numbers)
+        if cover is None:
+            cover = self._covers[numbers] = cover_of(plans, self.layout.size)
         if plans[0].index is None:
             whole = parts[0]
         else:
-            whole = vectors.empty(self.layout.size).fill_(torch.nan)
+            whole = vectors.empty(self.layout.size)
+            if cover.mask is not None:
+                whole.fill_(torch.nan)
             for part, plan in zip(reversed(parts), reversed(plans), strict=True):
                 plan.scatter(whole, part)
-        return RoleState(whole, tuple(parts), tuple(plans), tuple(manifests), self.replicated)
+        return RoleState(
+            whole, tuple(parts), tuple(plans), tuple(manifests), self.replicated, cover
+        )
 
 
 def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: ManifestPlan) -> bool:
@@ -367,67 +331,3 @@ def _loss_scale(steps: Sequence[StepObservation], index: int) -> float:
         before = steps[index - 1]
         scale = before.loss_scale / 2 if before.skipped else before.loss_scale
     return scale if scale > 0 and math.isfinite(scale) else 1.0
-
-
-def _in_order(manifest: tuple[Entry, ...], layout: ParameterLayout) -> bool:
-    """Return True if these are all elements of the flat vector, in order."""
-    end = 0
-    for entry in manifest:
-        if entry.present:
-            place = layout.by_name[entry.name]
-            cut = entry.box is not None and entry.stop < place.stop - place.start
-            if cut or place.start + entry.start != end:
-                return False
-            end += entry.stop - entry.start
-    return end == layout.size
-
-
-def plan_of(manifest: tuple[Entry, ...], layout: ParameterLayout) -> ManifestPlan:
-    """Map the entries of a manifest to the flat vector.
-
-    Raises KeyError for names that the model does not have: left out, they would shift all others.
-    Ownership reports them first.
-    """
-    present = frozenset(entry.name for entry in manifest if entry.present)
-    missing = frozenset(entry.name for entry in manifest) - present
-    if _in_order(manifest, layout):
-        return ManifestPlan(None, present, missing)
-    entries = [entry for entry in manifest if entry.present]
-    starts = [layout.by_name[entry.name].start + entry.start for entry in entries]
-    counts = [entry.stop - entry.start for entry in entries]
-    boxed = any(entry.box is not None for entry in entries)
-    if not boxed and _tiles(starts, counts, layout.size):
-        # All elements, but the shards came in another order.
-        first = [0, *accumulate(counts)]
-        turn = sorted(range(len(starts)), key=starts.__getitem__)
-        order = vectors.ranges([first[n] for n in turn], [counts[n] for n in turn])
-        return ManifestPlan(None, present, missing, order)
-    if not boxed:
-        index = vectors.ranges(starts, counts)
-        large = in_pieces(None, len(index)) and len(index) > FEW * len(starts)
-        there = tuple(slice(start, start + n) for start, n in zip(starts, counts, strict=True))
-        return ManifestPlan(index, present, missing, ranges=there if large else ())
-    parts: list[torch.Tensor] = []
-    for entry, start in zip(entries, starts, strict=True):
-        place = layout.by_name[entry.name]
-        if entry.box is None:
-            parts.append(torch.arange(start, start + entry.stop - entry.start))
-        else:
-            positions = torch.arange(place.start, place.stop).view(entry.shape)
-            parts.append(positions[tuple(slice(*part) for part in entry.box)].reshape(-1))
-    index = vectors.joined(parts)
-    if len(index) != layout.size:
-        return ManifestPlan(index, present, missing)
-    positions, order = index.sort()
-    every = torch.equal(positions, torch.arange(layout.size))
-    return ManifestPlan(None if every else index, present, missing, order if every else None)
-
-
-def _tiles(starts: Sequence[int], counts: Sequence[int], size: int) -> bool:
-    """Return True if these ranges, in some order, cover [0, size), each element once."""
-    end = 0
-    for start, count in sorted((s, c) for s, c in zip(starts, counts, strict=True) if c):
-        if start != end:
-            return False
-        end += count
-    return end == size

@@ -17,7 +17,7 @@ from ..case.segments import is_one_forward
 from ..models.blocks import DTYPES
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Judgement
-from . import shares
+from . import shares, vectors
 from .assemble import Fetch
 from .attribution.guard import guarded
 from .attribution.loaded import start_state
@@ -46,8 +46,11 @@ def judge(
     With `digest`, or if anything is violated, the hash of all observations is taken. brief: the
     first violation raises Refuted, and no cause is looked for.
     """
-    with as_on_a_rank(ran_on(observations)), torch.no_grad():
-        return CaseJudge(case, observations, fetch, brief=brief).judgement(digest=digest)
+    try:
+        with as_on_a_rank(ran_on(observations)), torch.no_grad():
+            return CaseJudge(case, observations, fetch, brief=brief).judgement(digest=digest)
+    finally:
+        vectors.give_back()  # ranks need memory, too
 
 
 class CaseJudge(CaseContext):

@@ -12,7 +12,7 @@ from ..floating_point import Enclosure
 from ..protocol.verdicts import Obligation, Violation
 from . import vectors
 from .layout import Elements, ParameterLayout
-from .pieces import Positions, pieces
+from .pieces import Positions, of_each, pieces
 
 
 class Misfit(NamedTuple):
@@ -76,8 +76,8 @@ def compare_pieces(
     elements, there: in the flat vector of `size` elements.
     """
     share = 0.0
-    for here, there in pieces(elements, size):
-        used, misfit = compare(*at(here, there))
+    compared = of_each(lambda here, there: compare(*at(here, there)), pieces(elements, size))
+    for used, misfit in compared:
         if misfit is not None:
             return _whole_misfit(at, elements, size)
         share = max(share, used)
@@ -91,13 +91,17 @@ def _whole_misfit(
     numbers = [vectors.empty(count, dtype=torch.float64) for _ in range(4)]
     whole = Misfit(torch.zeros(count, dtype=torch.bool), *numbers)
     whole.ratio.zero_()
-    for here, there in pieces(elements, size):
+
+    def take(here: slice, there: Positions) -> None:
         observed, enclosure = at(here, there)
         _, misfit = compare(observed, enclosure)
         if misfit is not None:
             whole.outside[here], whole.ratio[here] = misfit.outside, misfit.ratio
         whole.observed[here] = observed
         whole.exact[here], whole.bound[here] = enclosure
+
+    for _ in of_each(take, pieces(elements, size)):
+        pass
     return float(whole.ratio.max()), whole
 
 

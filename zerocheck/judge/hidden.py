@@ -19,10 +19,11 @@ from ..contract.semantics import Semantics
 from ..floating_point import Enclosure, Format, U
 from ..protocol.verdicts import Violation
 from . import bounds, vectors
-from .assemble import ManifestPlan, RoleState
+from .assemble import RoleState
 from .clipping import Squares, coefficient, narrow_only, relative_of
 from .compare import Misfit, compare_pieces, describe, different_bits, exactly
 from .layout import Formats, ParameterLayout
+from .manifest_plan import ManifestPlan
 from .pieces import Enclosing, Positions, pieces, some, split
 from .recipe import UpdateRecipe
 from .state import State, float64

@@ -256,10 +256,17 @@ class ParameterLayout:
         for group, key, format in sorted(distinct, key=lambda w: (w[0], w[1], w[2].u)):
             if group < 0 or key < 0:
                 continue
-            mask = self.spread([one == (group, key, format) for one in wanted])
-            elements = None if bool(mask.all()) else vectors.positions(mask)
-            result.append(KernelRange(group, key, format, elements))
+            alike = [
+                place
+                for place, one in zip(self.places, wanted, strict=True)
+                if one == (group, key, format)
+            ]
+            result.append(KernelRange(group, key, format, self._elements(alike)))
         return result
+
+    def _elements(self, places: Sequence[ParameterPlace]) -> Elements:
+        starts, counts = [p.start for p in places], [p.stop - p.start for p in places]
+        return None if sum(counts) == self.size else vectors.ranges(starts, counts)
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

@@ -6,20 +6,28 @@ piece is computed as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
 from ..floating_point import Enclosure
+from ..machine.host import processors
 from . import vectors
 
 AT_ONCE = 1 << 17
 """Elements of a piece at most: 1 MiB in float64, so that temporaries stay in the processor's cache
 and come from the heap: longer ones are mapped anew each time, which takes longer than they do."""
 
+MOST_THREADS = 8
+"""Above that the interpreter is what they wait for."""
+T = TypeVar("T")
 Positions = slice | torch.Tensor
 """Some elements of a flat vector: a range, or their numbers (int64)."""
+Piece = tuple[slice, Positions]
+"""The place among the elements, and the place in the flat vector."""
 
 
 def split(count: int) -> list[slice]:
@@ -31,7 +39,7 @@ def split(count: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
-def pieces(elements: torch.Tensor | None, size: int) -> Iterator[tuple[slice, Positions]]:
+def pieces(elements: torch.Tensor | None, size: int) -> Iterator[Piece]:
     """Iterate over pieces: (place among the elements, place in the flat vector).
 
     elements: positions in a flat vector of `size` elements; None: all of them.
@@ -39,12 +47,44 @@ def pieces(elements: torch.Tensor | None, size: int) -> Iterator[tuple[slice, Po
     if elements is None:
         yield from ((here, here) for here in split(size))
     else:
-        yield from ((here, elements[here]) for here in split(len(elements)))
+        yield from ((here, _run(elements[here])) for here in split(len(elements)))
+
+
+def _run(elements: torch.Tensor) -> Positions:
+    """Return positions that follow one another as a range: a view of it is no copy."""
+    if not len(elements):
+        return elements
+    first, end = int(elements[0]), int(elements[-1]) + 1
+    if end - first != len(elements) or not torch.equal(elements, torch.arange(first, end)):
+        return elements
+    return slice(first, end)
 
 
 def in_pieces(elements: torch.Tensor | None, size: int) -> bool:
     """Return True if these elements have more than one piece."""
     return (size if elements is None else len(elements)) > AT_ONCE
+
+
+def of_each(make: Callable[[slice, Positions], T], parts: Iterable[Piece]) -> Iterator[T]:
+    """Yield what `make` returns for each piece, in their order; it runs in threads where it can.
+
+    The first piece is computed alone: what all of them ask for is computed with it, and kept. An
+    elementwise result depends on no thread. Pieces not yet begun when the caller stops are left.
+    """
+    first, *others = parts
+    yield make(*first)
+    threads = min(len(others), processors(), MOST_THREADS)
+    if threads < 2:
+        yield from (make(*one) for one in others)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        made = torch.no_grad()(make)
+        asked = [pool.submit(made, *one) for one in others]
+        try:
+            yield from (one.result() for one in asked)
+        finally:
+            for one in asked:
+                one.cancel()
 
 
 def some(vector: torch.Tensor, positions: Positions | None) -> torch.Tensor:

@@ -21,7 +21,7 @@ from .compare import (
 )
 from .diagnose.named import named
 from .layout import ParameterLayout, ParameterPlace
-from .pieces import Positions, in_pieces, pieces
+from .pieces import Positions, in_pieces, of_each, pieces
 from .recipe import RuleRange, Update, UpdateRecipe, WrongRole
 from .state import float64
 from .wrong_update import WrongUpdate
@@ -276,14 +276,17 @@ class UpdateJudge:
         self, reading: Reading, update: Update, part: RuleRange
     ) -> tuple[float, str, Misfit | None]:
         """Compare like `first_outside`, for elements that have several pieces."""
-        share = 0.0
-        outside: list[str] = []
-        for _, there in pieces(part.range.elements, self.layout.size):
+
+        def compared(_: slice, there: Positions) -> list[tuple[float, str]]:
+            found = []
             for role, observed, enclosure in self._enclosures(reading, update, part, there):
                 used, misfit = compare(observed, enclosure)
-                share = max(share, used)
-                if misfit is not None:
-                    outside.append(role)
+                found.append((used, role if misfit is not None else ""))
+            return found
+
+        every = [*of_each(compared, pieces(part.range.elements, self.layout.size))]
+        share = max(used for found in every for used, _ in found)
+        outside = {role for found in every for _, role in found if role}
         if not outside:
             return share, "", None
         # What a wrong one leads to is judged by itself.

@@ -1,4 +1,4 @@
-"""Whole vectors of a large model: in memory while half of it is left, else in files.
+"""Whole vectors of a large model: in memory while a quarter of it is left, else in files.
 
 The pages of a file make way when memory is short. So what the judge needs of memory is what the
 reference itself holds, and pieces; a vector as long as the model needs room in the folder of
@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import mmap
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
 
 from ..errors import HarnessError
-from ..machine.host import FULL, leaves_half, reserve
+from ..machine.host import FULL, leaves, reserve
 
 LARGE_BYTES = 1 << 26
 """Bytes from which on a vector may lie in a file."""
 HUGE_BYTES = 1 << 22
 """Bytes from which on a vector lies in huge pages, if it is in memory."""
+SPARE = 4
+"""A quarter of the memory is left to others: the ranks, which have done, wait while one judges."""
 AT_ONCE = 1 << 20
 
 
@@ -29,11 +32,17 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Allocate an uninitialised tensor. Raises HarnessError where there is no room for it."""
     count = math.prod(shape)
     size = count * dtype.itemsize
-    if size >= LARGE_BYTES and not leaves_half(size):
-        return _in_file(count, dtype).view(shape)
+    if size >= LARGE_BYTES and not (_in_memory.has(size) or _fits(size)):
+        return _in_files.take(size).view(dtype).view(shape)
     if size >= HUGE_BYTES:
-        return _in_huge_pages(size).view(dtype).view(shape)
+        return _in_memory.take(size).view(dtype).view(shape)
     return torch.empty(shape, dtype=dtype)
+
+
+def _fits(size: int) -> bool:
+    if not leaves(SPARE, size):
+        _in_memory.give_back()
+    return leaves(SPARE, size)
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -81,33 +90,90 @@ def ranges(starts: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
     return into
 
 
-def _in_huge_pages(size: int) -> torch.Tensor:
-    """Return so many bytes in huge pages, where the system has them.
+_PAGE = 1 << 21
+
+
+class _Reused:
+    """Memory of vectors that are gone, kept for the next ones of the same size.
+
+    To clear a page again takes as long as to write it, and 20 times as long in a virtual machine
+    that has given it back; a file's page takes longer still. Never more is kept than was in use at
+    once.
+    """
+
+    def __init__(self, make: Callable[[int], mmap.mmap]) -> None:
+        """make: maps so many bytes, and a page of 2 MiB more."""
+        self._make = make
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._used = 0
+        self._kept = 0
+        self._most = 0
+
+    def has(self, size: int) -> bool:
+        """Return True if a vector of so many bytes left its memory."""
+        return bool(self._free.get(size))
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return so many bytes, which begin a huge page. Raises OSError."""
+        if self.has(size):
+            memory = self._free[size].pop()
+            self._kept -= size
+        else:
+            if self._used + size + self._kept > self._most:
+                self._free.clear()
+                self._kept = 0
+            memory = self._make(size + _PAGE)
+        self._used += size
+        self._most = max(self._most, self._used)
+        view = memoryview(memory)  # which the tensor keeps
+        weakref.finalize(view, self._left, memory, size).atexit = False
+        whole = torch.frombuffer(view, dtype=torch.uint8)
+        return whole[-whole.data_ptr() % _PAGE :][:size]
+
+    def give_back(self) -> None:
+        """Keep nothing, and count anew what is in use at once."""
+        self._free.clear()
+        self._kept, self._most = 0, self._used
+
+    def _left(self, memory: mmap.mmap, size: int) -> None:
+        self._used -= size
+        self._kept += size
+        self._free.setdefault(size, []).append(memory)
+
+
+def _huge_pages(size: int) -> mmap.mmap:
+    """Map memory in huge pages, where the system has them.
 
     A page fault every 4 KiB takes four times as long as the copy that causes it. torch asks for
     huge pages only where the environment of the process tells it to.
     """
-    page = 1 << 21
-    memory = mmap.mmap(-1, size + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    return whole[-whole.data_ptr() % page :][:size]
+    return memory
 
 
-def _in_file(count: int, dtype: torch.dtype) -> torch.Tensor:
-    size = count * dtype.itemsize
+def _file(size: int) -> mmap.mmap:
     try:
         with tempfile.TemporaryFile(prefix="zerocheck-") as file:
             reserve(file.fileno(), size)
-            memory = mmap.mmap(file.fileno(), size)
+            return mmap.mmap(file.fileno(), size)
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise HarnessError(
             f"no room for a vector of {size >> 20} MiB in {tempfile.gettempdir()} "
-            f"({error.strerror}), and half of the memory is taken; set TMPDIR to a folder of a "
+            f"({error.strerror}), and memory is short; set TMPDIR to a folder of a "
             "larger file system, which is no memory"
         ) from error
-    return torch.frombuffer(memory, dtype=dtype, count=count)
+
+
+_in_memory = _Reused(_huge_pages)
+_in_files = _Reused(_file)
+
+
+def give_back() -> None:
+    """Give what vectors have left back to the system, for others to use."""
+    _in_memory.give_back()
+    _in_files.give_back()

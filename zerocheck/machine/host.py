@@ -44,10 +44,17 @@ def _meminfo(field: str) -> list[int]:
     return []
 
 
-def leaves_half(more: int) -> bool:
-    """Return True if half of the memory is left after `more` bytes, or its size is unknown."""
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def leaves(part: int, more: int) -> bool:
+    """Return True if `more` bytes leave a `part`th of the memory, or its size is unknown."""
     available, total = available_bytes(), total_bytes()
-    return available is None or total is None or available - more >= total // 2
+    return available is None or total is None or available - more >= total // part
 
 
 def prefer_huge_pages(environment: MutableMapping[str, str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zerocheck.errors import HarnessError
-from zerocheck.machine.host import FULL, leaves_half, reserve
+from zerocheck.machine.host import FULL, leaves, reserve
 from zerocheck.ranks.view import KEPT_BYTES, Slot, align
 
 FIRST_BYTES = 1 << 20
@@ -183,7 +183,7 @@ def _refuse_the_last_room(directory: str, size: int) -> None:
 
 def _refuse_the_last_memory(directory: str, size: int, more: int) -> None:
     """Shared memory is memory: what is large leaves half of it to those who compute."""
-    if size > KEPT_BYTES and not leaves_half(more):
+    if size > KEPT_BYTES and not leaves(2, more):
         raise OSError(errno.ENOSPC, "half of the memory is to be left", directory)
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 
 from zerocheck.machine import signals
+from zerocheck.machine.host import processors
 from zerocheck.ranks.watchdog import activity
 
 _POLL_S = 0.01
@@ -25,13 +26,6 @@ PATIENCE_S = 30.0
 """After that long without a slot, a run goes on without one."""
 QUANTUM_S = 2.0
 """A holder that has had its slot for longer lets others pass, if there are any."""
-
-
-def processors() -> int:
-    """Number of processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Cores:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 
 from ...case.schema import Case
-from ..assemble import ManifestPlan, Observation, RoleState
+from ..assemble import Observation, RoleState
 from ..compare import different_bits, same_bits
 from ..layout import ParameterLayout
+from ..manifest_plan import ManifestPlan
 from .facts import Facts
 from .known_vectors import lines_of, models, of_step, scopes_of
 from .values import Source

@@ -19,7 +19,7 @@ from ...protocol.verdicts import Violation, alternatives
 from ..assemble import Observation, RoleState
 from ..attribution.copies import published_copies
 from ..attribution.guard import guarded
-from ..compare import different_bits, same_bits
+from ..compare import different_bits
 from ..context import StepContext
 from ..diagnose.named import if_named, named
 from ..diagnose.publish import SENTENCES, causes
@@ -72,10 +72,12 @@ def _copies(
     names: tuple[str, ...] | None = None
     changed = torch.zeros(layout.size, dtype=torch.bool)
     sample: tuple[float, float, int] | None = None
+    if held.held_once and whole is held.whole:
+        return None
     for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
-        wanted = plan.gather(whole)
-        if part is wanted or same_bits(part, wanted):
+        if plan.agrees(whole, part):
             continue
+        wanted = plan.gather(whole)
         mask = different_bits(part, wanted)
         bad.append(rank)
         where = mask.nonzero().reshape(-1)
