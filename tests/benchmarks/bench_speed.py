@@ -21,7 +21,7 @@ TARGET_RATIO = 30.0
 KINDS = {f"Parity{size}.test_{name}": (name, size) for size in (2, 4) for name in ("ddp", "fsdp2")}
 
 
-def _case(world_size: int, seed: int) -> Case:
+def one_case(world_size: int, seed: int) -> Case:
     """The rival's MLP as nearly as a case can say it: 7-13-13-3, its middle layer a convolution of
     kernel 1, which is a Linear.
 
@@ -62,7 +62,7 @@ def test_speed(show: Show) -> None:
         for number in range(ROUNDS + 1):
             for kind, (name, size) in KINDS.items():
                 seed += PER_ROUND  # no case twice
-                cases = [PlannedCase(name, _case(size, seed + i)) for i in range(PER_ROUND)]
+                cases = [PlannedCase(name, one_case(size, seed + i)) for i in range(PER_ROUND)]
                 started = time.perf_counter()
                 assert set(statuses_of(pool, cases)) == {"holds"}
                 if number:  # the first round warms both
