@@ -54,6 +54,12 @@ from .step_record import (
 from .zero_engine import zero_engine
 
 
+ADDED_TO = (
+    "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
+    "another step?"
+)
+
+
 class Watch:
     """Observation of one step of a live model, from `start` to `observed` or `stop`."""
 
@@ -221,7 +227,7 @@ class Watch:
                 grads = [holding.held.grad for holding in found] if first else []
                 self._backwards += 1
                 if any(grad is not None and bool(local(grad).any()) for grad in grads):
-                    self._unjudged = "gradients of before the step are added to"
+                    self._unjudged = ADDED_TO
             return observed(*args, **named)
 
         return backward
