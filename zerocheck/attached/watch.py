@@ -53,7 +53,6 @@ from .step_record import (
 )
 from .zero_engine import zero_engine
 
-
 ADDED_TO = (
     "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
     "another step?"

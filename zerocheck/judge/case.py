@@ -46,11 +46,8 @@ def judge(
     With `digest`, or if anything is violated, the hash of all observations is taken. brief: the
     first violation raises Refuted, and no cause is looked for.
     """
-    try:
-        with as_on_a_rank(ran_on(observations)), torch.no_grad():
-            return CaseJudge(case, observations, fetch, brief=brief).judgement(digest=digest)
-    finally:
-        vectors.give_back()  # ranks need memory, too
+    with as_on_a_rank(ran_on(observations)), torch.no_grad(), vectors.reused():
+        return CaseJudge(case, observations, fetch, brief=brief).judgement(digest=digest)
 
 
 class CaseJudge(CaseContext):

@@ -24,6 +24,7 @@ from ..protocol.verdicts import (
     Status,
     Violation,
 )
+from . import vectors
 from .assemble import Fetch
 from .case import CaseJudge
 from .checkpoint import Checkpoint, compare_loaded, compare_saved
@@ -52,7 +53,7 @@ def judge_segments(
     The obligations of a step are judged in segment 0. What is wrong in later ones, and was right
     before, is a violation of `continuation`.
     """
-    with as_on_a_rank(ran_on(segments[0][0])), torch.no_grad():
+    with as_on_a_rank(ran_on(segments[0][0])), torch.no_grad(), vectors.reused():
         violations: dict[Obligation, Violation] = {}
         further: list[Violation] = []
         exercised: set[Resume] = set()

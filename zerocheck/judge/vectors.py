@@ -11,8 +11,8 @@ import math
 import mmap
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -94,7 +94,7 @@ _PAGE = 1 << 21
 
 
 class _Reused:
-    """Memory of vectors that are gone, kept for the next ones of the same size.
+    """Memory of vectors that are gone, kept within `reused` for the next ones of the same size.
 
     To clear a page again takes as long as to write it, and 20 times as long in a virtual machine
     that has given it back; a file's page takes longer still. Never more is kept than was in use at
@@ -108,6 +108,19 @@ class _Reused:
         self._used = 0
         self._kept = 0
         self._most = 0
+        self._open = 0
+
+    def open(self) -> None:
+        """Keep from now on, and count anew what is in use at once."""
+        if not self._open:
+            self._most = self._used
+        self._open += 1
+
+    def close(self) -> None:
+        """Keep nothing, if nobody else opened it."""
+        self._open -= 1
+        if not self._open:
+            self.give_back()
 
     def has(self, size: int) -> bool:
         """Return True if a vector of so many bytes left its memory."""
@@ -120,8 +133,7 @@ class _Reused:
             self._kept -= size
         else:
             if self._used + size + self._kept > self._most:
-                self._free.clear()
-                self._kept = 0
+                self.give_back()
             memory = self._make(size + _PAGE)
         self._used += size
         self._most = max(self._most, self._used)
@@ -131,14 +143,15 @@ class _Reused:
         return whole[-whole.data_ptr() % _PAGE :][:size]
 
     def give_back(self) -> None:
-        """Keep nothing, and count anew what is in use at once."""
+        """Keep nothing of what was left until now."""
         self._free.clear()
-        self._kept, self._most = 0, self._used
+        self._kept = 0
 
     def _left(self, memory: mmap.mmap, size: int) -> None:
         self._used -= size
-        self._kept += size
-        self._free.setdefault(size, []).append(memory)
+        if self._open:
+            self._kept += size
+            self._free.setdefault(size, []).append(memory)
 
 
 def _huge_pages(size: int) -> mmap.mmap:
@@ -173,7 +186,13 @@ _in_memory = _Reused(_huge_pages)
 _in_files = _Reused(_file)
 
 
-def give_back() -> None:
-    """Give what vectors have left back to the system, for others to use."""
-    _in_memory.give_back()
-    _in_files.give_back()
+@contextmanager
+def reused() -> Iterator[None]:
+    """Keep the memory that vectors leave for the next ones, until the context ends."""
+    _in_memory.open()
+    _in_files.open()
+    try:
+        yield
+    finally:
+        _in_memory.close()
+        _in_files.close()
