@@ -109,7 +109,8 @@ def run(payload: bytes, context: Context) -> bytes:
     if not _guards:
         deterministic(torch.device(context.device))
         quiet_profiler()  # an environment variable, which is no leak of a job
-        _guards.append(StateGuard(_inherited))
+        inherited = _inherited if context.device == CPU else ()  # starting a GPU replaces code
+        _guards.append(StateGuard(inherited))
     with _guards[0].around(_imports(job), context.condition):
         return msgspec.msgpack.encode(_reply(job, context))
 
