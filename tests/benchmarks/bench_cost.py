@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -73,10 +72,10 @@ def _of_sums(
     return f"{sums[0] / sums[1]:.2f}" if sums[1] else "-"
 
 
-def _worked(pool: Pool, world_size: int) -> float:
-    """Processor seconds so far of this process and the team's ranks, all threads."""
-    pids = [os.getpid(), *pool.rank_pids[world_size]]
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+def _worked(pool: Pool) -> float:
+    """Processor seconds so far of this process and all ranks, all threads."""
+    processes = [psutil.Process(), *psutil.Process(pool.zygote_pid).children()]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def _ratio(pool: Pool, item: PlannedCase, work: list[float]) -> float | None:
@@ -86,16 +85,16 @@ def _ratio(pool: Pool, item: PlannedCase, work: list[float]) -> float | None:
     """
     wholes, alone = [], []
     for number in range(ROUNDS + 1):
-        before = _worked(pool, item.case.world_size) if number else 0.0
+        before = _worked(pool) if number else 0.0
         seconds, outcome = observed(pool, item)
         if outcome.status == "unsupported":
             return None
         assert outcome.status == "holds", outcome
-        between = _worked(pool, item.case.world_size)
+        between = _worked(pool)
         steps, _ = bare(pool, item)
         if number:
             work[0] += between - before
-            work[1] += _worked(pool, item.case.world_size) - between
+            work[1] += _worked(pool) - between
             wholes.append(seconds)
             alone.append(steps)
     return statistics.median(wholes) / statistics.median(alone)

@@ -83,7 +83,8 @@ def bare(pool: Pool, item: PlannedCase) -> tuple[float, float]:
     """Seconds that the same steps take as a user's loop takes them: in all, and in the ranks."""
     job = TakeSteps(item.implementation, item.case)
     started = time.perf_counter()
-    result = pool.wait(pool.submit(item.case.world_size, msgspec.msgpack.encode(job)))
+    payload = msgspec.msgpack.encode(job)
+    result = pool.wait(pool.submit(item.case.world_size, payload, hosts=item.case.hosts))
     took = time.perf_counter() - started
     result.release()
     assert result.outcome == "finished", result.summary()

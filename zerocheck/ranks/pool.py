@@ -110,8 +110,9 @@ class Pool:
 
     @property
     def rank_pids(self) -> dict[int, list[int]]:
-        """The pids of the living teams on one host, by world size."""
-        return {team.world_size: team.pids() for team in self._teams if not team.hosts}
+        """The pids of the living teams by world size; of several, those of the one on one host."""
+        teams = sorted(self._teams, key=lambda team: not team.hosts)
+        return {team.world_size: team.pids() for team in teams}
 
     # The two things that callers do
 
