@@ -384,18 +384,20 @@ def release(flat: FlatHandle) -> None:
     """Break the cycles that keep a flat parameter alive for ever.
 
     Views of it stay behind, as attributes of its modules, in the list of its weights that a
-    recurrent one has, and, without sharding, in a list of its own. Their graph leads back to it in
-    C++, where Python's collector does not look (https://github.com/pytorch/pytorch/pull/183211).
+    recurrent one has, and in attributes of its own, as does the hook of a forward without a
+    backward. Their graph leads back to it in C++, where Python's collector does not look
+    (https://github.com/pytorch/pytorch/pull/183211).
     """
     tensor: Any = flat.tensor
-    if tensor._tensors is not None:
-        tensor._tensors = [None] * len(tensor._tensors)
-    vars(tensor).pop("_post_backward_hook_state", None)
     for name, module, *_ in (*tensor._param_infos, *tensor._shared_param_infos):
         if hasattr(module, name):
             delattr(module, name)
         if isinstance(module, torch.nn.RNNBase):
             module._flat_weights.clear()
+    *_, hook = vars(tensor).get("_post_backward_hook_state", (None,))
+    if hook is not None:
+        hook.remove()
+    vars(tensor).clear()
 
 
 def _gaps(pieces: list[FlatPiece], numel: int) -> list[slice]:

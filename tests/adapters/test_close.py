@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -46,8 +48,8 @@ class _Over(Exception):
     """Ends a case."""
 
 
-def _stop(moment: str) -> None:
-    raise _Over(moment)
+def _stop(_: object) -> None:
+    raise _Over
 
 
 def _run(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Implementation:
@@ -110,8 +112,13 @@ def _without_collector(mesh: DeviceMesh, kind: type[Implementation], case: Case)
         gc.enable()
 
 
-def _left(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[str]:
-    """Parameters, flat or not, and optimizer states that are alive after `close`."""
+def _left(
+    mesh: DeviceMesh, kind: type[Implementation], case: Case, forward: bool = False
+) -> list[str]:
+    """Parameters, flat or not, and optimizer states that are alive after `close`.
+
+    forward: as after the last pass of a case, a forward without a backward.
+    """
     subject = kind(build_model(case), case, mesh)
     assert isinstance(subject, BuiltImplementation)
     subject.train_step(step_of(case, 0, dist.get_rank(), lambda _: None))
@@ -121,6 +128,11 @@ def _left(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> list[str]
     for number, state in enumerate(subject.built.optimizer.state.values()):
         alive |= {f"{number} {role}": weakref.ref(tensor) for role, tensor in state.items()}
     assert len(alive) > 1
+    if forward:
+        step = step_of(case, 1, dist.get_rank(), lambda _: None)
+        first = replace(step.microbatches[0], on_loss=_stop)
+        with suppress(_Over):
+            subject.train_step(replace(step, microbatches=[first]))
     subject.close()
     del subject, state
     gc.collect()
@@ -138,6 +150,15 @@ def test_a_module_that_lists_its_weights_keeps_nothing(
     for world_size in (1, 2):
         case = on(Case(model=model), world_size, sharding)
         assert in_ranks(world_size, _left, kind, case) == [[]] * world_size
+
+
+@pytest.mark.parametrize("kind", [Fsdp1, Fsdp1GradOp, Fsdp1NoShard, Fsdp2])
+def test_a_forward_without_a_backward_keeps_nothing(kind: type[Implementation]) -> None:
+    """As the last pass of a case is. FSDP1 waits for the backward with a hook, and with whole
+    parameters where it keeps them until then."""
+    model = Model(blocks=(Block(kind="attention"), Block(kind="mlp")))
+    case = on(Case(model=model), 2, "block")
+    assert in_ranks(2, _left, kind, case, True) == [[]] * 2
 
 
 @pytest.mark.parametrize("kind", TEXTBOOK)
