@@ -15,7 +15,7 @@ from documents import example
 
 ROUNDS = 3
 COMMANDS = {
-    "one case of ddp": ["run", "ddp", "--max-cases", "1"],
+    "one case of ddp": ["run", "ddp", "--max-cases", "1", "--obligations", "gradient"],
     "all built-in ones": ["run"],
     "a user's function": ["run", "my_sharding.py:my_fsdp"],
 }
