@@ -12,6 +12,7 @@ import time
 from benchmarks.measuring import Show, spread, statuses_of, table, warm_pool
 
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding, Training
+from zerocheck.ranks.pool import Pool
 from zerocheck.run.plan.plan import PlannedCase
 
 ROUNDS = 5
@@ -35,6 +36,14 @@ def one_case(world_size: int, seed: int) -> Case:
         training=Training(steps=5),
         sharding=Sharding(wrap="layer"),
     )
+
+
+def seconds_each(pool: Pool, name: str, world_size: int, seed: int) -> float:
+    """Return the seconds of one of `PER_ROUND` cases, which all hold. seed: of the first."""
+    cases = [PlannedCase(name, one_case(world_size, seed + i)) for i in range(PER_ROUND)]
+    started = time.perf_counter()
+    assert set(statuses_of(pool, cases)) == {"holds"}
+    return (time.perf_counter() - started) / PER_ROUND
 
 
 def rival(module: str, rounds: int) -> dict[str, list[float]]:
@@ -62,11 +71,9 @@ def test_speed(show: Show) -> None:
         for number in range(ROUNDS + 1):
             for kind, (name, size) in KINDS.items():
                 seed += PER_ROUND  # no case twice
-                cases = [PlannedCase(name, one_case(size, seed + i)) for i in range(PER_ROUND)]
-                started = time.perf_counter()
-                assert set(statuses_of(pool, cases)) == {"holds"}
+                seconds = seconds_each(pool, name, size, seed)
                 if number:  # the first round warms both
-                    ours[kind].append((time.perf_counter() - started) / PER_ROUND)
+                    ours[kind].append(seconds)
             for kind, seconds_ in rival("rival_spawn", 1).items():
                 if number:
                     spawned[kind] += seconds_

@@ -12,17 +12,9 @@ import copy
 import deepspeed
 import pytest
 import torch
+from benchmarks.rival_spawn import BATCH, mlp, train_beside
 from torch import nn
 from unit.common import DistributedTest  # type: ignore[import-not-found]
-
-STEPS = 5
-BATCH = 4
-
-
-def mlp() -> nn.Sequential:
-    """7-13-5-3, the same on every rank."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 5), nn.GELU(), nn.Linear(5, 3))
 
 
 def config(stage: int) -> dict[str, object]:
@@ -37,29 +29,18 @@ def config(stage: int) -> dict[str, object]:
 
 def check_parity(stage: int) -> None:
     """Train an engine and a plain model side by side; the process group is there already."""
-    dist = torch.distributed
     reference = mlp()
     model = copy.deepcopy(reference)
     optimizer = torch.optim.AdamW(model.parameters())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(stage))
-    reference_optimizer = torch.optim.AdamW(reference.parameters())
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(STEPS):
-        inputs = torch.randn(BATCH, 7, generator=generator)
-        target = torch.randn(BATCH, 3, generator=generator)
 
-        reference_optimizer.zero_grad()
-        reference_loss = nn.functional.mse_loss(reference(inputs), target)
-        reference_loss.backward()
-        for parameter in reference.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad.div_(dist.get_world_size())
-        reference_optimizer.step()
-
+    def step(inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.mse_loss(engine(inputs), target)
         engine.backward(loss)
         engine.step()
-        torch.testing.assert_close(loss, reference_loss)
+        return loss
+
+    train_beside(reference, step)
     parameters = [*engine.module.parameters()]
     gathered = [one for one in parameters if hasattr(one, "ds_id")]
     with deepspeed.zero.GatheredParameters(gathered):

@@ -45,6 +45,31 @@ def fsdp2(model: nn.Sequential) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def train_beside(
+    reference: nn.Sequential,
+    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    *,
+    steps: int = STEPS,
+) -> None:
+    """Train a plain model on the samples of all ranks, next to a sharded one, and compare losses.
+
+    step(inputs, target): one step of the sharded one, which returns its loss.
+    """
+    optimizer = torch.optim.AdamW(reference.parameters())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        inputs = torch.randn(BATCH, 7, generator=generator)
+        target = torch.randn(BATCH, 3, generator=generator)
+        optimizer.zero_grad()
+        reference_loss = nn.functional.mse_loss(reference(inputs), target)
+        reference_loss.backward()
+        for parameter in reference.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(dist.get_world_size())
+        optimizer.step()
+        torch.testing.assert_close(step(inputs, target), reference_loss)
+
+
 def check_parity(
     shard: Callable[[nn.Sequential], nn.Module],
     *,
@@ -54,26 +79,16 @@ def check_parity(
     """Train a sharded model and a plain one side by side; the process group is there already."""
     reference = mlp(*widths)
     sharded = shard(copy.deepcopy(reference))
-    reference_optimizer = torch.optim.AdamW(reference.parameters())
     optimizer = torch.optim.AdamW(sharded.parameters())
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(steps):
-        inputs = torch.randn(BATCH, 7, generator=generator)
-        target = torch.randn(BATCH, 3, generator=generator)
 
-        reference_optimizer.zero_grad()
-        reference_loss = nn.functional.mse_loss(reference(inputs), target)
-        reference_loss.backward()
-        for parameter in reference.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad.div_(dist.get_world_size())
-        reference_optimizer.step()
-
+    def step(inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(sharded(inputs), target)
         loss.backward()
         optimizer.step()
-        torch.testing.assert_close(loss, reference_loss)
+        return loss
+
+    train_beside(reference, step, steps=steps)
     for parameter, expected in zip(sharded.parameters(), reference.parameters(), strict=True):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         torch.testing.assert_close(whole, expected)

@@ -66,12 +66,8 @@ class RoleState:
     @property
     def values(self) -> torch.Tensor:
         """Every element that some rank holds, once, without its place."""
-        if any(plan.index is None for plan in self.plans):
-            return self.whole
-        held = torch.zeros(len(self.whole), dtype=torch.bool)
-        for plan in self.plans:
-            plan.mark(held)
-        return vectors.taken(self.whole, vectors.positions(held))
+        held = self.covered()
+        return self.whole if held is None else vectors.taken(self.whole, vectors.positions(held))
 
     def covered(self) -> torch.Tensor | None:
         """Mask of the elements that some rank holds, or None for all of them."""

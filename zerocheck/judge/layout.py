@@ -265,8 +265,8 @@ class ParameterLayout:
         return result
 
     def _elements(self, places: Sequence[ParameterPlace]) -> Elements:
-        starts, counts = [p.start for p in places], [p.stop - p.start for p in places]
-        return None if sum(counts) == self.size else vectors.ranges(starts, counts)
+        whole = sum(place.stop - place.start for place in places) == self.size
+        return None if whole else _positions(places)
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -282,6 +282,9 @@ def _formats(places: Sequence[ParameterPlace], size: int) -> Formats:
     parts = []
     for format in sorted(every, key=lambda one: one.u):
         alike = [place for place in places if place.format == format]
-        starts, counts = [p.start for p in alike], [p.stop - p.start for p in alike]
-        parts.append((format, vectors.ranges(starts, counts)))
+        parts.append((format, _positions(alike)))
     return Formats(tuple(parts), size)
+
+
+def _positions(places: Sequence[ParameterPlace]) -> torch.Tensor:
+    return vectors.ranges([p.start for p in places], [p.stop - p.start for p in places])

@@ -55,7 +55,7 @@ class Team:
         """
         self.world_size = world_size
         self.hosts = hosts
-        """Those of the last job that was sent."""
+        """Hosts of the last job that was sent."""
         self._place_read = device != CPU
         """True once a rank has read on which host it is, or has the GPU of its place."""
         self.dedicated = dedicated
