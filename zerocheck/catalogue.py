@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from packaging.requirements import Requirement
 
 from .errors import UsageError, unknown
+from .version import DISTRIBUTION, install_extra
 
 BUILT_IN: dict[str, str] = {
     "ddp": "zerocheck.adapters.ddp.adapter:Ddp",
@@ -286,7 +287,7 @@ def modules_of(names: Iterable[str]) -> list[str]:
 
 def missing(extra: str) -> str | None:
     """Return the message for an extra whose library is not installed, or too old, or None."""
-    advice = f"install it with: pip install 'zerocheck[{extra}]'"
+    advice = f"install it with: {install_extra(extra)}"
     if find_spec(extra) is None:
         return f"needs {extra}, which is not installed; {advice}"
     for wanted in _wanted(extra):
@@ -300,7 +301,7 @@ def missing(extra: str) -> str | None:
 def _wanted(extra: str) -> Iterator[Requirement]:
     """Iterate over what an extra of the installed zerocheck requires."""
     with suppress(PackageNotFoundError):
-        for line in requires("zerocheck") or ():
+        for line in requires(DISTRIBUTION) or ():
             wanted = Requirement(line)
             if wanted.marker is not None and f'extra == "{extra}"' in str(wanted.marker):
                 yield wanted

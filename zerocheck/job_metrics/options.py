@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UsageError
+from ..version import install_extra
 
 PORTS = 65535
 
@@ -49,7 +50,7 @@ class JobMetrics:
         ):
             if wanted and find_spec(package) is None:
                 raise UsageError(
-                    f"{package} is not installed: pip install 'zerocheck[metrics]', or leave out "
+                    f"{package} is not installed: {install_extra('metrics')}, or leave out "
                     f"{package.partition('_')[0]}="
                 )
 

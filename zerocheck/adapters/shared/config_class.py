@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from ...contract.implementation import Implementation
 from ...errors import UsageError
+from ...version import install_extra
 from ..deepspeed.user_config import DeepSpeedConfig
 
 
@@ -43,7 +44,7 @@ def class_for(given: Given, make: Callable[[Given], type[Implementation]]) -> ty
 def _engine_of(given: DeepSpeedConfig) -> type[Implementation]:
     """Make the class of a config that is handed to DeepSpeed. UsageError if that is missing."""
     if find_spec("deepspeed") is None:
-        advice = "install it with: pip install 'zerocheck[deepspeed]'"
+        advice = f"install it with: {install_extra('deepspeed')}"
         raise UsageError(f"{given.name} needs deepspeed, which is not installed; {advice}")
     from ..deepspeed.configured_engine import of_config
 
