@@ -19,7 +19,7 @@ BARE = re.compile(
     rf"""{INSTALLER}[^\n`]*?[\s'"]zerocheck(?:[\[=<>~!@][^\n]*)?(?=[\s'"`),]|$)"""
     r"|(?<![\w./-])zerocheck\["
     r"|(?<![\w./-])zerocheck\s*(?:[=<>~!]=|@)\s*[\dg]"
-    r'|"zerocheck"\]$',
+    r'|^\w+ = \[.*"zerocheck"\]$',
     re.MULTILINE,
 )
 """Install command, requirement or extra with the bare name."""

@@ -42,5 +42,7 @@ def test_a_package_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(options, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"is not installed: pip install 'zerocheck-sharding\[metrics\]'"):
+    with pytest.raises(
+        UsageError, match=r"is not installed: pip install 'zerocheck-sharding\[metrics\]'"
+    ):
         zerocheck.JobMetrics("metrics", **given)

@@ -209,7 +209,9 @@ def test_without_the_library_the_error_says_how_to_install_it(
 ) -> None:
     monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: None)
     monkeypatch.setattr(loading, "_loaded", {})
-    with pytest.raises(UsageError, match=rf"{name} needs .* pip install 'zerocheck-sharding\[deepspeed\]'"):
+    with pytest.raises(
+        UsageError, match=rf"{name} needs .* pip install 'zerocheck-sharding\[deepspeed\]'"
+    ):
         loading.load(name)
 
 
