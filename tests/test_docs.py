@@ -47,8 +47,8 @@ class Row(NamedTuple):
 
 FEW = "--world-sizes 1,2 --max-cases 2 --obligations gradient,update"
 RESUMED = "--world-sizes 1,2 --max-cases 12 --obligations roundtrip,continuation"
-ALL_HOLD = "all obligations hold in"
-NOTHING_NEW = "no new fault in"
+ALL_HOLD = "all obligations hold. "
+NOTHING_NEW = "no new finding. "
 """Where listed faults of torch show up."""
 OWN = "zerocheck run my_sharding.py:my_fsdp"
 LION = "zerocheck run fsdp2 ddp zero1 --optimizer my_lion.py:Lion"
@@ -59,10 +59,10 @@ LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, message="pairs of feat
 
 RUN = {
     f"{OWN} --world-sizes 1,2,3": Row(
-        "--max-cases 3 --obligations gradient,update", message="hold in 3 cases", whole=False
+        "--max-cases 3 --obligations gradient,update", message="3 cases: 3 passed", whole=False
     ),
     "zerocheck run fsdp2 zero3 my_sharding.py:my_fsdp --model my_model.py:tiny": Row(
-        FEW, message="hold in 6 cases", whole=False
+        FEW, message="6 cases: 6 passed", whole=False
     ),
     f"{LION} --obligations equivalence,resume": Row(
         "--world-sizes 1,2 --max-cases 2 --obligations update,roundtrip", message="hold"

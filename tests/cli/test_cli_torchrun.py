@@ -49,7 +49,7 @@ def test_a_run_and_its_replay(tmp_path: Path) -> None:
     out, err = running.communicate(timeout=240)
     assert running.returncode == 1 and exit_codes(err) == ["1", "1"], err
     assert len(re.findall("^VIOLATED", out, re.MULTILINE)) == 2  # at once, and at the end
-    assert "1 case of" in out and "on 2 ranks" in out
+    assert "1 case planned for" in out and "on 2 ranks" in out
     report = json.loads((tmp_path / "zerocheck-report" / "report.json").read_text())
     assert report["exit_code"] == 1
     case_file = report["findings"][0]["case_file"]

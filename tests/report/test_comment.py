@@ -36,7 +36,7 @@ def test_the_verdict_stands_first() -> None:
         return second.removeprefix("### zerocheck: ")
 
     assert headline(held()) == "all obligations hold"
-    assert headline(known()) == "no new fault. 1 known fault showed up and is silent"
+    assert headline(known()) == "no new finding. 1 known issue reproduced (silent)"
     assert headline(failed()) == "2 findings"
     assert headline([started(), case(0)]) == "not finished, 1 of 4 cases"
 

@@ -105,13 +105,13 @@ def test_markdown() -> None:
     assert row is not None and "1 violated of 2" in row.group(1)
     assert "## Findings" in text and "  replay      zerocheck replay " in text
     assert "Stacks and output of the ranks:\n\n```text\nTraceback" in text
-    assert "| world-4 " in text and "- zero2: 1 violated of 2 cases" in text
+    assert "| world-4 " in text and "- zero2: 1 finding in 2 cases: 1 violated" in text
     assert re.search(r"\| ddp +\| 1 +\| no empty parameters", text)
 
 
 def test_markdown_of_a_run_that_holds() -> None:
     text = markdown.render(tally(held()))
-    assert "All obligations hold in 2 cases." in text and "## Findings" not in text
+    assert "All obligations hold. 2 cases: 2 passed." in text and "## Findings" not in text
 
 
 def test_an_interrupted_run_says_so() -> None:
@@ -170,7 +170,10 @@ def test_known_issues_in_every_format() -> None:
     assert seen["known"]["link"] == "https://example.org/7"
     assert data["known_issues"]["left_out"][0]["count"] == 3
     text = markdown.render(counted)
-    assert "No new fault in 2 cases. 1 known fault showed up and is silent." in text
+    assert (
+        "No new finding. 2 cases: 1 passed, 1 with known issues. 1 known issue reproduced (silent)."
+        in text
+    )
     assert "## Findings" not in text and "## Known issues" in text
     assert "### KNOWN zero2: the reduced gradient" in text
     assert "- zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text

@@ -59,11 +59,11 @@ def test_an_older_journal_has_the_advice_of_today() -> None:
 def test_a_refused_checkpoint_is_no_silent_fault() -> None:
     refused = replace(KNOWN, fingerprint="zero2 / roundtrip / checkpoint / refused")
     counted = tally([started(), finding(known=refused, obligation="roundtrip")])
-    assert faults_sentence(counted) == "1 known fault showed up"
+    assert faults_sentence(counted) == "1 known issue reproduced"
 
 
 def test_the_sentence_names_libraries_where_all_entries_are_ours() -> None:
-    assert faults_sentence(run()) == "3 known faults showed up; 1 is silent"
+    assert faults_sentence(run()) == "3 known issues reproduced (1 silent)"
     ours = replace(KNOWN, source="ours, entry 2")
     counted = tally(
         [
@@ -74,8 +74,8 @@ def test_the_sentence_names_libraries_where_all_entries_are_ours() -> None:
     )
     torch = counted.started.environment.torch if counted.started else ""
     sentence = faults_sentence(counted)
-    assert sentence.startswith(f"2 known faults of torch {torch.partition('+')[0]} and DeepSpeed")
-    assert sentence.endswith("showed up; 2 are silent")
+    assert sentence.startswith(f"2 known issues of torch {torch.partition('+')[0]} and DeepSpeed")
+    assert sentence.endswith("reproduced (2 silent)")
     assert faults_sentence(tally([started(), finding()])) == ""
 
 

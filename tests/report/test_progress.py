@@ -59,26 +59,26 @@ def test_the_final_matrix(terminal: bool) -> None:
     text = shown(failed(), terminal=terminal)
     assert "1 violated of 2" in text and "1 crashed of 1" in text
     assert "VIOLATED zero2: the reduced gradient is 4 times too large" in text
-    assert "zero2: 1 violated of 2 cases (1 finding)" in text
+    assert "zero2: 1 finding in 2 cases: 1 violated" in text
     assert "all obligations hold" not in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_run_that_holds(terminal: bool) -> None:
     text = shown(held(), terminal=terminal)
-    assert "2 hold" in text and "all obligations hold in 2 cases" in text
+    assert "2 hold" in text and "all obligations hold. 2 cases: 2 passed" in text
 
 
 def test_what_is_unsupported_does_not_hold() -> None:
     refused = [case(number, "zero2", "unsupported", reason="no dtype") for number in (2, 3)]
     records = [started(planned=4), case(0), case(1), *refused, finished()]
-    message = "all obligations hold in 2 cases; 2 others are unsupported"
+    message = "all obligations hold. 4 cases: 2 passed, 2 unsupported"
     assert message in shown(records, terminal=False)
 
 
 def test_plain_lines_in_between() -> None:
     text = shown(held(3), terminal=False, plain_seconds=0.0)
-    assert text.startswith("3 cases of zero2 on 2, 3 ranks\n")
+    assert text.startswith("3 cases planned for zero2 on 2, 3 ranks\n")
     assert "\n1 of 3 cases, " in text and " left\n" in text
     assert "\x1b" not in text
     assert "1 of 3 cases" not in shown(held(3), terminal=False)
@@ -134,7 +134,10 @@ def test_known_and_stale_issues(terminal: bool) -> None:
     whole = shown(known(), terminal=terminal, detail="verbose")
     assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in whole
     assert line not in whole
-    assert "no new fault in 2 cases. 1 known fault showed up and is silent" in text
+    assert (
+        "no new finding. 2 cases: 1 passed, 1 with known issues. 1 known issue reproduced (silent)"
+        in text
+    )
     assert "zero2: 3 cases left out: known hang zero2 / hung: ranks mix up" in text
     text = shown([*held()[:-1], stale(), finished(1)], terminal=terminal)
     assert "  to do       remove known.toml, entry 2" in text
@@ -145,11 +148,11 @@ def test_known_and_stale_issues(terminal: bool) -> None:
 def test_quiet_prints_findings_and_the_verdict(terminal: bool) -> None:
     text = shown(failed(), terminal=terminal, detail="quiet", plain_seconds=0.0)
     assert text.startswith("VIOLATED zero2: the reduced gradient is 4 times too large\n")
-    assert "zero2: 1 violated of 2 cases (1 finding)" in text
+    assert "zero2: 1 finding in 2 cases: 1 violated" in text
     for noise in ("1 violated of 2\n", "next:", "cases of", " left"):
         assert noise not in text
     assert shown(known(), terminal=terminal, detail="quiet").startswith(
-        "no new fault in 2 cases. 1"
+        "no new finding. 2 cases: 1 passed, 1 with known issues. 1"
     )
 
 

@@ -48,7 +48,7 @@ def _verdict(counted: Tally, changes: Changes | None) -> str:
     if why(counted):
         return "the run fails"
     faults = faults_sentence(counted)
-    return f"no new fault. {faults}" if faults else "all obligations hold"
+    return f"no new finding. {faults}" if faults else "all obligations hold"
 
 
 def _new(counted: Tally, changes: Changes) -> list[Finding]:
@@ -96,7 +96,7 @@ def _run(counted: Tally) -> str:
     names = ", ".join(started.implementations[:_SHOWN])
     more = " …" if len(started.implementations) > _SHOWN else ""
     return (
-        f"{counted.cases:,} cases of {escape(names)}{more}, profile {escape(started.profile)}, "
+        f"{escape(names)}{more}: {counted.outcomes}; profile {escape(started.profile)}, "
         f"seed {started.seed}, torch {escape(started.environment.torch)}. report.html in the "
         "artifact has the rest."
     )

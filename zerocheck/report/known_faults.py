@@ -110,7 +110,7 @@ def severity_of(known: KnownReference, obligation: Obligation | None) -> int:
 
 
 def faults_sentence(counted: Tally) -> str:
-    """Return how many faults showed, of what, and how many are silent: "17 known faults ...".
+    """Return how many faults were reproduced, of what: "17 known issues ...".
 
     Empty where none did.
     """
@@ -120,10 +120,9 @@ def faults_sentence(counted: Tally) -> str:
     count, silent = len(faults), sum(fault.severity < SILENT for fault in faults)
     libraries = _libraries(counted, faults)
     of = f" of {' and '.join(libraries)}" if libraries else ""
-    text = f"{count} known fault{'s' if count > 1 else ''}{of} showed up"
+    text = f"{count} known issue{'s' if count > 1 else ''}{of} reproduced"
     if silent:
-        are = "is" if silent == 1 else "are"
-        text += " and is silent" if count == 1 else f"; {silent} {are} silent"
+        text += " (silent)" if count == 1 else f" ({silent} silent)"
     return text
 
 

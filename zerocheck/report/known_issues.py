@@ -25,18 +25,12 @@ def stale_lines(stale: StaleIssue) -> list[str]:
 
 
 def all_hold(counted: Tally) -> str:
-    """Return the sentence on a run without failures."""
-    of = [one.cases for one in counted.implementations.values()]
-    refused = sum(cases["unsupported"] for cases in of)
-    ran = counted.cases - refused
-    others = "another is" if refused == 1 else f"{refused} others are"
-    besides = f"; {others} unsupported" if refused else ""
+    """Return the sentences on a run without failures."""
     shard = counted.started.shard if counted.started is not None else ""
     of_shard = f"shard {one_line(shard)}: " if shard else ""
-    shown = faults_sentence(counted)
-    if not shown:
-        return f"{of_shard}all obligations hold in {ran} cases{besides}"
-    return f"{of_shard}no new fault in {ran} cases{besides}. {shown}"
+    known = faults_sentence(counted)
+    verdict = "no new finding" if known else "all obligations hold"
+    return f"{of_shard}{verdict}. {counted.outcomes}{'. ' if known else ''}{known}"
 
 
 def left_out_lines(counted: Tally) -> list[str]:

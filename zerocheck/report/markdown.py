@@ -70,6 +70,8 @@ def _summary(counted: Tally) -> Iterable[str]:
     else:
         verdict = all_hold(counted)
         yield f"{verdict[0].upper()}{verdict[1:]}."
+    if lines := counted.unsupported_lines:
+        yield "\n".join(f"- {escape(line)}" for line in lines)
     if missing := not_exercised(counted):
         yield f"{escape(missing[0].upper() + missing[1:])}."
 
@@ -212,10 +214,10 @@ def _coverage(counted: Tally) -> Iterable[str]:
     refused = [
         [escape(name), str(count), escape(reason)]
         for name, implementation in counted.implementations.items()
-        for reason, count in implementation.refused.most_common()
+        for reason, count in (implementation.unsupported + implementation.unjudged).most_common()
     ]
     if refused:
-        yield "Unsupported cases:"
+        yield "Unsupported cases, and cases in which an obligation was not judged:"
         yield table(["implementation", "cases", "reason"], refused)
 
 

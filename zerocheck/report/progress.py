@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from ..foreign_text import one_line
 from ..protocol.verdicts import Obligation
+from ..run.records.case_counts import case_count
 from ..run.records.finding_text import finding_lines, finding_title
 from ..run.records.loads import Loads
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
@@ -109,9 +110,8 @@ class ProgressDisplay:
             names = ", ".join(map(one_line, self._tally.implementations))
             model = f" with {one_line(started.model)}" if started and started.model else ""
             shard = f"shard {one_line(started.shard)}: " if started and started.shard else ""
-            planned = self._tally.planned
-            cases = "case" if planned == 1 else "cases"
-            self._say(f"{shard}{planned} {cases} of {names}{model} on {sizes} ranks")
+            planned = case_count(self._tally.planned)
+            self._say(f"{shard}{planned} planned for {names}{model} on {sizes} ranks")
         for line in _reuse_lines(started) if started else ():
             self._say(line)
         for obligation, reason in (started.without if started else {}).items():
@@ -299,6 +299,8 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
         console.print(Text(line, style="yellow"))
     elif not reasons:
         console.print(Text(all_hold(counted), style="bold green"))
+    for line in counted.unsupported_lines:
+        console.print(Text(one_line(line)))
     if missing := not_exercised(counted):
         console.print(Text(missing))
     for line in () if detail == "quiet" else next_lines(counted):

@@ -42,12 +42,12 @@ def test_a_failed_run() -> None:
     assert zero2.world_sizes == {2: 1, 3: 1}
     for cell in ddp.cells.values():
         assert cell.counts == {"crashed": 1, "unsupported": 1} and cell.status == "crashed"
-    assert ddp.refused == {"no empty parameters": 1}
+    assert ddp.unsupported == {"no empty parameters": 1}
     assert not ddp.covered.exercised
     assert exit_code(counted) == 1
     assert why(counted) == (
-        "zero2: 1 violated of 2 cases (1 finding)",
-        "ddp: 1 crashed of 2 cases (1 finding)",
+        "zero2: 1 finding in 2 cases: 1 violated, 1 passed",
+        "ddp: 1 finding in 2 cases: 1 crashed, 1 unsupported",
     )
     assert [f.status for f in counted.findings_of("ddp", "clip")] == ["crashed"]
     assert [f.status for f in counted.findings_of("zero2", "clip")] == []
@@ -146,7 +146,7 @@ def test_what_an_interrupted_run_did_not_check_is_no_reason() -> None:
     assert why(tally([started(), unchecked, end])) == ()
     assert why(tally([started(), end])) == ()
     assert why(tally([started(), unchecked, *bad, end])) == (
-        "zero2: 1 violated of 2 cases (1 finding)",
+        "zero2: 1 finding in 2 cases: 1 violated, 1 passed",
     )
 
 

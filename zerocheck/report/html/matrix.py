@@ -88,7 +88,7 @@ def _row(anchor: str, name: str, implementation: ImplementationTally) -> MatrixR
         ),
         asked=asked,
         features=tuple(_features(implementation, asked)),
-        refused=tuple(implementation.refused.most_common()),
+        refused=tuple((implementation.unsupported + implementation.unjudged).most_common()),
         cases=sum(implementation.cases.values()),
         seconds=implementation.seconds,
     )

@@ -12,6 +12,7 @@ import jinja2
 
 from ...foreign_text import printable
 from ...protocol.verdicts import Status
+from ...run.records.case_counts import case_count
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import communication, footprint, metrics
 from .. import drift as drift_text
@@ -54,9 +55,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "started": started,
         "when": _when(started.started) if started is not None else "",
         "seconds": finished.seconds if finished is not None else None,
-        "cases": counted.cases,
-        "undone": _undone(counted),
-        "planned": counted.planned,
+        "outcomes": counted.outcomes,
         "exit_code": run_exit_code(counted),
         "obligations": titles(counted),
         "rows": rows,
@@ -146,13 +145,12 @@ def _verdict(counted: Tally, failing: tuple[str, ...]) -> tuple[str, str]:
     shown = faults_sentence(counted)
     if not shown:
         return "good", "All obligations hold"
-    return "known", f"No new fault. {shown}"
+    return "known", f"No new finding. {shown}"
 
 
 def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
     """Return the three figures of the first screen, each with the section that has more."""
-    every = counted.implementations.values()
-    judged = sum(one.judged for one in every)
+    passed = counted.statuses["holds"]
     found = len(counted.findings)
     words = f"new finding{'' if found == 1 else 's'}"
     if faults:
@@ -160,7 +158,7 @@ def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
     left = unexercised(counted)
     nowhere = len(left.nowhere) + len(left.unasked)
     return [
-        _figure("obligations", f"{judged:,}", "cases judged"),
+        _figure("obligations", f"{passed:,}", f"of {case_count(counted.cases)} passed"),
         _figure("findings" if found else "known" if faults else "obligations", str(found), words),
         _figure("coverage", str(nowhere), "features or sets of obligations exercised nowhere"),
     ]
@@ -168,17 +166,6 @@ def _figures(counted: Tally, faults: int) -> list[dict[str, str]]:
 
 def _figure(anchor: str, number: str, words: str) -> dict[str, str]:
     return {"anchor": anchor, "number": number, "words": words}
-
-
-def _undone(counted: Tally) -> str:
-    """Return how many cases came to no verdict, in words."""
-    every = counted.implementations.values()
-    known = sum(one.known_crashes for one in every)
-    ended = known + sum(one.cases[status] for one in every for status in ("crashed", "hung"))
-    refused = sum(one.cases["unsupported"] for one in every)
-    parts = [f"{ended} crashed or hung"] if ended else []
-    parts += [f"{refused} are unsupported"] if refused else []
-    return " and ".join(parts)
 
 
 def _filters(faults: list[FaultView]) -> dict[str, list[str]]:

@@ -1,5 +1,6 @@
 """Records of a run, and what is counted over them; reports read nothing else of a run.
 
+- `case_counts.py`: text of what became of the cases of a run
 - `coverage.py`: coverage of a run: pairs of features exercised, and why the rest were not
 - `exercised.py`: features that a judged case exercised: what they can break could have failed
 - `finding_text.py`: text of a finding, in the same words everywhere

@@ -13,6 +13,7 @@ import msgspec
 from ...case.features import features, groups
 from ...errors import ExitCode
 from ...protocol.verdicts import DECLARES, EQUIVALENCE, Obligation, Status
+from .case_counts import outcomes, unsupported_lines
 from .coverage import FEW, CoveredPairs
 from .footprint import Footprint
 from .footprint import add as add_footprint
@@ -88,8 +89,10 @@ class ImplementationTally:
     loads: Loads = field(default_factory=Loads)
     weights: dict[int, Footprint] = field(default_factory=dict)
     """What measured cases hold and send, by world size."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Why cases were unsupported: reason and count."""
+    unsupported: Counter[str] = field(default_factory=Counter)
+    """Unsupported cases by reason."""
+    unjudged: Counter[str] = field(default_factory=Counter)
+    """Judged cases in which an obligation was not judged, by reason."""
     tiers: Counter[str] = field(default_factory=Counter)
     leaks: Counter[str] = field(default_factory=Counter)
     """Global state that cases left changed in their rank processes, and in how many cases."""
@@ -125,12 +128,6 @@ class ImplementationTally:
         """Number of cases that crashed or hung by a known issue."""
         return max((cell.broken for cell in self.cells.values()), default=0)
 
-    @property
-    def judged(self) -> int:
-        """Number of cases that came to a verdict."""
-        verdicts: tuple[Status, ...] = ("holds", "violated", "known")
-        return sum(self.cases[status] for status in verdicts) - self.known_crashes
-
     def add(self, record: CaseFinished) -> None:
         """Count one case."""
         judgement = record.judgement
@@ -143,7 +140,7 @@ class ImplementationTally:
         self.leaks.update(set(record.leaks))
         add_footprint(self.weights, record)
         if record.status == "unsupported":
-            self.refused[record.reason or "no reason given"] += 1
+            self.unsupported[record.reason or "no reason given"] += 1
         elif judgement is not None:
             self.world_sizes[record.case.world_size] += 1
             self.tiers[judgement.tier] += 1
@@ -152,7 +149,7 @@ class ImplementationTally:
                 kinds = self.placement.setdefault(record.case.world_size, {})
                 kinds.setdefault(kind, []).append(share)
             self.semantics = judgement.semantics or self.semantics
-            self.refused.update(set(judgement.unjudged.values()))
+            self.unjudged.update(set(judgement.unjudged.values()))
         groups_of_case = groups(record.case, self.covered.ignored)
         has = [name for name in features(record.case) if name not in self.covered.ignored]
         for obligation, cell in self.cells.items():
@@ -263,8 +260,26 @@ class Tally:
 
     @property
     def planned(self) -> int:
-        """Number of cases that the run set out to do."""
+        """Number of cases to run, as far as known: the announced ones, and those added since."""
         return max(self.cases, self.started.planned if self.started is not None else 0)
+
+    @property
+    def statuses(self) -> Counter[Status]:
+        """Cases of all implementations by status; they add up to `cases`."""
+        total: Counter[Status] = Counter()
+        for implementation in self.implementations.values():
+            total.update(implementation.cases)
+        return total
+
+    @property
+    def outcomes(self) -> str:
+        """What became of all cases, such as `"48 cases: 31 passed, 17 unsupported"`."""
+        return outcomes(self.statuses, self.started.planned if self.started is not None else 0)
+
+    @property
+    def unsupported_lines(self) -> list[str]:
+        """Why cases are unsupported, the commonest reasons."""
+        return unsupported_lines(one.unsupported for one in self.implementations.values())
 
     @property
     def complete(self) -> bool:
@@ -318,16 +333,11 @@ def why_of(counted: Tally, name: str) -> list[str]:
     """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     reasons: list[str] = []
-    failing = [
-        f"{implementation.cases[status]} {status}"
-        for status in FAILING
-        if implementation.cases[status]
-    ]
-    found = len(counted.findings_of(name))
-    if failing or found:
-        cases = sum(implementation.cases.values())
-        findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
-        reasons.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
+    failing = any(implementation.cases[status] for status in FAILING)
+    count = len(counted.findings_of(name))
+    if failing or count:
+        findings = f"{count} finding{'s' if count != 1 else ''} in "
+        reasons.append(f"{name}: {findings if count else ''}{outcomes(implementation.cases)}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
         return reasons  # what was not checked may stand in a case that was not run
     if counted.started is not None and counted.started.shard:
@@ -371,10 +381,11 @@ def why_nothing(implementation: ImplementationTally) -> str:
     cases = sum(implementation.cases.values())
     if not cases:
         return "no case was run"
-    if implementation.refused:
-        reason, count = implementation.refused.most_common(1)[0]
-        refused = max(count, implementation.cases["unsupported"])
-        return f"{refused} of {cases} cases are unsupported, most often since {reason}"
+    refused = implementation.unsupported or implementation.unjudged
+    if refused:
+        reason, count = refused.most_common(1)[0]
+        count = max(count, implementation.cases["unsupported"])
+        return f"{count} of {cases} cases are unsupported, most often since {reason}"
     return f"none of {cases} cases exercised an obligation"
 
 
