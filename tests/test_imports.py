@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "foreign_text": set(),
     "version": set(),
-    "catalogue": {"errors"},
+    "catalogue": {"errors", "version"},
     "causes": {"errors"},
     "compat": {"errors"},
     "compat_compiler": set(),
@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "timing": {"protocol", "case"},
     "adapters": {
         "contract", "models", "optimizers", "protocol", "case", "compat", "compat_memory",
-        "machine", "errors",
+        "machine", "errors", "version",
     },
     "checkpoint": {"contract", "errors", "foreign_text"},
     "drive": {
@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "job_metrics": {
         "drive", "timing", "protocol", "compat", "compat_memory", "sizes", "errors",
-        "foreign_text",
+        "foreign_text", "version",
     },
     "memory": {
         "adapters", "contract", "models", "optimizers", "protocol", "case", "user_code",

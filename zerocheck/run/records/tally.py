@@ -273,12 +273,12 @@ class Tally:
 
     @property
     def outcomes(self) -> str:
-        """What became of all cases, such as `"48 cases: 31 passed, 17 unsupported"`."""
+        """Text of all cases by status, such as `"48 cases: 31 passed, 17 unsupported"`."""
         return outcomes(self.statuses, self.started.planned if self.started is not None else 0)
 
     @property
     def unsupported_lines(self) -> list[str]:
-        """Why cases are unsupported, the commonest reasons."""
+        """Commonest reasons for which cases are unsupported, a line each."""
         return unsupported_lines(one.unsupported for one in self.implementations.values())
 
     @property
