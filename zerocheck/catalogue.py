@@ -96,28 +96,48 @@ CONFIG_FILE = "the path of a config such as ds_config.json or fsdp.yaml"
 
 
 class ConfigKind(NamedTuple):
-    """Kind of config. reader: package that reads it; maker: what makes the implementation."""
+    """Kind of config, which an extra reads.
+
+    reader: package that reads it; maker: what makes the implementation; example: usual file name;
+    content: what such a file holds.
+    """
 
     reader: str
     maker: str
+    example: str
+    content: str
+
+    @property
+    def extra(self) -> str:
+        """Extra of zerocheck that brings its library."""
+        return extra_of(self.reader)
 
 
 _DEEPSPEED = ConfigKind(
     "zerocheck.adapters.deepspeed.user_config",
     "zerocheck.adapters.deepspeed.configured_engine:of_file",
+    "ds_config.json",
+    "configuration of DeepSpeed",
 )
 _ACCELERATE = ConfigKind(
     "zerocheck.adapters.accelerate.user_config",
     "zerocheck.adapters.accelerate.implementation:of_file",
+    "fsdp.yaml",
+    "configuration of `accelerate launch`",
 )
 _TRANSFORMERS = ConfigKind(
     "zerocheck.adapters.transformers.user_config",
     "zerocheck.adapters.transformers.implementation:of_file",
+    "training_args.json",
+    "TrainingArguments of transformers",
 )
 _LIGHTNING = ConfigKind(
     "zerocheck.adapters.lightning.user_config",
     "zerocheck.adapters.lightning.implementation:of_file",
+    "trainer.yaml",
+    "configuration of LightningCLI",
 )
+CONFIG_KINDS = (_DEEPSPEED, _ACCELERATE, _TRANSFORMERS, _LIGHTNING)
 _CONFIG_READER = "zerocheck.adapters.shared.user_config.reader"
 _KNOWN_BY_KEYS = (_ACCELERATE, _TRANSFORMERS, _LIGHTNING)
 """Kinds that are known by their keys, in this order."""

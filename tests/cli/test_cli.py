@@ -93,6 +93,12 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --world-sizes 1,two", "world size 'two' is not a whole number"),
         ("run --world-sizes 2000", "world size 2000 is out of range"),
         ("run --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
+        ("run --seed \uff12", "Invalid value for '--seed': '\uff12' is not a valid integer."),
+        ("run --world-sizes \uff12", "world size '\uff12' is not a whole number"),
+        ("run --world-sizes 1-\uff13", "world size '1-\uff13' is not a whole number"),
+        ("run --report-dir=", "an empty text names no directory; . is the current one"),
+        ("run --history=", "an empty text names no directory; . is the current one"),
+        ("memory gpt2 --world-size \uff12", "'\uff12' is not a valid integer."),
         ("run --seed=-1", "seed -1 is out of range"),
         ("run --known-issues no.toml", "cannot read known issues no.toml: No such file"),
         ("run --max-cases 0", "max cases 0 is out of range"),
@@ -252,6 +258,14 @@ def test_without_a_name_a_run_is_a_first_look(
     assert "a first look at 9 implementations: about 45 s on two idle cores" in alone.stderr
     for other in (chosen, named, quiet, of_project):
         assert "a first look" not in other.output
+
+
+def test_many_ranks_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_engine(monkeypatch, emitting(held(), 0))
+    monkeypatch.setattr("zerocheck.machine.host.processors", lambda: 2)
+    text = "64 ranks share 2 processors: a case takes about 5 s"
+    assert text in invoke("run", "ddp", "--world-sizes", "2,64").stderr
+    assert "share" not in invoke("run", "ddp", "--world-sizes", "2,16").stderr
 
 
 def test_the_project_has_defaults_and_the_command_line_goes_before(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from zerocheck.contract.groups import group_of, learning_rates
 from zerocheck.contract.loading import load
 from zerocheck.contract.names import unwrapped
 from zerocheck.contract.refusals import advise
+from zerocheck.contract.semantics import RENAMED
 from zerocheck.errors import UsageError
 
 
@@ -140,6 +144,28 @@ def test_a_seed_is_that_of_torch(there: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_semantics_take_known_words_only() -> None:
     with pytest.raises(UsageError, match=r"unknown Semantics.average 'means'; did you mean 'mean'"):
         Semantics(average="means")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "declared", "message"),
+    [
+        ((), {"divided": "own"}, r"Semantics\.divided is called divide_ranks"),
+        ((), {"summed": "fp32"}, r"Semantics\.summed is called accumulate_dtype"),
+        ((), {"wieght": "token"}, r"unknown declaration of Semantics 'wieght'; did you mean 'wei"),
+        (("sum",), {}, r"takes each declaration by its name, such as average='sum'"),
+    ],
+)
+def test_what_is_no_declaration_is_refused(
+    words: tuple[str, ...], declared: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Semantics(*words, **declared)  # type: ignore[misc, arg-type]
+    assert copy.deepcopy(pickle.loads(pickle.dumps(Semantics(average="sum")))).average == "sum"
+
+
+def test_earlier_names_lead_to_fields() -> None:
+    names = {field.name for field in fields(Semantics)}
+    assert {*RENAMED.values()} <= names and not {*RENAMED} & names
 
 
 def test_a_module_that_is_a_file_here_is_named(

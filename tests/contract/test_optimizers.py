@@ -99,7 +99,9 @@ def test_other_optimizers_of_torch_say_which_option_they_need(
 def test_optimizers_of_torch_that_are_not_judged_are_refused(
     parameters: list[nn.Parameter],
 ) -> None:
-    with pytest.raises(UsageError, match="is SparseAdam; zerocheck judges AdamW"):
+    with pytest.raises(
+        UsageError, match="is SparseAdam; to judge SparseAdam by itself, unsharded: --optimizer "
+    ):
         template_of(torch.optim.SparseAdam(parameters), {}, ADAMW)
 
 

@@ -361,7 +361,9 @@ def test_files_of_two_saves(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "verified: every file against manifest.json" in result.output
     files["__1_0.distcp"]["sha256"] = "0" * 64
     (place / "manifest.json").write_text(json.dumps({"files": files, "format": 1}))
-    assert "__1_0.distcp: it is damaged or of another save" in trial("checkpoint", place).output
+    damaged = trial("checkpoint", place).output
+    assert "__1_0.distcp: it is damaged or of another save" in damaged
+    assert "checked: every file against manifest.json" in damaged and "verified: " not in damaged
     for text in ("", "[" * 100_000, "{}", '{"files": {"../x": {"size": 1, "sha256": ""}}}'):
         (place / "manifest.json").write_text(text)
         trial("checkpoint", place)

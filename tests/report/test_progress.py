@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from hand_made import (
@@ -189,3 +190,18 @@ def test_no_word_of_the_matrix_is_broken(width: int) -> None:
 
 def test_durations() -> None:
     assert [duration(s) for s in (5, 300, 10_000)] == ["5 s", "about 5 min", "about 3 h"]
+
+
+def test_a_long_wait_before_the_first_case_is_named() -> None:
+    """Building takes minutes on many ranks; what ends sooner than the wait prints nothing."""
+    texts = []
+    for wait in (0.01, 60.0):
+        console = Console(file=io.StringIO(), width=200)
+        display = ProgressDisplay(console, plain_seconds=wait)
+        display.begins("loading mine.py:f")
+        display.begins("building mine.py:f on 64 ranks")
+        time.sleep(0.2)
+        display.close()
+        assert isinstance(console.file, io.StringIO)
+        texts.append(console.file.getvalue())
+    assert "building mine.py:f on 64 ranks ...\n" in texts[0] and texts[1] == ""

@@ -25,7 +25,8 @@ def render(report: CheckpointReport) -> str:
         word = "DIFFERENT" if two and check in COMPARED else "WRONG"
         lines += _found([one for one in report.findings if one.check == check], word)
     lines += [f"not checked: {check} ({one_line(why)})" for check, why in report.unchecked.items()]
-    lines += [f"verified: {one_line(one)}" for one in report.verified]
+    word = "checked" if report.findings else "verified"  # what is damaged was not verified
+    lines += [f"{word}: {one_line(one)}" for one in report.verified]
     lines += [f"cannot be verified: {one_line(one)}" for one in report.unverifiable]
     names = ", ".join(report.checked)
     if report.findings:

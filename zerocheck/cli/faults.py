@@ -30,7 +30,7 @@ from .list import list_faults
 )
 @option.world_sizes
 @option.seed
-@click.option("--max-cases", type=int, metavar="N", help="Cases per fault at most.")
+@click.option("--max-cases", type=option.INTEGER, metavar="N", help="Cases per fault at most.")
 @click.option(
     "--shrink", is_flag=True, help="Look for the smallest case of each fault, at the end."
 )

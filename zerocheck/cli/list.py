@@ -38,7 +38,7 @@ def list_() -> None:
     from ..case.features import FEATURES
     from ..catalogue import (
         BUILT_IN,
-        CONFIG_FILE,
+        CONFIG_KINDS,
         OF_EXTRAS,
         WITH_OPTIMIZERS,
         extra_of,
@@ -57,8 +57,8 @@ def list_() -> None:
         _section(
             "implementations of installed packages, which run where they are named", _installed()
         )
-    config = {CONFIG_FILE: f"the stage that it says (extra {extra_of(CONFIG_FILE)})"}
-    _section("a DeepSpeed config of your own", config)
+    configs = {one.example: f"{one.content} (extra {one.extra})" for one in CONFIG_KINDS}
+    _section("your own configuration files, by path", configs)
     _section("obligations", TITLES)
     _section("features", {f.name: f"{f.title} ({f.dimension})" for f in FEATURES.values()})
     _section(

@@ -9,6 +9,7 @@ import click
 
 from ..catalogue import RECOMMENDED
 from ..errors import UsageError
+from .options import INTEGER
 from .output import ProgressLines, say, shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -24,11 +25,16 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="A built-in name, package.module:Name or path/to/file.py:Name.",
 )
 @click.option(
-    "--world-size", type=int, metavar="N", default=8, show_default=True, help="Number of ranks."
+    "--world-size",
+    type=INTEGER,
+    metavar="N",
+    default=8,
+    show_default=True,
+    help="Number of ranks.",
 )
 @click.option(
     "--replicas",
-    type=int,
+    type=INTEGER,
     metavar="R",
     default=1,
     show_default=True,
@@ -36,18 +42,23 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--tensor-parallel",
-    type=int,
+    type=INTEGER,
     metavar="T",
     default=1,
     show_default=True,
     help="Each layer is sharded over T ranks, which read the same samples, then over the others.",
 )
 @click.option(
-    "--rank", type=int, metavar="R", default=0, show_default=True, help="The rank that is counted."
+    "--rank",
+    type=INTEGER,
+    metavar="R",
+    default=0,
+    show_default=True,
+    help="The rank that is counted.",
 )
 @click.option(
     "--batch",
-    type=int,
+    type=INTEGER,
     metavar="B",
     default=1,
     show_default=True,
@@ -55,7 +66,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--sequence",
-    type=int,
+    type=INTEGER,
     metavar="S",
     default=1024,
     show_default=True,
@@ -105,7 +116,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--microbatches",
-    type=int,
+    type=INTEGER,
     metavar="M",
     default=1,
     show_default=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,27 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+class _Directory(click.Path):
+    """Directory, which an empty text does not name: it would be the current one."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "":
+            self.fail("an empty text names no directory; . is the current one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Integer(click.types.IntParamType):
+    """Integer in ASCII digits; `int` takes those of every script, and underscores."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
+            self.fail(f"{value!r} is not a valid integer.", param, ctx)
+        return int(value)
+
+
+DIRECTORY = _Directory(file_okay=False, path_type=Path)
+INTEGER = _Integer()
 report_dir = click.option(
     "--report-dir",
     metavar="DIR",
@@ -37,7 +58,7 @@ world_sizes = click.option(
 )
 seed = click.option(
     "--seed",
-    type=int,
+    type=INTEGER,
     metavar="N",
     default=0,
     show_default=True,
@@ -64,7 +85,7 @@ def settings(command: F) -> F:
         names = [f"--{setting.option}"]
         match setting.kind:
             case "whole number":
-                kind |= {"type": int}
+                kind |= {"type": INTEGER}
             case "folder":
                 kind |= {"type": DIRECTORY}
             case "files":

@@ -216,7 +216,7 @@ def _given(group: Mapping[str, Any], case: Case) -> dict[str, float]:
         except (TypeError, ValueError):
             raise UsageError(
                 f"Built.optimizer has {name} {value!r} in a parameter group, where "
-                f"{optimizer.name} has a number; {others()}"
+                f"{optimizer.name} has a number; {others('Class')}"
             ) from None
     return options
 

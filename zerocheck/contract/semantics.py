@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, Self, get_args, get_type_hints
 
-from ..errors import unknown
+from ..errors import UsageError, unknown
+
+RENAMED = {
+    "begins": "master_init",
+    "divided": "divide_ranks",
+    "lowered": "precision_mode",
+    "summed": "accumulate_dtype",
+}
+"""Earlier names of declarations, and what they are called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +90,21 @@ class Semantics:
     divide_ranks: Literal["reduce", "own", "loss"] = "reduce"
     master: Literal["none", "fp32"] = "none"
     master_init: Literal["given", "rounded"] = "given"
+
+    def __new__(cls, *words: object, **declared: object) -> Self:
+        """Refuse what is no declaration; the fields are set by `__init__`."""
+        names = [field.name for field in fields(cls)]
+        if words:
+            raise UsageError(
+                f"Semantics takes each declaration by its name, such as average={words[0]!r} "
+                f"(allowed: {', '.join(names)})"
+            )
+        for name in declared:
+            if name in RENAMED:
+                raise UsageError(f"Semantics.{name} is called {RENAMED[name]}")
+            if name not in names:
+                raise unknown("declaration of Semantics", name, names)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # mypy takes a class for one of its instances here

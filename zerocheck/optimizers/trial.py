@@ -53,7 +53,7 @@ def template_of(
             f"with --optimizer {known.kind}, or fix optimizer.kind to {known.kind!r}"
         )
     if f"{kind.__module__}.".startswith("torch.optim."):
-        raise UsageError(f"Built.optimizer is {name}; {others()}")
+        raise UsageError(f"Built.optimizer is {name}; {others(name)}")
     defaults = frozenset(optimizer.defaults)
     tries = [(rule, _tried(cast(Any, kind), defaults, cast(Any, rule))) for rule in wanted.rules]
     found = [(one.distance / rule.trial.close, rule, one) for rule, one in tries if one is not None]
@@ -73,7 +73,8 @@ def template_of(
     if distance > 1:
         raise UsageError(
             f"Built.optimizer is {name}, which is not {wanted.name}: alone, on one tensor, its "
-            f"update after {STEPS} steps is off by {100 * off:.2g}% of {rule.name}'s; " + others()
+            f"update after {STEPS} steps is off by {100 * off:.2g}% of {rule.name}'s; "
+            + others(name)
         )
     return dict(state)
 
@@ -101,10 +102,13 @@ def _lacks(state: Mapping[str, Any], keys: Mapping[str, str], rule: UpdateRule) 
     return sum(keys.get(role, role) not in state for role in rule.trial.states)
 
 
-def others() -> str:
-    """Say in words which optimizers are known, and how a run asks for them."""
-    *some, last = (f"{one.name} (--optimizer {kind})" for kind, one in OPTIMIZERS.items())
-    return f"zerocheck judges {', '.join(some)} and {last}"
+def others(name: str) -> str:
+    """Say in words how the user's optimizer `name` is judged, and which optimizers are known."""
+    known = ", ".join(f"{one.name} (--optimizer {kind})" for kind, one in OPTIMIZERS.items())
+    return (
+        f"to judge {name} by itself, unsharded: --optimizer path/to/file.py:{name}; other "
+        f"optimizers that zerocheck judges: {known}"
+    )
 
 
 def check_state(
@@ -119,8 +123,8 @@ def check_state(
         named = ", ".join(f'"{role}": ...' for role in (*roles, *["step"] * wanted.counts_steps))
         raise UsageError(
             f"Built.optimizer is {name}, whose state has {held}, and no {' or '.join(missing)}; "
-            f"{others()}. If it is {wanted.name} by other names, say which: "
-            f"Built(..., roles={{{named}}})"
+            f"if it is {wanted.name} by other names, say which: Built(..., roles={{{named}}}); "
+            f"{others(name)}"
         )
     for key in needed:
         tensor = state[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -68,6 +69,7 @@ class ProgressDisplay:
         self._detail = detail
         self._tally = Tally()
         self._live: Live | None = None
+        self._wait: threading.Timer | None = None
         self._titles: dict[int, str] = {}
         self._began = self._last_line = time.monotonic()
 
@@ -91,14 +93,31 @@ class ProgressDisplay:
                 print_findings(self._console, self._tally, detail=self._detail)
                 print_outcome(self._console, self._tally, detail=self._detail)
 
+    def begins(self, activity: str) -> None:
+        """Say what the run does, if that takes longer than PLAIN_SECONDS."""
+        self._end_wait()
+        if self._detail == "quiet":
+            return
+        line = f"{one_line(activity)} ..."
+        self._wait = threading.Timer(self._plain_seconds, self._say, (line,))
+        self._wait.daemon = True
+        self._wait.start()
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+
     def close(self) -> None:
         """Give the terminal back. A second call does nothing."""
+        self._end_wait()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _start(self) -> None:
         started = self._tally.started
+        self._end_wait()
         self._began = self._last_line = time.monotonic()
         if self._detail == "quiet":
             return

@@ -118,10 +118,10 @@ class _RunUnderWay:
             check_world_size(max(options.world_sizes))  # before anything is run
         with as_on_a_rank():
             pass  # torch imports a lot the first time; the ranks are importing meanwhile
-        described = {
-            name: describe(self.ranks, name, world_size=min(options.world_sizes))
-            for name in options.implementations
-        }
+        described = {}
+        for name in options.implementations:
+            self.bus.begins(f"loading {name}")
+            described[name] = describe(self.ranks, name, world_size=min(options.world_sizes))
         self.drift_runs = DriftRuns(self.ranks, {n: one.fixed for n, one in described.items()})
         described, without = with_models(self.ranks, described, options)
         size = min(options.world_sizes)
@@ -140,6 +140,7 @@ class _RunUnderWay:
             self.bus.handle,
         )
         self.fixed = {name: paths(described[name].fixed) for name in described}
+        self.bus.begins("drawing cases")
         self.plan = Plan(options, described, self._refusals)
         self.plan.cases, left_out = self.issue_matcher.arrange(self.plan.cases)
         cases = self.plan.cases
@@ -199,6 +200,7 @@ class _RunUnderWay:
             # Two cases: the rate that an optimizer has by itself may be that of one of them.
             if len(known) < 2 and not is_built_in(name) and not any(rates & one for one in known):
                 known.append(rates)
+                self.bus.begins(f"building {name} on {case.world_size} ranks")
                 check_builds(self.ranks, name, case)
 
     def _refusals(self, implementation: str, cases: Sequence[Case]) -> list[str | None]:

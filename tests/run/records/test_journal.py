@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_a_line_is_on_disk_when_handle_returns(tmp_path: Path) -> None:
     assert len(read(tmp_path / "j")) == 2
     journal.close()
     journal.close()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_journal_is_a_plain_file_of_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "j", [started()])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "j").stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

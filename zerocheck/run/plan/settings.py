@@ -61,6 +61,8 @@ class Setting:
                     raise unknown(f"value of {self.name}", text, values)
                 return values[text.casefold()]
             case "folder":
+                if not text:
+                    raise UsageError(f"{self.name} is empty; . is the current directory")
                 return Path(text)
             case "names" | "files":
                 split = "," if self.kind == "names" else "\n"
@@ -95,7 +97,7 @@ class Setting:
 
     def _range(self, text: str) -> Sequence[int]:
         """Parse `3`, or the range `2-4`, which includes both ends."""
-        found = re.fullmatch(r"(\d{1,9})\s*-\s*(\d{1,9})", text)
+        found = re.fullmatch(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})", text)
         if found is None:
             return [self._number(text)]
         first, last = int(found[1]), int(found[2])
@@ -106,12 +108,11 @@ class Setting:
         return range(first, last + 1)
 
     def _number(self, text: str) -> int:
-        try:
+        if re.fullmatch(r"[+-]?[0-9]{1,18}", text):  # int() takes the digits of every script
             return int(text)
-        except ValueError:
-            what = {"world_sizes": "world size"}.get(self.name, self.name.replace("_", " "))
-            example = " (example: 1,2,3 or 2-4)" if self.kind == "whole numbers" else ""
-            raise UsageError(f"{what} {text!r} is not a whole number{example}") from None
+        what = {"world_sizes": "world size"}.get(self.name, self.name.replace("_", " "))
+        example = " (example: 1,2,3 or 2-4)" if self.kind == "whole numbers" else ""
+        raise UsageError(f"{what} {text!r} is not a whole number{example}")
 
 
 SETTINGS: dict[str, Setting] = {

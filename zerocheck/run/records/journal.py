@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -96,7 +96,9 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(
-                self._made, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._made,
+                os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK,
+                0o666,  # less the umask
             )
         except OSError as error:
             raise UsageError(f"cannot write to {self._made}: {error.strerror}") from error
@@ -243,6 +245,14 @@ class Handler(Protocol):
         """Take one record. An exception from here ends the run."""
 
 
+@runtime_checkable
+class Watching(Protocol):
+    """Handler that shows what a run does while it has no records."""
+
+    def begins(self, activity: str) -> None:
+        """Note what the run does from now on: "building mine.py:f on 8 ranks"."""
+
+
 class Bus:
     """Delivery of each record to every handler, in the order of the handlers.
 
@@ -256,3 +266,9 @@ class Bus:
         """Deliver `record` to all handlers."""
         for handler in self._handlers:
             handler.handle(record)
+
+    def begins(self, activity: str) -> None:
+        """Tell those handlers that show progress what is done now, before any case."""
+        for handler in self._handlers:
+            if isinstance(handler, Watching):
+                handler.begins(activity)
