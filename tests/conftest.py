@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from zerocheck.ranks.pool import Pool
 
 collect_ignore = ["example_project"]  # it has tests of its own
+
+# A test that hangs fails, with its stacks; the longest takes a quarter of this. pytest-timeout reads
+# it. Not faulthandler_timeout: its thread is missing in a fork, where another limit would wait for it.
+os.environ.setdefault("PYTEST_TIMEOUT", "600")
 
 # Ignored in what a shell starts in the background, or nohup; runs that tests end would inherit it.
 for _number, _handler in (

@@ -1,0 +1,202 @@
+"""Sessions of the pages: files to write, commands to type and what they print, taken literally.
+
+    python tests/sessions.py README.md
+
+runs the page in a fresh clone, with an environment that has only what the page installs, and writes
+what was printed into the page. A page has a session if it has a block of the language `shell`:
+
+- a block whose first line is a comment with a file name is that file;
+- a `shell` block is typed as it stands, in the shell of the blocks before it;
+- a `text` block behind a comment `<!-- show: FROM..TO | LINE -->` is what the `shell` block before
+  it prints: the lines from a match of FROM to one of TO, and those that match LINE. What lies
+  between is `...`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 900.0
+"""Seconds for a whole page."""
+
+_BLOCK = re.compile(
+    r"^(?:<!-- show: (?P<show>.*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_FILE = re.compile(r"# (\S+\.\w+)\n|\{\n  \"_comment\": \"(\S+)\"")
+
+
+@dataclass
+class Step:
+    """Block of a page. place: where its text stands; shown: what it must print, by a later block."""
+
+    language: str
+    text: str
+    place: tuple[int, int]
+    show: str = ""
+    output: str = ""
+    code: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Session:
+    """Session of a page, and what it printed."""
+
+    page: Path
+    steps: list[Step] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, page: Path) -> Session:
+        """Read the blocks of a page."""
+        text = page.read_text(encoding="utf-8")
+        return cls(
+            page,
+            [
+                Step(one["language"], one["text"], one.span("text"), one["show"] or "")
+                for one in _BLOCK.finditer(text)
+            ],
+        )
+
+    @property
+    def commands(self) -> list[Step]:
+        """Blocks that are typed."""
+        return [step for step in self.steps if step.language == "shell"]
+
+    def shown(self) -> list[tuple[Step, Step]]:
+        """Pairs of a command and the block that shows what it prints."""
+        pairs = []
+        command = None
+        for step in self.steps:
+            if step.language == "shell":
+                command = step
+            elif step.show:
+                assert command is not None, f"{self.page.name}: nothing was typed for {step.show}"
+                pairs.append((command, step))
+        return pairs
+
+    def run(self, clone: Path, outside: Path | None = None) -> None:
+        """Type the page in a shell in the clone. outside: where all but the first block is typed."""
+        folder = Path(tempfile.mkdtemp(prefix="session-"))
+        lines = []
+        for number, step in enumerate(self.steps):
+            name = _FILE.match(step.text)
+            if step.language == "shell":
+                lines += [
+                    f"date +%s.%N > {folder}/{number}.began",
+                    f"{{\n{step.text}}} > {folder}/{number}.out 2>&1",
+                    f"echo $? > {folder}/{number}.code; date +%s.%N > {folder}/{number}.ended",
+                ]
+                if outside is not None and step is self.commands[0]:
+                    lines.append(f"cd {outside}")
+            elif step.language != "text" and name is not None:
+                (folder / f"{number}.file").write_text(step.text, encoding="utf-8")
+                lines.append(f"cp {folder}/{number}.file {name.group(1) or name.group(2)}")
+        script = folder / "session.sh"
+        script.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        try:
+            subprocess.run(
+                ["bash", script],
+                cwd=clone,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                check=False,
+                timeout=LIMIT_S,
+            )
+            for number, step in enumerate(self.steps):
+                if step.language == "shell":
+                    read = {
+                        kind: (folder / f"{number}.{kind}").read_text(encoding="utf-8")
+                        for kind in ("out", "code", "began", "ended")
+                    }
+                    step.output, step.code = read["out"], int(read["code"])
+                    step.seconds = float(read["ended"]) - float(read["began"])
+        finally:
+            shutil.rmtree(folder)
+
+    def written(self) -> str:
+        """The page with what was printed."""
+        text = self.page.read_text(encoding="utf-8")
+        for command, step in reversed(self.shown()):
+            start, end = step.place
+            text = text[:start] + selected(command.output, step.show) + text[end:]
+        return text
+
+
+def environment() -> dict[str, str]:
+    """The environment of a reader: nothing of this Python, of pytest, tox or zerocheck."""
+    hidden = ("PYTHON", "PYTEST", "TOX", "VIRTUAL_ENV", "GITHUB", "ZEROCHECK", "PIP_CONSTRAINT")
+    hidden = (*hidden, "PIP_BUILD_CONSTRAINT", "COVERAGE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    own = Path(sys.prefix, "bin")
+    path = [part for part in kept["PATH"].split(os.pathsep) if Path(part) != own]
+    return {**kept, "PATH": os.pathsep.join(path), "COLUMNS": "120", "PIP_COMPILE": "0"}
+
+
+def fresh_clone(folder: Path) -> Path:
+    """Clone what is tracked, as it is in the working tree, into a folder."""
+    clone = folder / "zerocheck"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    changed = subprocess.run(
+        ["git", "diff", "HEAD", "--binary"], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    if changed:
+        subprocess.run(["git", "apply"], cwd=clone, input=changed, check=True)
+    return clone
+
+
+def selected(output: str, show: str) -> str:
+    """Return the lines of an output that `show` selects, with `...` for those between."""
+    lines = output.splitlines()
+    chosen: list[int] = []
+    for part in show.split(" | "):
+        first, _, last = part.partition("..^")
+        begin = next((n for n, line in enumerate(lines) if re.search(first, line)), None)
+        assert begin is not None, f"no line matches {first!r}:\n{output}"
+        end = begin
+        if last:
+            later = range(begin, len(lines))
+            end = next((n for n in later if re.search(f"^{last}", lines[n])), -1)
+            assert end >= 0, f"no line after {first!r} matches {last!r}:\n{output}"
+        chosen += range(begin, end + 1)
+    text, before = "", None
+    for number in sorted(set(chosen)):
+        if before is not None and number != before + 1 and any(lines[before + 1 : number]):
+            text += "...\n"
+        text += f"{lines[number].rstrip()}\n"
+        before = number
+    return text
+
+
+def comparable(text: str) -> str:
+    """Return a text without times, and without the digits of numbers that a processor may round."""
+    text = re.sub(r"\d+(\.\d+)?e[+-]\d+|\d+\.\d{3,}", "#", text)
+    return re.sub(r"\b\d+(\.\d+)? ?s\b", "# s", text)
+
+
+def main() -> int:
+    """Run the pages that are named, and write what they print."""
+    for name in sys.argv[1:]:
+        with tempfile.TemporaryDirectory(prefix="session-") as folder:
+            session = Session.of(ROOT / name)
+            began = time.monotonic()
+            session.run(fresh_clone(Path(folder)))
+            for step in session.commands:
+                head = step.text.strip().splitlines()[-1]
+                print(f"{step.seconds:6.1f} s  exit {step.code}  {head}", flush=True)
+            print(f"{time.monotonic() - began:6.1f} s  {name}")
+            session.page.write_text(session.written(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
