@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 collect_ignore = ["example_project"]  # it has tests of its own
 
-# A test that hangs fails, with its stacks; the longest takes a quarter of this. pytest-timeout reads
-# it. Not faulthandler_timeout: its thread is missing in a fork, where another limit would wait for it.
+# A test that hangs fails, with its stacks: pytest-timeout reads this, and the longest test takes a
+# quarter of it. Not faulthandler_timeout: its thread is missing in a fork, which would wait for it.
 os.environ.setdefault("PYTEST_TIMEOUT", "600")
 
 # Ignored in what a shell starts in the background, or nohup; runs that tests end would inherit it.

@@ -37,7 +37,7 @@ _FILE = re.compile(r"# (\S+\.\w+)\n|\{\n  \"_comment\": \"(\S+)\"")
 
 @dataclass
 class Step:
-    """Block of a page. place: where its text stands; shown: what it must print, by a later block."""
+    """Block of a page. place: where its text stands; show: lines of an output that it shows."""
 
     language: str
     text: str
@@ -85,7 +85,10 @@ class Session:
         return pairs
 
     def run(self, clone: Path, outside: Path | None = None) -> None:
-        """Type the page in a shell in the clone. outside: where all but the first block is typed."""
+        """Type the page in a shell in the clone.
+
+        outside: directory where all blocks but the first are typed.
+        """
         folder = Path(tempfile.mkdtemp(prefix="session-"))
         lines = []
         for number, step in enumerate(self.steps):
@@ -160,13 +163,14 @@ def selected(output: str, show: str) -> str:
     chosen: list[int] = []
     for part in show.split(" | "):
         first, _, last = part.partition("..^")
-        begin = next((n for n, line in enumerate(lines) if re.search(first, line)), None)
-        assert begin is not None, f"no line matches {first!r}:\n{output}"
-        end = begin
+        begins = [n for n, line in enumerate(lines) if re.search(first, line)]
+        assert begins, f"no line matches {first!r}:\n{output}"
+        begin = end = begins[0]
         if last:
-            later = range(begin, len(lines))
-            end = next((n for n in later if re.search(f"^{last}", lines[n])), -1)
+            later = (n for n in range(begin, len(lines)) if re.search(f"^{last}", lines[n]))
+            end = next(later, -1)
             assert end >= 0, f"no line after {first!r} matches {last!r}:\n{output}"
+            begin = max(n for n in begins if n <= end)
         chosen += range(begin, end + 1)
     text, before = "", None
     for number in sorted(set(chosen)):

@@ -122,7 +122,6 @@ RUN = {
     f"{OWN} --shard 2/2 --report-dir shards/2": Row(FEW, message="shard 2/2: all obligations hold"),
     f"{OWN} --reuse shards": Row(FEW, message="2 of 2 cases were judged by other runs"),
     "zerocheck report now --against before": Row(message="nothing is newly violated"),
-    "zerocheck run": Row("ddp zero2 " + FEW, message=NOTHING_NEW),
     "zerocheck list": Row(message="obligations", whole=False),
     "zerocheck faults --list": Row(message="gather-stale", whole=False),
     "zerocheck faults average-becomes-sum": Row(message="caught"),
@@ -155,7 +154,6 @@ RUN = {
     "8": Row(message="take deepspeed3"),
     "zerocheck checkpoint checkpoints/step-100": Row(whole=False),
     "zerocheck checkpoint checkpoints/step-100 other/step-100": Row(message="equal", whole=False),
-    "pytest test_my_sharding.py -k my_fsdp-gradient": Row("-p no:cacheprovider"),
     "pytest test_my_cases.py --hypothesis-show-statistics": Row(
         "-p no:cacheprovider", message="clip: not exercised"
     ),
@@ -170,14 +168,10 @@ ON_HOSTS = (
     "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint host-a:29400 "
     f"-m {OWN}"
 )
-NETWORK = "installs from the network: .ci/run and tests/newcomer.py type it"
+NETWORK = "installs from the network: .ci/run and tests/test_sessions.py types it"
 GPU = "needs a GPU: tests/gpu"
 
 ELSEWHERE = {
-    "python -m venv .venv": NETWORK,
-    "pip install -c constraints.txt .": NETWORK,
-    "pip install -c constraints.txt tox": NETWORK,
-    "tox": "runs all tests, this one too",
     "pip install --upgrade torch": NETWORK,
     ON_HOSTS: "needs two hosts: tests/ranks/test_two_hosts.py makes them",
     f"{OWN} --device cuda": GPU,
@@ -207,7 +201,7 @@ ELSEWHERE = {
     ),
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
-    "my_sharding.py:my_fsdp": "any finding: tests/newcomer.py replays one",
+    "my_sharding.py:my_fsdp": "any finding: tests/cli/test_cli_torchrun.py replays one",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "ds_config.json": "any finding: tests/run/test_given_config.py replays one",
     "zerocheck replay zerocheck-report/findings/fsdp2-update-parameter-never-updated.json "
@@ -215,9 +209,6 @@ ELSEWHERE = {
 }
 
 SHOWN = {command: page for page in PAGES for command in commands(page)}
-
-FRAGMENTS = ("isinstance(module, FSDPModule)",)
-"""Of Python that is not a file: test_readme.py puts it where it belongs."""
 
 
 def test_every_command_is_run_or_says_why_not() -> None:
@@ -323,16 +314,16 @@ def test_a_wrong_option_is_seen(wrong: str) -> None:
 
 def test_every_block_is_of_a_kind_that_is_tried() -> None:
     """Python, TOML and JSON parse, and files have a name; the rest is output, or has a test of its
-    own: yaml in test_ci_docs.py, bash in test_readme.py."""
+    own: yaml in test_ci_docs.py, bash in test_readme.py, shell in test_sessions.py."""
     for page in PAGES:
         for language, text in blocks(page):
-            kinds = ("python", "toml", "json", "text", "yaml", "bash")
+            kinds = ("python", "toml", "json", "text", "yaml", "bash", "shell")
             assert language in kinds, (page.name, text)
             if language == "json":
                 json.loads(text)
             if language == "toml":
                 tomllib.loads(text)
-            if language == "python" and not any(one in text for one in FRAGMENTS):
+            if language == "python":
                 assert re.match(r"# [\w/]+\.py\n", text), (page.name, text)
                 compile(text, page.name, "exec")
 

@@ -43,14 +43,11 @@ def test_a_page_has_its_script_and_its_line(name: str) -> None:
     assert line.endswith("| yes |" if known else "|  |")
 
 
-def test_every_script_has_a_page_and_the_readme_counts_them() -> None:
+def test_every_script_has_a_page_in_the_index() -> None:
     answer = "".join((FINDINGS / name).read_text(encoding="utf-8") for name in PAGES)
     for path in FINDINGS.glob("*.py"):
         assert f"`python {path.name}`" in answer
-    readme = (FINDINGS.parent.parent / "README.md").read_text(encoding="utf-8")
-    (count,) = re.findall(r"found\s+(\d+)\s+faults", readme)
     faults, traps = (re.findall(r"\]\(([\w-]+\.md)\) \|", part) for part in INDEX.split("## Traps"))
-    assert int(count) == len(faults) and "eight traps" in readme and len(traps) == 8
     assert sorted([*faults, *traps]) == PAGES
 
 

@@ -39,7 +39,6 @@ def shown(
     *,
     terminal: bool,
     plain_seconds: float = 10.0,
-    shrink: bool = False,
     detail: Detail = "normal",
 ) -> str:
     file = io.StringIO()
@@ -47,7 +46,7 @@ def shown(
         file=file, force_terminal=terminal, color_system=None, width=120, highlight=False,
         soft_wrap=True, _environ={"TERM": "xterm"},
     )  # fmt: skip
-    progress = ProgressDisplay(console, plain_seconds=plain_seconds, shrink=shrink, detail=detail)
+    progress = ProgressDisplay(console, plain_seconds=plain_seconds, detail=detail)
     for record in records:
         progress.handle(record)
     progress.close()
@@ -83,19 +82,6 @@ def test_plain_lines_in_between() -> None:
     assert "\n1 of 3 cases, " in text and " left\n" in text
     assert "\x1b" not in text
     assert "1 of 3 cases" not in shown(held(3), terminal=False)
-
-
-@pytest.mark.parametrize("last", ["a case", "a finding"])
-def test_the_last_stretch_says_what_it_is(last: str) -> None:
-    """Once, when all cases are judged: shrinking is slow, and counts nothing."""
-    end = [case(1), finding()] if last == "a finding" else [finding(), case(1)]
-    records = [started(planned=2), case(0, "zero2", "violated", gradient="violated"), *end]
-    message = "all 2 cases are judged; now the smallest case of each finding is looked for"
-    text = shown([*records, finding(cases=2)], terminal=False, shrink=True)
-    assert text.count(message) == 1
-    assert message not in shown(records, terminal=False)
-    assert message not in shown(records[:-1], terminal=False, shrink=True)
-    assert message not in shown(held(), terminal=False, shrink=True)
 
 
 def test_an_interrupted_run() -> None:

@@ -75,7 +75,7 @@ def _run_recorded(
 
     code = _recorded(
         options.report_dir / "journal.ndjson",
-        ProgressDisplay(shrink=options.shrink, detail=detail),
+        ProgressDisplay(detail=detail),
         start,
         lambda journal: _write_run(journal, history),
         continued_by="--reuse",

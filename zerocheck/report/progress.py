@@ -51,7 +51,6 @@ PLAIN_SECONDS = 10.0
 class ProgressDisplay:
     """Display of a run's records as they come. Every value is printed as text, never as markup.
 
-    shrink: whether the run looks for the smallest case of each finding when all cases are judged;
     detail: how much is shown; see `Detail`.
     """
 
@@ -60,12 +59,10 @@ class ProgressDisplay:
         console: Console | None = None,
         *,
         plain_seconds: float = PLAIN_SECONDS,
-        shrink: bool = False,
         detail: Detail = "normal",
     ):
         self._console = console or new_console()
         self._plain_seconds = plain_seconds
-        self._shrink = shrink
         self._detail = detail
         self._tally = Tally()
         self._live: Live | None = None
@@ -144,20 +141,6 @@ class ProgressDisplay:
         if self._live is None and late and self._detail != "quiet":
             self._last_line = now
             self._say(self._status())
-        self._last_stretch()
-
-    def _last_stretch(self) -> None:
-        """Announce, once all cases are judged, that the smallest cases are looked for."""
-        if self._detail == "quiet":
-            return
-        if self._shrink and self._tally.findings and self._tally.cases == self._tally.planned:
-            self._shrink = False
-            planned = self._tally.planned
-            judged = "the case is" if planned == 1 else f"all {planned} cases are"
-            self._say(
-                f"{judged} judged; now the smallest case of each finding is looked for, which "
-                "takes a minute or two"
-            )
 
     def _found(self, finding: Finding) -> None:
         """Print one line for a new finding, and again when its cause is updated.
@@ -176,7 +159,6 @@ class ProgressDisplay:
             cases = "1 failing case" if finding.cases == 1 else f"{finding.cases} failing cases"
             line = f"updated cause ({cases}): {title}"
             self._console.print(Text(line, style=_style(finding)))
-        self._last_stretch()
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line))
@@ -311,6 +293,8 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
         _print_figures(console, counted, detail)
     more = counted.finished.why if counted.finished is not None else ()
     reasons = dict.fromkeys((*why(counted), *more))
+    if reasons and counted.complete and len(counted.implementations) > 1:
+        console.print(Text(counted.outcomes))
     for reason in reasons:
         console.print(Text(one_line(reason), style="red"))
     if not counted.complete:

@@ -298,6 +298,8 @@ class _RunUnderWay:
         """Shrink the cases of findings at the end, when all cases are judged and causes known."""
         left = float(RUN_TRIES)
         launched = self.options.ranks == "torchrun"
+        if self.options.shrink and self.findings.bugs:
+            self.bus.begins("shrinking findings, which takes 1 to 2 min")
         for bug in self.findings.bugs if self.options.shrink else ():
             # Ranks of a launcher cannot be restarted, so a case that breaks them is not shrunk.
             if bug.issue is not None or (launched and bug.violation is None):

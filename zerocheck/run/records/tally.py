@@ -337,7 +337,9 @@ def why_of(counted: Tally, name: str) -> list[str]:
     count = len(counted.findings_of(name))
     if failing or count:
         findings = f"{count} finding{'s' if count != 1 else ''} in "
-        reasons.append(f"{name}: {findings if count else ''}{outcomes(implementation.cases)}")
+        alone = len(counted.implementations) == 1
+        cases = counted.outcomes if alone else outcomes(implementation.cases)
+        reasons.append(f"{name}: {findings if count else ''}{cases}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
         return reasons  # what was not checked may stand in a case that was not run
     if counted.started is not None and counted.started.shard:

@@ -1,0 +1,99 @@
+"""Pages with a session: what they show is typed in a fresh clone, and printed."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from documents import PAGES, README
+from sessions import Session, comparable, fresh_clone, selected
+from slices import sliced
+
+PAGES_WITH_SESSIONS = [page for page in PAGES if Session.of(page).commands]
+
+
+def test_there_are_sessions() -> None:
+    """README has one, and each block that shows an output says which."""
+    assert README in PAGES_WITH_SESSIONS
+    for page in PAGES_WITH_SESSIONS:
+        session = Session.of(page)
+        assert len(session.shown()) == sum(step.language == "text" for step in session.steps)
+
+
+TYPED = [(page, where) for page in PAGES_WITH_SESSIONS for where in ("clone", "outside")]
+
+
+@pytest.mark.parametrize(("page", "where"), sliced(TYPED, [(README, "clone")]))
+def test_a_page_is_typed(page: Path, where: str, tmp_path: Path) -> None:
+    """In an environment that has what the page installs, and nothing else."""
+    outside = tmp_path / "outside" if where == "outside" else None
+    if outside is not None:
+        outside.mkdir()
+    session = Session.of(page)
+    session.run(fresh_clone(tmp_path), outside)
+    for command, step in session.shown():
+        assert comparable(step.text) == comparable(selected(command.output, step.show))
+    shown = {id(command) for command, _ in session.shown()}
+    for command in session.commands:
+        assert id(command) in shown or command.code == 0, command.output
+
+
+PAGE = """
+# A page
+
+```python
+# hello.py
+print("hello", 12.34567)
+print("in 3 s")
+print("more")
+print("end")
+```
+
+```shell
+{command}
+```
+
+<!-- show: ^hello..^in | ^end -->
+```text
+hello 12.34999
+in 9.2 s
+...
+end
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "holds"),
+    [
+        ("cd .\npython3 hello.py", True),
+        ("python3 hello.py | sed s/end/ende/", False),
+        ("python3 hello.py | sed s/more//", False),
+        ("python3 hello.py | sed 's/in 3/in about 3/'", False),
+    ],
+)
+def test_what_is_printed_is_compared(command: str, holds: bool, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(command=command))
+    session = Session.of(page)
+    session.run(tmp_path)
+    ((typed, step),) = session.shown()
+    assert (comparable(step.text) == comparable(selected(typed.output, step.show))) is holds
+    assert (comparable(session.written()) == comparable(page.read_text())) is holds
+
+
+def test_an_output_without_the_line_fails() -> None:
+    with pytest.raises(AssertionError, match="no line matches"):
+        selected("some\nother\n", "^wanted")
+    with pytest.raises(AssertionError, match="no line after"):
+        selected("some\nother\n", "^some..^wanted")
+
+
+def test_the_last_beginning_counts() -> None:
+    text = textwrap.dedent("""\
+        VIOLATED first
+        VIOLATED second
+          replay it
+        """)
+    assert selected(text, "^VIOLATED..^  replay") == "VIOLATED second\n  replay it\n"
