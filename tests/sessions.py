@@ -9,7 +9,9 @@ what was printed into the page. A page has a session if it has a block of the la
 - a `shell` block is typed as it stands, in the shell of the blocks before it;
 - a `text` block behind a comment `<!-- show: FROM..TO | LINE -->` is what the `shell` block before
   it prints: the lines from a match of FROM to one of TO, and those that match LINE. What lies
-  between is `...`.
+  between is `...`;
+- a comment `<!-- picture: REPORT.html PICTURE.png -->` is a picture of a report as it is then, which
+  the script takes with Debian's chromium.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ LIMIT_S = 900.0
 """Seconds for a whole page."""
 
 _BLOCK = re.compile(
-    r"^(?:<!-- show: (?P<show>.*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"^(?:<!-- show: (?P<show>.*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$"
+    r"|^<!-- picture: (?P<report>\S+) (?P<picture>\S+) -->$",
     re.MULTILINE | re.DOTALL,
 )
+PICTURE = "picture"
+"""Language of a step that is a picture of a report; its text is the path of the report."""
 _FILE = re.compile(r"# (\S+\.\w+)\n|\{\n  \"_comment\": \"(\S+)\"")
 
 
@@ -62,8 +67,12 @@ class Session:
         return cls(
             page,
             [
-                Step(one["language"], one["text"], one.span("text"), one["show"] or "")
-                for one in _BLOCK.finditer(text)
+                Step(PICTURE, block["report"], block.span(), block["picture"])
+                if block["picture"]
+                else Step(
+                    block["language"], block["text"], block.span("text"), block["show"] or ""
+                )
+                for block in _BLOCK.finditer(text)
             ],
         )
 
@@ -79,7 +88,7 @@ class Session:
         for step in self.steps:
             if step.language == "shell":
                 command = step
-            elif step.show:
+            elif step.show and step.language != PICTURE:
                 assert command is not None, f"{self.page.name}: nothing was typed for {step.show}"
                 pairs.append((command, step))
         return pairs
@@ -101,6 +110,8 @@ class Session:
                 ]
                 if outside is not None and step is self.commands[0]:
                     lines.append(f"cd {outside}")
+            elif step.language == PICTURE:
+                lines.append(f"cp {step.text} {folder}/{number}.html")
             elif step.language != "text" and name is not None:
                 (folder / f"{number}.file").write_text(step.text, encoding="utf-8")
                 lines.append(f"cp {folder}/{number}.file {name.group(1) or name.group(2)}")
@@ -123,6 +134,8 @@ class Session:
                     }
                     step.output, step.code = read["out"], int(read["code"])
                     step.seconds = float(read["ended"]) - float(read["began"])
+                elif step.language == PICTURE:
+                    step.output = (folder / f"{number}.html").read_text(encoding="utf-8")
         finally:
             shutil.rmtree(folder)
 
@@ -133,6 +146,20 @@ class Session:
             start, end = step.place
             text = text[:start] + selected(command.output, step.show) + text[end:]
         return text
+
+
+def take_picture(html: str, picture: Path) -> None:
+    """Write the first screen of a report as a picture, with chromium."""
+    with tempfile.TemporaryDirectory(prefix="session-") as folder:
+        page = Path(folder, "report.html")
+        page.write_text(html, encoding="utf-8")
+        command = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars"]
+        size = "--window-size=1280,900"
+        subprocess.run(
+            [*command, size, f"--screenshot={picture}", page.as_uri()],
+            check=True,
+            capture_output=True,
+        )
 
 
 def environment() -> dict[str, str]:
@@ -199,6 +226,9 @@ def main() -> int:
                 print(f"{step.seconds:6.1f} s  exit {step.code}  {head}", flush=True)
             print(f"{time.monotonic() - began:6.1f} s  {name}")
             session.page.write_text(session.written(), encoding="utf-8")
+            for step in session.steps:
+                if step.language == PICTURE:
+                    take_picture(step.output, ROOT / step.show)
     return 0
 
 
