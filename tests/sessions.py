@@ -10,8 +10,8 @@ what was printed into the page. A page has a session if it has a block of the la
 - a `text` block behind a comment `<!-- show: FROM..TO | LINE -->` is what the `shell` block before
   it prints: the lines from a match of FROM to one of TO, and those that match LINE. What lies
   between is `...`;
-- a comment `<!-- picture: REPORT.html PICTURE.png -->` is a picture of a report as it is then, which
-  the script takes with Debian's chromium.
+- a comment `<!-- picture: REPORT.html PICTURE.png -->` is a picture of a report at that moment. The
+  script takes it with Debian's chromium.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class Session:
             [
                 Step(PICTURE, block["report"], block.span(), block["picture"])
                 if block["picture"]
-                else Step(
-                    block["language"], block["text"], block.span("text"), block["show"] or ""
-                )
+                else Step(block["language"], block["text"], block.span("text"), block["show"] or "")
                 for block in _BLOCK.finditer(text)
             ],
         )

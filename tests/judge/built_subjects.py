@@ -94,6 +94,7 @@ class Zero1:
         unsent: int = -1,
         shows: bool = False,
         to_owners: bool = False,
+        frees: str = "",
         **options: Any,
     ) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
@@ -110,6 +111,8 @@ class Zero1:
                     dist.all_reduce(p.grad)
                 if p.grad is not None and average:
                     p.grad /= world
+                if frees == ("own" if n % world == rank else "others'"):
+                    p.grad = None
             for p in own * (decays - 1):
                 p.data.mul_(1 - options["lr"] * options["weight_decay"])
             if local is not None:
@@ -158,6 +161,10 @@ def flat_zero1(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
 to_owners = partial(zero1, to_owners=True)
 summed_by_owners = partial(zero1, to_owners=True, average=False)
 summed = partial(zero1, average=False)
+frees_others = partial(zero1, to_owners=True, frees="others'")
+frees_others_and_shows = partial(frees_others, shows=True)
+frees_others_and_sums = partial(frees_others, average=False)
+frees_its_own = partial(zero1, to_owners=True, shows=True, frees="own")
 decays_twice = partial(zero1, decays=2)
 forgets = partial(zero1, unsent=1)
 shows = partial(zero1, shows=True)

@@ -81,6 +81,18 @@ def test_an_optimizer_without_states_is_judged_by_its_parameters(
     assert ("gradient" in held) == (name != "flat_zero1" or ranks == 1)
 
 
+@pytest.mark.parametrize("name", ["frees_others", "frees_others_and_shows"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_may_free_gradients_that_another_one_applies(
+    observe: Observe, name: str, ranks: int
+) -> None:
+    """ZeRO-2: each gradient is with the rank that updates its parameter, and nowhere else."""
+    judgement = judged(observe, name, msgspec.structs.replace(CASE, mesh=(ranks,)))
+    assert not judgement.violations, judgement.violations
+    assert judgement.statuses["gradient"] == judgement.statuses["update"] == "holds"
+    assert judgement.shares["gradients"] < 1.0
+
+
 def test_torchs_optimizer_in_an_attribute_shows_its_states(observe: Observe) -> None:
     judgement = judged(observe, "shows")
     assert not judgement.violations and judgement.tier == "full"
@@ -92,6 +104,8 @@ def test_torchs_optimizer_in_an_attribute_shows_its_states(observe: Observe) -> 
     [
         ("summed", "gradient", "gradient x W"),
         ("summed_by_owners", "gradient", "gradient x W"),
+        ("frees_others_and_sums", "gradient", "gradient x W"),
+        ("frees_its_own", "gradient", "gradient missing"),
         ("decays_twice", "update", "weight decay twice"),
         ("forgets", "publish", "copies of the previous step"),
         ("flat_decays_twice", "update", "weight decay twice"),

@@ -212,7 +212,11 @@ class BuiltImplementation(Implementation):
             if not parameter.requires_grad:
                 continue
             grad = parameter.grad
-            yield Shard(name, "gradient", None if grad is None else _local(grad), shape, index)
+            if grad is not None:
+                yield Shard(name, "gradient", _local(grad), shape, index)
+            elif self.optimizers.holder_of(parameter) is not None:
+                yield Shard(name, "gradient", None, shape, index)
+            # Else another rank updates it, and this one may free its gradient.
             for role, tensor in self.states.moments(parameter):
                 yield Shard(name, role, _local(tensor), shape, index)
             count = self.states.count(parameter)

@@ -22,23 +22,27 @@ from .pieces import Enclosing
 def owners_copies(held: RoleState, wanted: Enclosing, layout: ParameterLayout) -> RoleState:
     """Return the gradient as if every rank held the copy that counts.
 
-    held: whole copies that differ; wanted: the expected gradient.
+    held: copies that differ, of whole tensors; wanted: the expected gradient.
     """
-    if not held.whole_everywhere:
-        return held
     whole = held.whole.clone()
+    vectors = [held.as_of(rank) for rank in range(len(held.parts))]
     for place in layout.places:
         here = slice(place.start, place.stop)
-        copies = [part[here] for part in held.parts]
-        if place.start == place.stop or all(torch.equal(copies[0], one) for one in copies[1:]):
+        copies = [
+            vector[here]
+            for vector, plan in zip(vectors, held.plans, strict=True)
+            if place.name in plan.present
+        ]
+        if place.start == place.stop or all(torch.equal(copies[0], copy) for copy in copies[1:]):
             continue
         enclosure = wanted.at(here)
-        right = (one for one in copies if compare(one.double(), enclosure)[1] is None)
+        right = (copy for copy in copies if compare(copy.double(), enclosure)[1] is None)
         chosen = next(right, None)
         if chosen is None:
-            chosen = max(copies, key=lambda one: _along(one, enclosure.exact))
+            chosen = max(copies, key=lambda copy: _along(copy, enclosure.exact))
         whole[here] = chosen
-    return replace(held, whole=whole, parts=(whole,) * len(held.parts))
+    parts = [whole if plan.index is None else whole[plan.index] for plan in held.plans]
+    return replace(held, whole=whole, parts=tuple(parts))
 
 
 def _along(copy: torch.Tensor, direction: torch.Tensor) -> float:

@@ -130,7 +130,7 @@ def _existence(
             return _exists(
                 step,
                 place.name,
-                lacking,
+                lacking or tuple(range(len(held.plans))),
                 "a gradient is missing (None) though the parameter was used"
                 + (", and unfrozen" if nowhere else ""),
                 bugs.NOT_UNFROZEN if nowhere else bugs.GRADIENT_MISSING,
