@@ -261,5 +261,119 @@ def nothing(model: nn.Module, case: Case, mesh: Any) -> Built:
     return Built(model, object())
 
 
+class RowsAdamW(torch.optim.Optimizer):
+    """It reduces in `step()`, and has states of the rows that this rank updates."""
+
+    def __init__(self, params: Any, *, decays: int = 1) -> None:
+        super().__init__(params, {})
+        self.decays = decays
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        for group in self.param_groups:
+            (beta1, beta2), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                grad = p.grad.clone()
+                dist.all_reduce(grad)
+                grad /= world
+                size = -(-p.shape[0] // world)
+                rows = slice(min(rank * size, p.shape[0]), min((rank + 1) * size, p.shape[0]))
+                state, grad, mine = self.state[p], grad[rows], p[rows]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(mine))
+                    state["exp_avg_sq"] = torch.zeros_like(mine)
+                state["step"] += 1
+                m, v, count = state["exp_avg"], state["exp_avg_sq"], state["step"]
+                for _ in range(self.decays):
+                    mine.mul_(1 - lr * group["weight_decay"])
+                m.lerp_(grad, 1 - beta1)
+                v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                root = (v.sqrt() / (1 - beta2**count) ** 0.5).add_(group["eps"])
+                mine.addcdiv_(m, root, value=-lr / (1 - beta1**count))
+                for other in range(world):
+                    part = p.data[other * size : (other + 1) * size]
+                    if part.numel():
+                        dist.broadcast(part, src=other)
+
+
+def rows(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
+    return Built(model, RowsAdamW(groups(model, case), **bug))
+
+
+rows_decay_twice = partial(rows, decays=2)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Of AdamW over what this rank owns, in an attribute of no usual name."""
+
+    def __init__(self, params: Any, *, follows: bool = True) -> None:
+        self.local: torch.optim.Optimizer | None = None
+        self.follows = follows
+        super().__init__(params, {"lr": 1e-3})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        rank, world = dist.get_rank(), dist.get_world_size()
+        mine = {**param_group, "params": param_group["params"][rank :: world + 1]}
+        mine["params"] += param_group["params"][world :: world + 1] if rank == 0 else []
+        if self.local is None:
+            self.local = torch.optim.AdamW([mine])
+        else:
+            self.local.add_param_group(mine)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert self.local is not None
+        for outer, inner in zip(self.param_groups, self.local.param_groups, strict=True):
+            if self.follows:
+                inner["lr"] = outer["lr"]
+        self.local.step()
+        world = dist.get_world_size()
+        for group in self.param_groups:
+            for n, p in enumerate(group["params"]):
+                dist.broadcast(p.data, src=n % (world + 1) % world)
+
+
+def wrapper(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
+    wrapped = DistributedDataParallel(model, process_group=mesh.get_group())
+    return Built(wrapped, Wrapper(groups(wrapped, case), **bug))
+
+
+deaf_wrapper = partial(wrapper, follows=False)
+
+
+class InBackward:
+    """torch's recipe: an AdamW for each parameter, stepped when its gradient is there."""
+
+    def __init__(self, every: list[dict[str, Any]], decays: int = 1) -> None:
+        self.optimizers = {}
+        self.decays = decays
+        for group in every:
+            for p in group["params"]:
+                self.optimizers[p] = torch.optim.AdamW([dict(group, params=[p])])
+                p.register_post_accumulate_grad_hook(self.update)
+
+    def update(self, p: torch.Tensor) -> None:
+        optimizer = self.optimizers[p]
+        (group,) = optimizer.param_groups
+        for _ in range(self.decays - 1):
+            p.data.mul_(1 - group["lr"] * group["weight_decay"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step(self) -> None:
+        """All is done."""
+
+
+def in_backward(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
+    return Built(model, InBackward(groups(_sharded(model, mesh), case), **bug))
+
+
+in_backward_twice = partial(in_backward, decays=2)
+
+
 for _zero in (zero1, flat_zero1):
     _zero.semantics = Semantics()  # type: ignore[attr-defined]

@@ -93,6 +93,50 @@ def test_a_rank_may_free_gradients_that_another_one_applies(
     assert judgement.shares["gradients"] < 1.0
 
 
+ONE_BATCH = msgspec.structs.replace(
+    CASE, training=msgspec.structs.replace(CASE.training, microbatches=1)
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_optimizer_that_reduces_may_have_states_of_rows(observe: Observe, ranks: int) -> None:
+    """Its states are of no whole parameter, so it is judged by its parameters."""
+    judgement = judged(observe, "rows", msgspec.structs.replace(CASE, mesh=(ranks,)))
+    assert not judgement.violations, judgement.violations
+    assert judgement.tier == "parameters only" and judgement.statuses["update"] == "holds"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_an_inner_optimizer_is_found_in_any_attribute(observe: Observe, ranks: int) -> None:
+    """On a rank that owns no parameter it is an empty one, and not the wrapper."""
+    case = msgspec.structs.replace(CASE, mesh=(ranks,), start=STARTED.start)
+    judgement = judged(observe, "wrapper", case)
+    assert not judgement.violations, judgement.violations
+    assert judgement.tier == "full"
+    assert (judgement.shares.get("optimizer states", 1.0) < 1.0) == (ranks > 1)
+
+
+def test_an_optimizer_may_step_in_the_backward(observe: Observe) -> None:
+    """What it is given is seen then, though it is freed when the backward ends."""
+    judgement = judged(observe, "in_backward", ONE_BATCH)
+    assert not judgement.violations, judgement.violations
+    assert judgement.tier == "full" and judgement.statuses["gradient"] == "holds"
+
+
+def test_bugs_of_an_optimizer_in_the_backward_are_named(observe: Observe) -> None:
+    (violation, *_) = judged(observe, "in_backward_twice", ONE_BATCH).violations
+    assert violation.obligation == "update" and "weight decay twice" in violation.causes
+
+
+def test_a_rate_that_only_the_wrapper_gets_is_seen(observe: Observe) -> None:
+    """A scheduler sets the groups of the wrapper; zerocheck sets no others."""
+    optimizer = msgspec.structs.replace(CASE.optimizer, schedule="cosine")
+    case = msgspec.structs.replace(CASE, optimizer=optimizer)
+    assert not judged(observe, "wrapper", case).violations
+    (violation, *_) = judged(observe, "deaf_wrapper", case).violations
+    assert violation.obligation == "update"
+
+
 def test_torchs_optimizer_in_an_attribute_shows_its_states(observe: Observe) -> None:
     judgement = judged(observe, "shows")
     assert not judgement.violations and judgement.tier == "full"
@@ -106,6 +150,7 @@ def test_torchs_optimizer_in_an_attribute_shows_its_states(observe: Observe) -> 
         ("summed_by_owners", "gradient", "gradient x W"),
         ("frees_others_and_sums", "gradient", "gradient x W"),
         ("frees_its_own", "gradient", "gradient missing"),
+        ("rows_decay_twice", "update", "weight decay twice"),
         ("decays_twice", "update", "weight decay twice"),
         ("forgets", "publish", "copies of the previous step"),
         ("flat_decays_twice", "update", "weight decay twice"),

@@ -24,11 +24,11 @@ from . import checkpoint, flat
 from .groups import case_group, check_options, group_of, optimized
 from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
 from .names import named_buffers, named_parameters, register, unwrapped
-from .optimizers import Optimizers, has_gradients, set_learning_rate
+from .optimizers import Applied, Optimizers, has_gradients, set_learning_rate
 from .refusals import check_built, refused_infinity_norm, torch_refusals
 from .shard import Index, Shard
 from .states import Full, States
-from .user_optimizers import UserOptimizers, changed, gradients_of
+from .user_optimizers import UserOptimizers, changed, gradients_of, reduced
 from .versions import fresh, newest
 from .wrapper_limits import (
     by_mesh,
@@ -124,9 +124,13 @@ class BuiltImplementation(Implementation):
         """Take the optimizers of what was built, and find the states in them."""
         case = self.case
         self.built = built
-        self.optimizers = Optimizers(built.optimizer, built.model.parameters())
+        parameters = built.model.parameters()
+        self.optimizers = Optimizers(built.optimizer, parameters, reduced=reduced(built))
+        self._applied: Applied = {}
         wanted = optimizer_of(case.optimizer)
-        inner = {type(one): template_of(one, built.roles, wanted) for one in self.optimizers.inner}
+        inner = {
+            type(one): template_of(one, built.roles, wanted) for one in self.optimizers.innermost
+        }
         templates = {kind: state for kind, state in inner.items() if state is not None}
         self.states = States(self.optimizers, wanted, built.states, built.roles, templates)
         self._group_of = {id(p): group_of(case, name) for name, p in optimized(built.model, case)}
@@ -145,11 +149,12 @@ class BuiltImplementation(Implementation):
         optimizers.zero_grad(self.built.model, set_to_none=training.set_to_none)
         self.set_learning_rates(step.lr)
         count = len(step.microbatches)
-        for index, microbatch in enumerate(step.microbatches):
-            with self.accumulating(last=index == count - 1):
-                loss = microbatch.loss(self.called)
-                if loss.requires_grad:  # else everything is frozen
-                    self.backward(loss, microbatch.weight, count)
+        with optimizers.applied() as self._applied:
+            for index, microbatch in enumerate(step.microbatches):
+                with self.accumulating(last=index == count - 1):
+                    loss = microbatch.loss(self.called)
+                    if loss.requires_grad:  # else everything is frozen
+                        self.backward(loss, microbatch.weight, count)
         if self._opaque.reduces:
             return self._step_that_reduces(step)
         if scaler is not None:
@@ -173,9 +178,9 @@ class BuiltImplementation(Implementation):
         """Update by a `step()` that may reduce gradients too: gradients are read after it."""
         before = gradients_of(self.built.model)
         self.optimizers.step()
-        reduced = changed(before, gradients_of(self.built.model))
+        exposed = changed(before, gradients_of(self.built.model))
         step.reached("reduced")
-        return StepReport(reduced=reduced)
+        return StepReport(reduced=exposed)
 
     @property
     def called(self) -> Call:
@@ -211,7 +216,7 @@ class BuiltImplementation(Implementation):
             yield Shard(name, "parameter", _local(parameter), shape, index)
             if not parameter.requires_grad:
                 continue
-            grad = parameter.grad
+            grad = self._applied.get(parameter, parameter.grad)
             if grad is not None:
                 yield Shard(name, "gradient", _local(grad), shape, index)
             elif self.optimizers.holder_of(parameter) is not None:
@@ -349,7 +354,7 @@ class BuiltImplementation(Implementation):
 
         Raises UsageError for a group with parameters that the case gives different rates.
         """
-        for group in self.optimizers.groups():
+        for group in self.optimizers.scheduled():
             number = case_group(group, self._group_of, rates)
             if number is not None:
                 set_learning_rate(group, rates[number])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from ..errors import UsageError
 
 DEPTH = 4
 """Wrappers around wrappers that are looked into."""
-USUAL = ("optim", "optimizer", "_optimizer")
-"""Attributes in which libraries keep the optimizer that they wrap."""
+
+Applied = dict[torch.Tensor, torch.Tensor]
+"""Parameters that an optimizer updated in a backward -> copies of the gradients that it had."""
 
 
 class Optimizers:
@@ -22,12 +24,20 @@ class Optimizers:
     Each is a torch optimizer, a wrapper of one (accelerate, fairscale, Fabric,
     ZeroRedundancyOptimizer), or an object of the user's own.
 
-    given: the objects to step, in order. inner: the innermost torch optimizers, which hold states,
-    on this rank; empty where none is visible. Raises UsageError for an object without `step()`.
+    given: the objects to step, in order. innermost: the torch optimizers inside, on this rank.
+    inner: those whose states can be read; empty where none is visible. reduces: `step()` may reduce
+    gradients. Raises UsageError for an object without `step()`.
     """
 
-    def __init__(self, given: object, parameters: Iterable[torch.Tensor]) -> None:
-        """Find them. parameters: those of the wrapped model, as its optimizer may have them."""
+    def __init__(
+        self, given: object, parameters: Iterable[torch.Tensor], *, reduced: bool = True
+    ) -> None:
+        """Find them.
+
+        parameters: those of the wrapped model, as its optimizer may have them. reduced: gradients
+        are reduced before `step()`. If not, a `step()` of the user's own may reduce them to parts,
+        and have states of these parts: states in such an object itself are not read.
+        """
         self.given: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
         for one in self.given:
             if not callable(getattr(one, "step", None)):
@@ -37,9 +47,11 @@ class Optimizers:
                 )
         if not self.given:
             raise UsageError("Built.optimizer is an empty list; needed is at least one optimizer")
-        known = {id(parameter) for parameter in parameters}
-        found = (inner for one in self.given for inner in _innermost(one, known))
-        self.inner: tuple[torch.optim.Optimizer, ...] = tuple(dict.fromkeys(found))
+        self.reduces = not reduced and any(not _steps_as_torch(one) for one in self.given)
+        self._known = {id(parameter) for parameter in parameters}
+        innermost = (inner for one in self.given for inner in _innermost(one, self._known))
+        self.innermost: tuple[torch.optim.Optimizer, ...] = tuple(dict.fromkeys(innermost))
+        self.inner = tuple(inner for inner in self.innermost if reduced or _steps_as_torch(inner))
         self.grouped = tuple(one for one in self.given if _groups(one) is not None)
         """Optimizers with parameter groups, which say how they update."""
 
@@ -63,6 +75,17 @@ class Optimizers:
                     visited.add(id(group))
                     yield group
 
+    def scheduled(self) -> Iterator[dict[str, Any]]:
+        """Yield the parameter groups in which a user's scheduler sets the learning rate.
+
+        Those of the given objects: to hand it on is up to them. Of an object without groups, those
+        of the optimizers inside.
+        """
+        for one in self.given:
+            groups = _groups(one)
+            for inner in (one,) if groups is not None else _innermost(one, self._known):
+                yield from _groups(inner) or ()
+
     def state_of(self, parameter: torch.Tensor) -> Mapping[str, Any]:
         """Return the state that this rank holds of a parameter, empty if there is none.
 
@@ -79,6 +102,27 @@ class Optimizers:
             if any(parameter is p for group in one.param_groups for p in group["params"]):
                 return one
         return None
+
+    @contextmanager
+    def applied(self) -> Iterator[Applied]:
+        """Collect the gradients of parameters that are updated meanwhile, as torch's recipe does.
+
+        It steps an optimizer for each parameter in the backward, and frees the gradient.
+        """
+        applied: Applied = {}
+
+        def copy(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        applied[parameter] = parameter.grad.detach().clone()
+
+        hooks = [inner.register_step_pre_hook(copy) for inner in self.inner]
+        try:
+            yield applied
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def zero_grad(self, model: torch.nn.Module, *, set_to_none: bool) -> None:
         """Clear the gradients as each optimizer does; for one that cannot, those of the model."""
@@ -133,15 +177,11 @@ def _innermost(given: object, known: set[int], depth: int = DEPTH) -> list[torch
     """Return the torch optimizers inside an object over parameters of the model, or the object.
 
     known: ids of these parameters. A wrapper holds another optimizer in an attribute, or several in
-    a list, tuple or dict. By one of the usual names it may have other parameters too:
-    ZeroRedundancyOptimizer gives a rank without parameters an empty one.
+    a list, tuple or dict.
     """
     found: list[torch.optim.Optimizer] = []
     attributes = vars(given) if depth and hasattr(given, "__dict__") else {}
-    for name, value in attributes.items():
-        if name in USUAL and isinstance(value, torch.optim.Optimizer):
-            found += _innermost(value, known, depth - 1)
-            continue
+    for value in attributes.values():
         held: Iterable[object] = (value,)
         if isinstance(value, dict):
             held = value.values()
@@ -156,11 +196,23 @@ def _innermost(given: object, known: set[int], depth: int = DEPTH) -> list[torch
 
 
 def _optimizes(value: object, known: set[int]) -> bool:
-    """Return True for an optimizer whose parameters are all ones of the model."""
+    """Return True for an optimizer whose parameters are all ones of the model.
+
+    One of torch may have none: so is that of a rank that owns no parameter, which
+    ZeroRedundancyOptimizer gives an empty tensor.
+    """
     if isinstance(value, torch.Tensor) or not callable(getattr(value, "step", None)):
         return False
     groups = _groups(value)
     if groups is None:
         return False
-    held = [parameter for group in groups for parameter in group["params"]]
-    return bool(held) and all(id(parameter) in known for parameter in held)
+    own = [parameter for group in groups for parameter in group["params"] if parameter.numel()]
+    if not own:
+        return isinstance(value, torch.optim.Optimizer)
+    return all(id(parameter) in known for parameter in own)
+
+
+def _steps_as_torch(optimizer: object) -> bool:
+    """Return True if `step()` is one of torch's, which reduces no gradients."""
+    module = getattr(getattr(type(optimizer), "step", None), "__module__", None)
+    return f"{module}.".startswith("torch.")

@@ -26,13 +26,14 @@ from .states import States
 class UserOptimizers:
     """Properties of an optimizer that decide how it can be observed.
 
-    name: of its class, empty for one of torch. hides: no rank can see states of it, so that it is
-    judged by its parameters. parts: each rank has states of some parameters only. reduces: its
-    `step()` may reduce gradients, so that they are looked at after it. rewraps: `Built.rewrap` is
-    given.
+    name: of its class, empty for one of torch. opaque: it has no parameter groups. hides: no rank
+    can see states of it, so that it is judged by its parameters. parts: each rank has states of
+    some parameters only. reduces: its `step()` may reduce gradients, so that they are looked at
+    after it. rewraps: `Built.rewrap` is given.
     """
 
     name: str = ""
+    opaque: bool = False
     hides: bool = False
     parts: bool = False
     reduces: bool = False
@@ -50,17 +51,18 @@ class UserOptimizers:
         cls, optimizers: Optimizers, states: States, built: Any, mesh: DeviceMesh
     ) -> UserOptimizers:
         """Inspect the result of `build`. Every rank calls this, with the same result."""
-        if not optimizers.opaque:
+        opaque, reduces = optimizers.opaque, optimizers.reduces
+        if not (opaque or reduces):
             held = {
                 id(p) for one in optimizers.inner for g in one.param_groups for p in g["params"]
             }
             given = {id(p) for group in optimizers.groups() for p in group["params"]}
             return cls(parts=bool(given - held))
-        name = next(type(one).__name__ for one in optimizers.given if one not in optimizers.grouped)
+        own = [one for one in optimizers.given if not opaque or one not in optimizers.grouped]
         hides = not _somewhere(not states.hidden, mesh)
-        wrapped = built.clip is not None or built.accumulate is not None or _reduced(built.model)
         rewraps = built.rewrap is not None
-        return cls(name, hides, parts=True, reduces=not wrapped, rewraps=rewraps)
+        name = type(own[0]).__name__
+        return cls(name, opaque, hides, parts=True, reduces=reduces, rewraps=rewraps)
 
     def check(self, case: Case) -> None:
         """Raise Unsupported for requirements of the case that such an optimizer cannot show."""
@@ -73,7 +75,7 @@ class UserOptimizers:
                 f"the case clips gradients, and {self.name}.step() may be what reduces them: give "
                 "Built.clip, or fix training.clip to None"
             )
-        elif self.hides and case.optimizer.schedule != "constant":
+        elif self.opaque and self.hides and case.optimizer.schedule != "constant":
             reason = f"{self.name} has no param_groups, so its learning rate cannot be set"
         elif self.hides and case.optimizer.amsgrad:
             reason = f"{self.name} shows no states, so amsgrad cannot be judged"
@@ -84,7 +86,7 @@ class UserOptimizers:
             )
         elif self.hides and set(parameter_dtypes(case.model).values()) != {"fp32"}:
             reason = f"{self.name} shows no states, so only parameters of fp32 can be judged"
-        elif training.loss_scale is not None:
+        elif self.opaque and training.loss_scale is not None:
             reason = f"{self.name} has no param_groups, which torch.amp.GradScaler needs"
         if reason:
             raise Unsupported(reason)
@@ -113,8 +115,14 @@ def _somewhere(condition: bool, mesh: DeviceMesh) -> bool:
     return bool(count > 0)
 
 
-def _reduced(model: nn.Module) -> bool:
-    """Return True if a wrapper of torch reduces gradients in the backward."""
+def reduced(built: Any) -> bool:
+    """Return True if gradients are reduced before `step()`, as far as `build` shows.
+
+    By a wrapper of torch in the backward, or where `Built.accumulate` or `Built.clip` end it.
+    """
+    model: nn.Module = built.model
+    if built.clip is not None or built.accumulate is not None:
+        return True
     kinds = (DistributedDataParallel, FSDPModule, FullyShardedDataParallel)
     if any(isinstance(module, kinds) for module in model.modules()):
         return True
