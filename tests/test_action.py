@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from composite_action import Outcome, Runner
 from markdown_it import MarkdownIt
+from test_example_project import NAME, PLANTED, PROJECT, SOUND
 
 ROOT = Path(__file__).parent.parent
 ACTION = ROOT / "action.yml"
@@ -273,12 +276,12 @@ def test_committed_report_is_no_baseline(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "run", "kept"),
+    ("event", "run", "is_kept"),
     [("push", "1", True), ("push", "3", False), ("pull_request", "0", False)],
 )
-def test_kept_baseline(repository: Repository, event: str, run: str, kept: bool) -> None:
+def test_kept_baseline(repository: Repository, event: str, run: str, is_kept: bool) -> None:
     repository.job(event, RUN=run)
-    assert bool(repository.runner.caches) == kept
+    assert bool(repository.runner.caches) == is_kept
 
 
 @pytest.mark.parametrize("other", ["main-2", "main-", "main/2", "mai", "main,2", "Main"])
@@ -311,6 +314,33 @@ def test_installation(repository: Repository) -> None:
     repository.programs["python"] = PYTHON.format(f"{sys.executable} -S")
     repository.job()
     assert repository.called("pip") == [f"-m pip install {ROOT}"]
+
+
+@pytest.mark.long
+def test_with_zerocheck_itself(repository: Repository) -> None:
+    """A planted bug, on a pull request of the example project to a sound base, then wrong usage."""
+    shutil.copytree(PROJECT, repository.checkout, dirs_exist_ok=True)
+    program = Path(sysconfig.get_path("scripts")) / "zerocheck"
+    repository.programs["zerocheck"] = f'#!/bin/sh\nexec {program} "$@"\n'
+    repository.environment |= {
+        "PYTHONPATH": str(repository.checkout),
+        "HOME": str(repository.folder),
+    }
+    options = {
+        "name": "conformance",
+        "implementation": NAME,
+        "arguments": "--max-cases 2 --world-sizes 2 --obligations gradient --no-shrink",
+    }
+    code, outcome = repository.job("push", **options)
+    assert code == 0, outcome.log
+    file = repository.checkout / "example_sharder" / "sharding.py"
+    file.write_text(file.read_text().replace(SOUND, PLANTED))
+    code, outcome = repository.job(**options)
+    assert code == 1, outcome.log
+    assert "### zerocheck: 1 finding, 1 of them new\n" in repository.comments[0]
+    code, outcome = repository.job(**options | {"arguments": "--sead 1"})
+    assert code == 2 and "No such option '--sead'" in outcome.log
+    assert "### zerocheck: no report\n" in repository.comments[0]
 
 
 def pull(number: int, head: str = "abc", source: str = "forker:patch") -> dict[str, Any]:

@@ -68,13 +68,13 @@ def runs(definition: Any) -> Iterator[str]:
 
 
 def errors(action: list[Path], workflows: list[Path]) -> str:
-    found = [
+    messages = [
         schema_errors("github-actions", action) if action else "",
         schema_errors("github-workflows", workflows) if workflows else "",
         security_findings([*action, *workflows]),
         *(shell_errors(yaml.safe_load(path.read_text())) for path in (*action, *workflows)),
     ]
-    return "".join(found)
+    return "".join(messages)
 
 
 @pytest.fixture
