@@ -178,6 +178,17 @@ def test_comment_is_replaced(repository: Repository) -> None:
     assert "later" not in repository.comments[0]
 
 
+def test_first_of_two_comments_is_replaced(repository: Repository) -> None:
+    """Two runs at once can each write a comment."""
+    body = "<!-- zerocheck: conformance -->\n### zerocheck: 1 finding"
+    repository.state["comments"] = [
+        {"id": number, "user": {"login": BOT}, "body": body} for number in range(2)
+    ]
+    repository.job(name="conformance")
+    assert "all obligations hold" in repository.comments[0]
+    assert repository.comments[1:] == [body]
+
+
 @pytest.mark.parametrize(("run", "code"), [(0, 0), (1, 1)])
 def test_token_of_a_fork_changes_no_verdict(repository: Repository, run: int, code: int) -> None:
     repository.state["read_only"] = True
