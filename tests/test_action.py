@@ -362,7 +362,7 @@ LINK = zipfile.ZipInfo("comment.md")
 LINK.create_system, LINK.external_attr = 3, 0o120777 << 16
 """A symbolic link, as zip has it."""
 
-Members = dict[Any, str]
+Members = dict[Any, Any]
 
 
 def archive(folder: Path, members: Members) -> str:
@@ -384,8 +384,8 @@ def comment_of_fork(
     if members is None:
         Path(path).write_bytes(b"PK\x03\x04 no archive")
     artifact = {"name": "zerocheck-conformance", "created_at": "2026-01-02"}
-    older = {**artifact, "id": 4, "created_at": "2026-01-01"}
-    repository.state["artifacts"] = [{**artifact, "id": 5}, older]
+    older = {**artifact, "id": 4, "created_at": "2026-01-01"}  # of an earlier attempt
+    repository.state["artifacts"] = [older, {**artifact, "id": 5}, older]
     repository.state["archives"] = {"5": path}
     event = {
         "id": 31,
@@ -422,11 +422,12 @@ HOSTILE = [
     "\t# approved\n \t # approved",
     "<!-- zerocheck: conformance -->\n-->\n# approved",
     "\x00# approved",
+    b"\xff\r# approved",
 ]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_text_of_a_fork_is_no_markup(repository: Repository, text: str) -> None:
+def test_text_of_a_fork_is_no_markup(repository: Repository, text: str | bytes) -> None:
     comment_of_fork(repository, {"comment.md": text})
     (comment,) = repository.comments
     tokens = MarkdownIt().parse(comment)
