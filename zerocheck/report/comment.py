@@ -12,9 +12,6 @@ from .known_faults import faults_sentence
 from .markdown import escape
 
 FILE = "comment.md"
-MARK = "<!-- zerocheck -->"
-"""First line: by it the comment is found again, and replaced."""
-
 MOST_LINES = 30
 _SHOWN = 5
 """Findings that are named, and rows of each kind of change."""
@@ -24,7 +21,7 @@ _LONGEST = 240
 
 def render(counted: Tally, changes: Changes | None = None) -> str:
     """Return the comment, in Markdown. changes: since a run of the base, if there was one."""
-    lines = [MARK, f"### zerocheck: {_verdict(counted, changes)}", ""]
+    lines = [f"### zerocheck: {_verdict(counted, changes)}", ""]
     lines += _findings(counted, changes)
     if changes is not None:
         lines += _changes(changes)
