@@ -187,6 +187,7 @@ def test_a_module_that_is_a_file_here_is_named(
             "set_force_sum_reduction_for_comms(True)",
         ),
         (RuntimeError("fullgraph=True found no compiled frames"), '"compile"}'),
+        (RuntimeError("FSDP needs a non-CPU accelerator device, but"), "device_id="),
     ],
 )
 def test_an_error_that_is_known_says_what_to_do(error: Exception, advice: str) -> None:

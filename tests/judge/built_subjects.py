@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,6 +80,16 @@ def fsdp1(model: nn.Module, case: Case, mesh: Any, use_orig_params: bool = True)
 
 
 fsdp1_flat = partial(fsdp1, use_orig_params=False)
+
+
+def fsdp1_without_clip(model: nn.Module, case: Case, mesh: Any, torchs: bool = False) -> Built:
+    built = fsdp1(model, case, mesh)
+    parameters = list(built.model.parameters())
+    clip = partial(nn.utils.clip_grad_norm_, parameters) if torchs else None
+    return replace(built, clip=clip)
+
+
+fsdp1_clipped_by_rank = partial(fsdp1_without_clip, torchs=True)
 
 
 class Zero1:

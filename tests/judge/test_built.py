@@ -68,6 +68,17 @@ def test_a_norm_may_be_a_dtensor(observe: Observe, norm: str) -> None:
     assert judgement.statuses["clip"] == "holds", judgement.violations
 
 
+@pytest.mark.parametrize("norm", ["2", "inf"])
+def test_a_model_that_clips_is_clipped_by_itself(observe: Observe, norm: str) -> None:
+    """FSDP1 has local shards, whose norms are no norm of the gradient."""
+    training = msgspec.structs.replace(CASE.training, clip=0.01, norm=norm)
+    case = msgspec.structs.replace(CASE, training=training)
+    judgement = judged(observe, "fsdp1_without_clip", case)
+    assert judgement.statuses["clip"] == "holds", judgement.violations
+    (violation, *_) = judged(observe, "fsdp1_clipped_by_rank", case).violations
+    assert violation.obligation == "clip"
+
+
 @pytest.mark.parametrize("name", ["zero1", "to_owners", "own_over_ddp", "flat_zero1"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_an_optimizer_without_states_is_judged_by_its_parameters(

@@ -99,6 +99,34 @@ def test_what_every_rank_exposes_whole_is_no_share(stage: int) -> None:
     assert "optimizer state replicated" in causes(CASE, ranks)
 
 
+def hidden(share: dict[str, int], *, extra: int = 0) -> Measured:
+    """A rank of stage 1 whose optimizer states no shard shows; extra: bytes that it has beside."""
+    states = [
+        Held("optimizer", 4 * n, f"AdamW['{s}']", exposed=False)
+        for s in STATES
+        for n in share.values()
+    ]
+    roles = {"parameter": SIZES, "gradient": SIZES}
+    return rank(
+        1, roles, *states, *([Held("optimizer", extra, "AdamW", exposed=False)] if extra else [])
+    )
+
+
+def test_hidden_states_are_compared_over_all_ranks() -> None:
+    """Which rank owns what is not known, so ranks may hold anything that adds up to one copy."""
+    first = {"stem.weight": 90, "stem.bias": 10}
+    second = {"head.weight": 80, "head.bias": 8}
+    assert placement.check(CASE, [hidden(first), hidden(second)]) is None
+    assert placement.check(CASE, [hidden(SIZES), hidden({})]) is None
+    padding = 2 * 4 * len(SIZES)  # of a buffer for each tensor, on two ranks
+    assert placement.check(CASE, [hidden(first), hidden(second, extra=padding)]) is None
+    over = [hidden(first), hidden(second, extra=padding + 4)]
+    assert causes(CASE, over) == {"optimizer state replicated"}
+    violation = placement.check(CASE, [hidden(SIZES)] * 2)
+    assert violation is not None and violation.ranks == (0, 1)
+    assert "all ranks together hold" in violation.explanation
+
+
 def test_uneven_shares_hold_where_a_rank_exposes_them() -> None:
     """Whole tensors to each rank; and rows, of which the last rank holds padding."""
     first = {"stem.weight": 90, "stem.bias": 10}

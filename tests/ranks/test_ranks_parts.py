@@ -19,7 +19,7 @@ from zerocheck.errors import HarnessError
 from zerocheck.ranks import ArenaView, JobResult, RankOutcome, Slot, worker
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
-from zerocheck.ranks.failures import place_in_users_code, trim_stack
+from zerocheck.ranks.failures import describe, place_in_users_code, trim_stack
 from zerocheck.ranks.messages import Inbox, JobMessage, frame
 from zerocheck.ranks.progress import Board, Progress
 from zerocheck.ranks.result import first_to_fail
@@ -432,3 +432,14 @@ def test_the_memory_of_a_process_grows_with_what_it_allocates() -> None:
     )
     grown = int(subprocess.check_output([sys.executable, "-c", code]))
     assert 290 << 20 <= grown <= 400 << 20
+
+
+def test_advice_of_an_error_stands_in_the_headline() -> None:
+    """And no other note of it, nor a further line of its message."""
+    error = RuntimeError("first line\nsecond line")
+    error.add_note("zerocheck: give it a device")
+    error.add_note("a note of the user's")
+    raised = describe(error)
+    outcome = RankOutcome(0, "raised", type_name=raised.type_name, text=raised.text)
+    text = "rank 0 raised RuntimeError: first line (zerocheck: give it a device)"
+    assert outcome.headline() == text

@@ -49,7 +49,8 @@ class Built:
                 `zerocheck.groups`; a wrapper around one; or an object of your own with `step()`
     accumulate  accumulate(last: bool) -> context for the forward and backward of a microbatch;
                 default: no_sync() or set_requires_gradient_sync(False) until the last one
-    clip        clip(max_norm, norm_type) -> total norm; default: torch's clip_grad_norm_
+    clip        clip(max_norm, norm_type) -> total norm; default: the clip_grad_norm_ of the model,
+                as FSDP1 has one, else torch's
     states      states() -> dict of parameter to its optimizer state, read and restored there;
                 default: the state of the torch optimizers that are found in `optimizer`
     names       names(wrapped name) -> name in the unwrapped model; default: found by the modules
@@ -103,7 +104,7 @@ class BuiltImplementation(Implementation):
             raise UsageError(
                 f"build must return zerocheck.Built(model, optimizer), got {type(built).__name__}"
             )
-        check_built(built.model, case, own_clip=built.clip is not None)
+        check_built(built.model, case, own_clip=_own_clip(built) is not None)
         if reduces_unused(built.model):
             self.semantics = replace(self.semantics, unused="zero")
         _refuse_extras(built, case)
@@ -335,13 +336,15 @@ class BuiltImplementation(Implementation):
     def clip(self, max_norm: float, norm_type: float) -> float:
         """Clip the reduced gradient and return its total norm before. Norm type: 2.0 or inf.
 
-        Default: `torch.nn.utils.clip_grad_norm_` over all parameters, which is right where they
-        are whole on every rank or DTensors.
+        Default: that of the model, if it has one, since it knows its shards; else
+        `torch.nn.utils.clip_grad_norm_` over all parameters, which is right where they are whole on
+        every rank or DTensors.
         """
         norm: torch.Tensor | float
-        if self.built.clip is not None:
+        own = _own_clip(self.built)
+        if own is not None:
             with refused_infinity_norm(self.case):
-                norm = self.built.clip(max_norm, norm_type)
+                norm = own(max_norm, norm_type)
         else:
             norm = torch.nn.utils.clip_grad_norm_(
                 self.built.model.parameters(), max_norm, norm_type=norm_type
@@ -358,6 +361,10 @@ class BuiltImplementation(Implementation):
             number = case_group(group, self._group_of, rates)
             if number is not None:
                 set_learning_rate(group, rates[number])
+
+
+def _own_clip(built: Built) -> Callable[[float, float], torch.Tensor | float] | None:
+    return built.clip or getattr(built.model, "clip_grad_norm_", None)
 
 
 _DECLARED = (

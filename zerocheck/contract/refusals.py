@@ -168,6 +168,12 @@ ADVICE = (
         "on each FSDPModule; it computes the same",
     ),
     (
+        # torch/distributed/fsdp/_init_utils.py, for CPU ranks
+        Refusal(RuntimeError, r"FSDP needs a non-CPU accelerator device"),
+        "zerocheck: on CPU ranks FSDP1 needs its device: "
+        "FullyShardedDataParallel(..., device_id=torch.device(mesh.device_type))",
+    ),
+    (
         # torch/_dynamo/exc.py, of what `ForwardProbe` hooks into modules
         Refusal(RuntimeError, r"found no compiled frames|Dynamo does not support"),
         "zerocheck: compile where the case asks for it (training.compile is the backend, or none), "

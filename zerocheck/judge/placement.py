@@ -26,6 +26,10 @@ sizes are not said to be one: how much a sharder needs to communicate follows fr
 An implementation that exposes no states, or no gradients, has memory for them that looks the same,
 and is asked for no copies.
 
+Of a kind that no rank exposes, nobody knows which ranks own what: a rank may hold whole tensors, or
+nothing. Then ranks are compared together: those of one replica hold each element once, and the
+padding of the flat form. That is N times the first bound, in bytes of the parameters' elements.
+
 Numbers (NUMBER_BYTES) are not counted: step counts, norms, flags. Nothing is said where state is
 offloaded: then it is staged through memory of two devices, which are one where ranks are measured.
 """
@@ -114,14 +118,20 @@ def _beyond_shares(case: Case, measured: Sequence[Measured]) -> Iterator[Violati
     for kind in KINDS:
         if stage < kind.stage:
             continue
-        bound = _bound(case, measured, kind)
         counted = [one for one in kind.categories if not (on_gpu and one == "gathered")]
         holders = [
             [one for one in rank.held if one.category in counted and one.bytes > NUMBER_BYTES]
             for rank in measured
         ]
         sums = [sum(one.bytes for one in held) for held in holders]
-        ranks = tuple(rank for rank, total in enumerate(sums) if total > bound)
+        if any(kind.has(one.role) for rank in measured for one in rank.exposed):
+            bound = _bound(case, measured, kind)
+            ranks = tuple(rank for rank, total in enumerate(sums) if total > bound)
+            who, whose = f"rank {ranks[0]} holds" if ranks else "", "its"
+        else:
+            bound, sums = _together(case, measured, kind), [sum(sums)]
+            ranks = tuple(range(len(measured))) if sums[0] > bound else ()
+            who, whose = "all ranks together hold", "their"
         if ranks:
             first = ranks[0]
             largest = sorted(holders[first], key=lambda one: -one.bytes)
@@ -136,9 +146,9 @@ def _beyond_shares(case: Case, measured: Sequence[Measured]) -> Iterator[Violati
                 expected=float(bound),
                 bound=0.0,
                 explanation=(
-                    f"between steps rank {first} holds {sums[first]:,} bytes of {kind.name}, "
-                    f"{sums[first] - bound:,} more than its share, which is {bound:,} at most by "
-                    f"stage {stage} and the shards of all ranks; held by {', '.join(names[:3])}"
+                    f"between steps {who} {sums[first]:,} bytes of {kind.name}, "
+                    f"{sums[first] - bound:,} more than {whose} share, which is {bound:,} at most "
+                    f"by stage {stage} and the shards of all ranks; held by {', '.join(names[:3])}"
                 ),
                 causes=(kind.cause,),
             )
@@ -171,6 +181,16 @@ def _bound(case: Case, measured: Sequence[Measured], kind: _Kind) -> int:
     both = zip(exposed, paddings, strict=True)
     most = max(sum(one.bytes for one in (*rank, *more)) for rank, more in both)
     return max(even, most) + gathered
+
+
+def _together(case: Case, measured: Sequence[Measured], kind: _Kind) -> int:
+    """Most bytes that all ranks may hold of a kind that none exposes."""
+    elements, buffers = _whole(case, measured, kind)
+    width = max(ITEMSIZE[dtype] for dtype in parameter_dtypes(case.model).values())
+    copies = most_states(case.optimizer) if kind.name == "optimizer" else 1
+    shards = case.axes.size("shard")
+    replicas = case.world_size // shards
+    return replicas * (elements + buffers * (shards - 1)) * width * copies
 
 
 def _gathered(case: Case, measured: Sequence[Measured]) -> int:

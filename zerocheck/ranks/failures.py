@@ -39,6 +39,8 @@ def describe(error: BaseException, *, harness: bool = False, before: str = "") -
     except Exception as second:  # a __str__ of the user's
         text = f"<no message: str() raised {type(second).__name__}>"
     text = f"{before} ({text})" if before and text else before or text
+    # Notes are advice: see `advise` of contract/refusals.py.
+    text = "\n".join([text, *map(str, getattr(error, "__notes__", ()))])
     inner = error.__traceback__
     if inner is not None and not harness:
         inner = inner.tb_next or inner

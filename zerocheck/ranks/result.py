@@ -46,8 +46,10 @@ class RankOutcome:
     def headline(self) -> str:
         """One line: what happened to the rank, and where, in the user's own code too."""
         if self.state == "raised":
-            first = self.text.strip().splitlines()[:1]
-            what = f"raised {self.type_name}" + (f": {first[0]}" if first else "")
+            first, *rest = self.text.strip().splitlines() or [""]
+            advice = [line for line in rest if line.startswith("zerocheck: ")]
+            what = f"raised {self.type_name}" + (f": {first}" if first else "")
+            what += "".join(f" ({line})" for line in advice)
         elif self.disconnected:
             what = "closed its connection (another program in its place?), and was ended"
         elif self.state == "killed":
