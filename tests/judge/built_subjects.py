@@ -356,6 +356,11 @@ def wrapper(model: nn.Module, case: Case, mesh: Any, **bug: Any) -> Built:
 deaf_wrapper = partial(wrapper, follows=False)
 
 
+def wrapper_with_states(model: nn.Module, case: Case, mesh: Any) -> Built:
+    built = wrapper(model, case, mesh)
+    return replace(built, states=lambda: built.optimizer.local.state)
+
+
 class InBackward:
     """torch's recipe: an AdamW for each parameter, stepped when its gradient is there."""
 

@@ -127,6 +127,13 @@ def test_an_inner_optimizer_is_found_in_any_attribute(observe: Observe, ranks: i
     assert (judgement.shares.get("optimizer states", 1.0) < 1.0) == (ranks > 1)
 
 
+def test_declared_states_may_be_of_what_a_rank_owns(observe: Observe) -> None:
+    """None is invented where another rank owns the parameter."""
+    judgement = judged(observe, "wrapper_with_states", STARTED)
+    assert not judgement.violations, judgement.violations
+    assert judgement.tier == "full" and judgement.shares["optimizer states"] < 1.0
+
+
 def test_an_optimizer_may_step_in_the_backward(observe: Observe) -> None:
     """What it is given is seen then, though it is freed when the backward ends."""
     judgement = judged(observe, "in_backward", ONE_BATCH)

@@ -116,15 +116,17 @@ class States:
 
     def _entry(self, parameter: torch.Tensor) -> dict[str, Any] | None:
         """Return the state of a parameter to write into, None if this rank has none of it."""
+        holder = self.optimizers.holder_of(parameter)
         if self.declared is not None:
             states = self.declared()
+            if parameter not in states and holder is None and self.optimizers.inner:
+                return None
             if not isinstance(states, MutableMapping):
                 raise Unsupported(
                     "it cannot start in mid-training: Built.states() returns a "
                     f"{type(states).__name__}, and not the dict that the optimizer reads"
                 )
             return states.setdefault(parameter, {})  # type: ignore[no-any-return]
-        holder = self.optimizers.holder_of(parameter)
         if holder is None and not self._is_elsewhere(parameter):
             holder = self.optimizers.inner[0]  # made before the model was wrapped
         if holder is None:
