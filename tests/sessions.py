@@ -12,6 +12,8 @@ what was printed into the page. A page has a session if it has a block of the la
   between is `...`;
 - a comment `<!-- picture: REPORT.html PICTURE.png -->` is a picture of a report at that moment. The
   script takes it with Debian's chromium.
+
+Pages but README.md begin where README's installation ends, with the files that README shows.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 LIMIT_S = 900.0
 """Seconds for a whole page."""
 
@@ -97,7 +100,7 @@ class Session:
         outside: directory where all blocks but the first are typed.
         """
         folder = Path(tempfile.mkdtemp(prefix="session-"))
-        lines = []
+        lines = [] if self.page == README else Session.of(README)._installing(folder, outside)
         for number, step in enumerate(self.steps):
             name = _FILE.match(step.text)
             if step.language == "shell":
@@ -106,7 +109,7 @@ class Session:
                     f"{{\n{step.text}}} > {folder}/{number}.out 2>&1",
                     f"echo $? > {folder}/{number}.code; date +%s.%N > {folder}/{number}.ended",
                 ]
-                if outside is not None and step is self.commands[0]:
+                if outside is not None and self.page == README and step is self.commands[0]:
                     lines.append(f"cd {outside}")
             elif step.language == PICTURE:
                 lines.append(f"cp {step.text} {folder}/{number}.html")
@@ -136,6 +139,17 @@ class Session:
                     step.output = (folder / f"{number}.html").read_text(encoding="utf-8")
         finally:
             shutil.rmtree(folder)
+
+    def _installing(self, folder: Path, outside: Path | None) -> list[str]:
+        """Lines that install as the page does, and write its files."""
+        lines = [f"{{\n{self.commands[0].text}}} > {folder}/installation 2>&1"]
+        lines += [] if outside is None else [f"cd {outside}"]
+        for number, step in enumerate(self.steps):
+            name = _FILE.match(step.text)
+            if name is not None:
+                (folder / f"readme-{number}").write_text(step.text, encoding="utf-8")
+                lines.append(f"cp {folder}/readme-{number} {name.group(1)}")
+        return lines
 
     def written(self) -> str:
         """The page with what was printed."""
