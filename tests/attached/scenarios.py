@@ -178,7 +178,13 @@ def answer(check: Attached, message: str = "") -> dict[str, Any]:
         "statuses": judgement.statuses,
         "share": judgement.share,
         "violations": [
-            {"obligation": v.obligation, "role": v.role, "causes": v.causes, "ranks": v.ranks}
+            {
+                "obligation": v.obligation,
+                "role": v.role,
+                "causes": v.causes,
+                "ranks": v.ranks,
+                "tensors": v.tensors,
+            }
             for v in judgement.violations
         ],
         "taken": check.taken,
@@ -230,6 +236,24 @@ def steps(
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
             optimizer.zero_grad()
+    return answer(check)
+
+
+def several(wrap: str, *, directory: str, skips: bool = False) -> dict[str, Any]:
+    """A list of two optimizers; skips: none of them has the last bias."""
+    model = WRAPS[wrap](net())
+    parameters = list(model.parameters())
+    rest = parameters[2:-1] if skips else parameters[2:]
+    optimizers = [torch.optim.AdamW(parameters[:2]), torch.optim.SGD(rest, lr=0.1, momentum=0.9)]
+    check = zerocheck.attach(
+        model, optimizers, reference=net, directory=directory, on_violation="warn"
+    )
+    for _ in range(2):
+        with check.step():
+            model(batch()).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad()
     return answer(check)
 
 

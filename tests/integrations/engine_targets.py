@@ -107,6 +107,8 @@ def train(
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16},
     }
+    if fault == "no optimizer":
+        del optimizer.param_groups[0]["params"][-1]
     engine = make_engine(model, config, optimizer=optimizer)
     message = io.StringIO()
     answer: dict[str, Any] = {}

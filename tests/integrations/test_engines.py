@@ -68,6 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offloaded": {"groups": True, "clip": 0.05, "zero": {"offload_optimizer": {"device": "cpu"}}},
     "not clipped": {},
     "gathered": {"zero": {"stage3_param_persistence_threshold": 100}},
+    "gathered and frozen": {"frozen": True},
 }
 
 
@@ -99,6 +100,9 @@ FAULTS: dict[tuple[int, str], tuple[str, str]] = {
     (2, "clipped twice"): ("clip", "clip"),
     (3, "clipped twice"): ("clip", "clip"),
     (2, "reduction"): ("gradient", "gradient"),
+    (1, "no optimizer"): ("update", "4.bias was not updated: no optimizer has it"),
+    (2, "no optimizer"): ("update", "4.bias was not updated: no optimizer has it"),
+    (3, "no optimizer"): ("update", "4.bias was not updated: no optimizer has it"),
 }
 
 

@@ -35,8 +35,7 @@
 - `model_hooks.py`: hooks of the script that change what a model computes, or its gradients
 - `norms.py`: check of the gradient norm that ranks report when they clip: each element counts
   once
-- `optimizers.py`: optimizers around another: wrappers that call it, and those whose ranks each
-  own a part
+- `optimizers.py`: optimizers of a job: one or several, around others too
 - `options.py`: options of `zerocheck.attach`, checked
 - `output_gradients.py`: gradients that enter at the outputs of a model, read from the autograd
   graph

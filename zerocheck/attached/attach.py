@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from .violated import OnViolation
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     reference: Factory | None = None,
     semantics: Semantics | None = None,
@@ -48,7 +48,9 @@ def attach(
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain; an
                   engine of DeepSpeed, with ZeRO stages 1 to 3 too
     optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
-                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
+                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported.
+                  A list of them, of several classes too, where each has parameters of its own;
+                  or one `attach` for each of them
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
                   with, and gives its outputs the gradients that came from outside. Not where a

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -15,7 +14,7 @@ from ..contract.semantics import Semantics
 from ..errors import UsageError, unknown
 from ..job_metrics.options import JobMetrics, metrics_options
 from .holdings import check_parameters
-from .optimizers import check_kind
+from .optimizers import JobOptimizers, check_kind
 from .recorder import recorder_bytes
 from .reference import Factory
 from .violated import OnViolation
@@ -87,13 +86,14 @@ class AttachOptions:
         return min(after, default=-1)
 
 
-def check_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check_parts(model: nn.Module, optimizers: JobOptimizers) -> None:
     """Raise UsageError for a model or an optimizer whose update cannot be judged."""
     refusal = engine_refusal(model)
     if refusal:
         raise UsageError(refusal)
-    check_kind(optimizer)
-    check_parameters(model, optimizer)
+    for optimizer in optimizers:
+        check_kind(optimizer)
+    check_parameters(model, optimizers)
 
 
 def default_semantics(model: nn.Module) -> Semantics:

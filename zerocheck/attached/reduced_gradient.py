@@ -142,7 +142,8 @@ def compare_shards(
     length = float(total.exact.norm()) / divisor
     sway, noise = total.sway / divisor, total.noise / divisor
     for number, piece in enumerate(observed.summary.pieces):
-        if piece.name != tensor.name or piece.group < 0:
+        step = observed.summary.optimizer_of(piece)
+        if piece.name != tensor.name or step is None or not step.reached:
             continue
         gradient = gradient_of(observed, number)
         if gradient is None:

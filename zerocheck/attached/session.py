@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from .call_state import numbers_of
 from .exchange import Verdict, judge_step, with_norms
 from .forwards import dotted
 from .holdings import computes_on, words_for
-from .optimizers import observed_optimizer
+from .optimizers import JobOptimizers
 from .options import AttachOptions, check_parts
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .recorded_steps import RecordedSteps
@@ -50,12 +50,12 @@ class Attached:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         options: AttachOptions,
         done: int = 0,
     ) -> None:
         self._options = options
-        self._model, self._optimizer = model, observed_optimizer(optimizer)
+        self._model, self._optimizers = model, JobOptimizers(optimizer)
         self._watch: Watch | None = None
         self._observed_step = ObservedStep(self)
         self._compared = self._stopped = self._in_pipeline = False
@@ -65,14 +65,14 @@ class Attached:
         self._wrong = WrongSteps(
             options.directory, options.semantics, options.on_violation, self._summary
         )
-        self._resume = Resume(model, self._optimizer)
+        self._resume = Resume(model, self._optimizers)
         self._numbers = None if options.reference is None else numbers_of(model, dotted)
         self._done = self._right = done
         self.taken = done
         self.last: Judgement | None = None
         self._next = self._after(done)
         self._arrivals: Arrivals | None = None
-        self._with_ranks(lambda _: check_parts(self._model, self._optimizer))
+        self._with_ranks(lambda _: check_parts(self._model, self._optimizers))
         if dist.is_available() and dist.is_initialized():
             self._compare()
             self._with_ranks(self._open_meter)
@@ -134,7 +134,7 @@ class Attached:
             self._handle(judgement, f"step {found.step}", found.step)
 
     def _handle(self, judgement: Judgement, place: str, number: int) -> None:
-        what = words_for(self._model, self._optimizer)
+        what = words_for(self._model, self._optimizers)
         self._wrong.handle_without_bundle(what, place, number, judgement, self._ranks())
 
     def loaded(
@@ -254,7 +254,7 @@ class Attached:
             self._recorded.open(ranks)
         self._watch = Watch(
             self._model,
-            self._optimizer,
+            self._optimizers,
             rank=ranks.rank,
             world_size=ranks.size,
             number=self.taken,
@@ -268,7 +268,7 @@ class Attached:
         if self._options.metrics is not None:
             self._meter = JobMeter(
                 self._model,
-                self._optimizer,
+                self._optimizers,
                 self._options.metrics,
                 self._options.group,
                 rank=ranks.rank,

@@ -45,8 +45,8 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         if self.attached is not None:
             return
         done = trainer.global_step
-        model, (optimizer, *_) = trainer.strategy.model, trainer.optimizers
-        self.attached = attach(model, optimizer, done=done, **self._options)
+        model, optimizers = trainer.strategy.model, trainer.optimizers
+        self.attached = attach(model, optimizers, done=done, **self._options)
         if trainer.ckpt_path:
             self.attached.loaded(_record(trainer.ckpt_path), required=False)
         self._record_saves(trainer)

@@ -40,14 +40,14 @@ class TitanCheck:
     def _attach(self) -> Attached:
         trainer = self._trainer
         models, optimizers = list(trainer.model_parts), list(trainer.optimizers.optimizers)
-        if len(models) != 1 or len(optimizers) != 1:
+        if len(models) != 1 or not optimizers:
             raise UsageError(
                 f"the trainer has {len(models)} model parts and {len(optimizers)} optimizers "
-                "(allowed: one of each); use zerocheck.attach with group= for the stages of a "
-                "pipeline"
+                "(allowed: one model part, and its optimizers); use zerocheck.attach with group= "
+                "for the stages of a pipeline"
             )
         given = {"semantics": Semantics(average="sum"), **self._options}
-        return attach(models[0], optimizers[0], done=trainer.step - 1, **given)
+        return attach(models[0], optimizers, done=trainer.step - 1, **given)
 
 
 def check(trainer: Any, **options: Any) -> TitanCheck:
