@@ -165,6 +165,16 @@ def test_a_loop_as_users_write_it(tmp_path: Path) -> None:
     assert "local gradient only" in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_an_optimizer_that_is_not_judged(train: Ask, stage: int) -> None:
+    """One sentence, and the training goes on without checks."""
+    answers = train(stage, name="NAdam")
+    for answer in answers:
+        assert (answer["wrong"], answer["taken"], answer["statuses"]) == (0, 4, {})
+    said = answers[0]["message"]
+    assert said.count("got NAdam") == 1 and "the training goes on" in said, said
+
+
 def test_what_is_no_engine() -> None:
     from zerocheck.integrations.deepspeed import check
 

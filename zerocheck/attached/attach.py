@@ -27,6 +27,7 @@ def attach(
     every: int | None = 1000,
     directory: str | Path = "zerocheck-attach",
     on_violation: OnViolation = "raise",
+    on_unsupported: OnViolation = "raise",
     done: int = 0,
     group: dist.ProcessGroup | None = None,
     recorder: str | int | None = None,
@@ -62,6 +63,9 @@ def attach(
     directory     where a violated step is written, for `zerocheck replay`
     on_violation  "raise": Violated, on all ranks; "warn": printed once, and training goes on;
                   `check.wrong` counts the wrong steps, for an exit code of your choice
+    on_unsupported
+                  "raise": UsageError for an optimizer or a model that cannot be judged; "warn":
+                  the reason is printed, and the training goes on without checks
     done          steps taken before, for a run that is resumed: its first step is done + 1
     group         the ranks that train this model; default: all. In a pipeline: those of one stage
     recorder      bytes of disk for each rank, such as "2GiB": the steps between the checked ones
@@ -74,8 +78,9 @@ def attach(
     seven times the bytes of its parameters. On other steps one integer is compared, and nothing is
     hooked; with `recorder` they are copied, too, to disk.
 
-    Raises UsageError for what cannot be judged. After that only a violation ends the training, with
-    on_violation="raise": where zerocheck fails, it prints why, and checks no further step.
+    Raises UsageError for wrong options, and with on_unsupported="raise" for what cannot be judged.
+    After that only a violation ends the training, with on_violation="raise": where zerocheck fails,
+    it prints why, and checks no further step.
     """
     options = AttachOptions.checked(
         reference=reference,
@@ -84,6 +89,7 @@ def attach(
         every=every,
         directory=directory,
         on_violation=on_violation,
+        on_unsupported=on_unsupported,
         group=group,
         recorder=recorder,
         verbose=verbose,

@@ -37,10 +37,6 @@ class JobOptimizers(Sequence[Optimizer]):
         """
         several = isinstance(optimizers, (list, tuple))
         self._all = tuple(map(observed_optimizer, optimizers if several else [optimizers]))
-        if not self._all:
-            raise UsageError("attach is given an empty list of optimizers (needed: at least 1)")
-        if len(set(map(id, self._all))) < len(self._all):
-            raise UsageError("attach is given the same optimizer twice (allowed: once in the list)")
         self._attached.add(self)
 
     def __getitem__(self, number: Any) -> Any:

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
 from ..errors import UsageError
-from .options import check_options
+from .options import attach_in_trainer, check_options
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -43,7 +42,7 @@ def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attache
             "model and its optimizers, by accelerator.prepare before check); use zerocheck.attach "
             "for each model"
         )
-    attached = attach(models[0], optimizers, done=done, **options)
+    attached = attach_in_trainer(models[0], optimizers, done=done, **options)
     plain: Any = accelerator.accumulate
     opened = False
 

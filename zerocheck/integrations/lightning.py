@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
-from .options import check_options, library
+from .options import attach_in_trainer, check_options, library
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
@@ -46,7 +45,7 @@ class LightningCheck(_Callback):  # type: ignore[misc]
             return
         done = trainer.global_step
         model, optimizers = trainer.strategy.model, trainer.optimizers
-        self.attached = attach(model, optimizers, done=done, **self._options)
+        self.attached = attach_in_trainer(model, optimizers, done=done, **self._options)
         if trainer.ckpt_path:
             self.attached.loaded(_record(trainer.ckpt_path), required=False)
         self._record_saves(trainer)
