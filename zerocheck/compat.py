@@ -181,6 +181,11 @@ def in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
+def in_transform(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor within a transform of torch.func, such as vmap."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def current_node() -> Any:
     """Return the node of the graph whose backward runs on this thread, or None."""
     return torch._C._current_autograd_node()

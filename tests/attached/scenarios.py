@@ -257,6 +257,41 @@ def several(wrap: str, *, directory: str, skips: bool = False) -> dict[str, Any]
     return answer(check)
 
 
+def not_finite(wrap: str, *, directory: str, one_skips: bool = False) -> dict[str, Any]:
+    """NaN in an output of rank 1, in step 2; one_skips: that rank leaves the update out."""
+    made = net()
+
+    def spoil(_: nn.Module, given: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * torch.nan if number == 1 and dist.get_rank() == 1 else output
+
+    class Spoiled(nn.Tanh):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return spoil(self, x, super().forward(x))
+
+    Spoiled.__name__ = "Tanh"
+    made[2] = Spoiled()
+    model = made if wrap == "plain_alike" else WRAPS[wrap](made)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def factory() -> nn.Module:
+        unwrapped = net()
+        unwrapped[2] = Spoiled()
+        return unwrapped
+
+    check = zerocheck.attach(
+        model, optimizer, reference=factory, directory=directory, on_violation="warn"
+    )
+    found = []
+    for number in range(3):  # of `spoil`
+        with check.step():
+            model(batch(alike=one_skips)).square().mean().backward()
+            if not (one_skips and number == 1 and dist.get_rank() == 1):
+                optimizer.step()
+            model.zero_grad()
+        found.append(answer(check))
+    return {"steps": found, "summary": check.summary}
+
+
 def two_groups(*, directory: str, name: str = "AdamW", **options: Any) -> dict[str, Any]:
     """Own learning rates, one of them a tensor, betas and decays; a frozen and an unused one."""
     model = net()
@@ -420,6 +455,8 @@ def referenced(
                 scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             for parameter in model.parameters():
+                if fault == "not finite" and number:
+                    local(parameter.grad).reshape(-1)[:1] = torch.nan
                 if fault == "short" and number:
                     local(parameter.grad).mul_(0.8)
                 if fault == "world" and number:

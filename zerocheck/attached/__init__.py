@@ -35,6 +35,7 @@
 - `model_hooks.py`: hooks of the script that change what a model computes, or its gradients
 - `norms.py`: check of the gradient norm that ranks report when they clip: each element counts
   once
+- `not_finite.py`: first value of a step that is not finite: phase, rank, microbatch, module
 - `optimizers.py`: optimizers of a job: one or several, around others too
 - `options.py`: options of `zerocheck.attach`, checked
 - `output_gradients.py`: gradients that enter at the outputs of a model, read from the autograd

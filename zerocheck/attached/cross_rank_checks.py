@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from .. import causes as bugs
 from ..judge import skip
+from ..judge.diagnose.unwritten import memory_of_a_job
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.ownership import Ownership
 from ..judge.update import no_optimizer
@@ -21,6 +22,7 @@ from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .copies import COPIES
 from .joint_context import JointContext
 from .norms import Norms
+from .not_finite import FINITE, SKIPPED, first_words, with_first
 from .published_copies import PUBLISHED
 from .rank_checks import merged
 from .run_parameters import ShardMap, layout_of, run_parameters
@@ -33,7 +35,7 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
     violations: dict[Obligation, Violation] = {}
     shares: dict[Obligation, float] = {}
     exercised: set[Obligation] = set()
-    with torch.no_grad():
+    with torch.no_grad(), memory_of_a_job():
         for obligation in OF_ALL_RANKS:
             for checked in obligation.check(context):
                 found = checked.violation
@@ -48,7 +50,7 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
         share=shares,
         violations=tuple(violations.values()),
         tier="state only",
-        unjudged=_waiting(context),
+        unjudged=_waiting(context) | _skipped(context),
     )
 
 
@@ -61,6 +63,14 @@ def _waiting(context: JointContext) -> dict[Obligation, str]:
     return {"update": f"of what {' and '.join(idle)} has, which took no step, as its gradient"}
 
 
+def _skipped(context: JointContext) -> dict[Obligation, str]:
+    """Return that a gradient that is not finite is not judged, where all ranks skipped the step."""
+    where = first_words(context.summaries, (SKIPPED,))
+    if not where or any(one.took for one in context.summaries):
+        return {}
+    return {"gradient": f"it is not finite, and all ranks skipped the step: {where}"}
+
+
 def _check_ownership(context: JointContext) -> Iterator[Checked]:
     """Check that the shards of parameters and states tile their tensors."""
     yield Checked(violation=Ownership(ShardMap(context.verdicts)).check(context.step, "state"))
@@ -69,9 +79,12 @@ def _check_ownership(context: JointContext) -> Iterator[Checked]:
 def _check_agreement(context: JointContext) -> Iterator[Checked]:
     """Check that all ranks took one and the same step."""
     yield Checked(
-        violation=_same_step(context)
-        or skip.check_reports(context.summaries, step=context.step)
-        or _decision(context)
+        violation=with_first(
+            _same_step(context)
+            or skip.check_reports(context.summaries, step=context.step)
+            or _decision(context),
+            context,
+        )
         or _options(context)
         or _counts(context)
     )
@@ -244,6 +257,7 @@ def _check_norm(context: JointContext) -> Iterator[Checked]:
 OF_ALL_RANKS: tuple[ObligationCheck[JointContext], ...] = (
     ObligationCheck("ownership", _check_ownership),
     ObligationCheck("update", _check_agreement),
+    FINITE,
     ObligationCheck("update", partial(_of_ranks, "update")),
     ObligationCheck("clip", partial(_of_ranks, "clip")),
     ObligationCheck("update", _check_never_updated),

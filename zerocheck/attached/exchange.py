@@ -96,7 +96,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     if full is None:
         return judgement
     if full.reason:
-        unjudged = {**judgement.unjudged, "gradient": full.reason}
+        unjudged = {"gradient": full.reason, **judgement.unjudged}
         return msgspec.structs.replace(judgement, unjudged=unjudged)
     others = [one for one in judgement.violations if one.obligation != "gradient"]
     copies = [one for one in judgement.violations if one.obligation == "gradient"]

@@ -17,6 +17,7 @@ from ..floating_point import Format
 from ..judge import skip
 from ..judge.assemble import RoleState
 from ..judge.compare import different_bits
+from ..judge.diagnose.unwritten import memory_of_a_job
 from ..judge.manifest_plan import ManifestPlan
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
@@ -38,7 +39,7 @@ ORDER = ("step", *STATES, "parameter")
 
 def judge_rank(observed: Observed) -> RankVerdict:
     """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
-    with torch.no_grad():
+    with torch.no_grad(), memory_of_a_job():
         context = SliceContext(observed)
         shares: dict[str, float] = {}
         violations: list[Violation] = []

@@ -141,15 +141,31 @@ class OptimizerStep(msgspec.Struct, frozen=True, array_like=True):
         return self.ran > 0 or self.skipped
 
 
+class NotFinite(msgspec.Struct, frozen=True, array_like=True):
+    """First value of a phase of a step, on one rank, that is not finite.
+
+    phase: see not_finite.py; microbatch: -1 where it is of none; number: order within it; place:
+    in words, without the element; element: its index; value: "nan", "inf" or "-inf".
+    """
+
+    phase: int
+    microbatch: int
+    number: int
+    place: str
+    element: tuple[int, ...]
+    value: str
+
+
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Observed step without its tensors.
 
     number: of the step, the first after `attach` is 1; steps: of each optimizer within it; before,
     after: the optimizer's step count per piece, None where it has no state; forwards: calls of the
     model that a backward came back to; unjudged: why the gradient is not judged, if there is a
-    reason in the step; masters: before the step and after it, of an engine that has them; casts: of
-    FSDP's mixed precision; hooks: of the script, those that changed something; late: parameters
-    that were changed after the optimizer's step.
+    reason in the step; not_finite: first values that are not, by phase; masters: before the step
+    and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
+    script, those that changed something; late: parameters that were changed after the optimizer's
+    step.
     """
 
     rank: int
@@ -165,6 +181,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     loss_scale: float = 1.0
     forwards: int = 0
     unjudged: str = ""
+    not_finite: tuple[NotFinite, ...] = ()
     clips: tuple[Clip, ...] = ()
     masters: tuple[MasterParts, ...] = ()
     casts: Casts | None = None
@@ -245,12 +262,13 @@ def element_of(piece: ShardPiece, position: int) -> tuple[int, ...]:
     """Index in the whole tensor of an element of the local one, by its row-major position."""
     box = piece.entry.box
     if box is None:
-        return _index(piece.entry.start + position, piece.entry.shape)
-    inner = _index(position, tuple(high - low for low, high in box))
+        return index_of(piece.entry.start + position, piece.entry.shape)
+    inner = index_of(position, tuple(high - low for low, high in box))
     return tuple(low + at for (low, _), at in zip(box, inner, strict=True))
 
 
-def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of an element of a tensor, by its row-major position."""
     index: list[int] = []
     for size in reversed(shape):
         index.append(position % size)

@@ -41,6 +41,7 @@ from .holdings import (
     words_for,
 )
 from .model_hooks import HookWatch
+from .not_finite import OutputWatch, not_finite
 from .optimizers import JobOptimizers, group_options
 from .published_copies import master_parts
 from .step_record import (
@@ -52,6 +53,7 @@ from .step_record import (
     GroupOptions,
     Key,
     MasterParts,
+    NotFinite,
     Observed,
     OptimizerStep,
     ShardPiece,
@@ -101,6 +103,7 @@ class Watch:
         self._hooks = ExitStack()
         self._guard = ErrorGuard()
         self._listens = None if listens is None else Forwards(model, self._guard, listens)
+        self._outputs = OutputWatch(model, self._guard)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
@@ -140,6 +143,7 @@ class Watch:
             left = optimizer.register_step_post_hook(partial(self._left, step))
             self._hooks.callback(entered.remove)
             self._hooks.callback(left.remove)
+        self._hooks.enter_context(self._outputs.hooked())
         if self._listens is not None:
             self._listen(self._listens, found)
         for owner, name, make in self._wrappers():
@@ -208,6 +212,7 @@ class Watch:
             loss_scale=self._scale,
             forwards=len(forwards),
             unjudged=self._unjudged or self._nothing_to_judge(forwards),
+            not_finite=self._not_finite(forwards),
             clips=tuple(self._clips.clips),
             masters=tuple(self._masters),
             casts=self._casts,
@@ -252,6 +257,11 @@ class Watch:
             return observed(*args, **named)
 
         return backward
+
+    def _not_finite(self, forwards: Sequence[Forward]) -> tuple[NotFinite, ...]:
+        groups = [one.record for one in self._steps for _ in one.options]
+        steps = [groups[piece.group] if piece.group >= 0 else None for piece in self._pieces]
+        return not_finite(self._values, self._pieces, steps, forwards, self._outputs.found())
 
     def _nothing_to_judge(self, forwards: list[Forward]) -> str:
         if not any(step.record.reached for step in self._steps):
