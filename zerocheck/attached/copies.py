@@ -49,6 +49,8 @@ COPIES = ObligationCheck("publish", _check_copies)
 def _different(context: JointContext, what: str) -> Iterator[tuple[Holder, Holder]]:
     """Yield (right, wrong) for every copy that differs from most ranks', or the lowest's."""
     for holders in context.holders.values():
+        if context.piece(holders[0]).name in context.own_of_ranks:
+            continue
         hashes = {h: context.verdicts[h[0]].hashes[h[1]].get(what) for h in holders}
         here = {holder: one for holder, one in hashes.items() if one is not None}
         if what == "gradient" and any(

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from .. import causes as bugs
 from ..judge import skip
+from ..judge.attribution.tensors import tensors
 from ..judge.diagnose.unwritten import memory_of_a_job
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.ownership import Ownership
@@ -50,7 +51,7 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
         share=shares,
         violations=tuple(violations.values()),
         tier="state only",
-        unjudged=_waiting(context) | _skipped(context),
+        unjudged=_waiting(context) | _skipped(context) | _own(context),
     )
 
 
@@ -61,6 +62,22 @@ def _waiting(context: JointContext) -> dict[Obligation, str]:
     if not idle or len(idle) == len(steps):
         return {}
     return {"update": f"of what {' and '.join(idle)} has, which took no step, as its gradient"}
+
+
+def _own(context: JointContext) -> dict[Obligation, str]:
+    """Return that what differs between ranks by design is not compared between them.
+
+    Nor are its gradients, and norms that it is in.
+    """
+    names = context.own_of_ranks
+    if not names:
+        return {}
+    layout = layout_of(run_parameters(context.summaries))
+    verb = "differ" if len(names) > 1 else "differs"
+    text = f"{tensors(names, layout)} {verb} between ranks, and the wrapper of the model does not "
+    them = "them" if len(names) > 1 else "it"
+    text += f"keep {them} equal: copies, gradients and norms of {them} are not compared"
+    return {"publish": text}
 
 
 def _skipped(context: JointContext) -> dict[Obligation, str]:
@@ -182,7 +199,7 @@ def _of_ranks(name: Obligation, context: JointContext) -> Iterator[Checked]:
 
 
 def _right_elsewhere(context: JointContext, rank: int, violation: Violation) -> bool:
-    if not violation.tensors:
+    if not violation.tensors or violation.tensors[0] in context.own_of_ranks:
         return False
     for number, piece in enumerate(context.verdicts[rank].summary.pieces):
         if piece.name != violation.tensors[0]:
@@ -250,7 +267,13 @@ def _check_never_updated(context: JointContext) -> Iterator[Checked]:
 
 def _check_norm(context: JointContext) -> Iterator[Checked]:
     """Check the norms that ranks report, each element counted once."""
-    if any(one.clips for one in context.summaries):
+    clipped = {
+        one.pieces[number].name
+        for one in context.summaries
+        for clip in one.clips
+        for number in clip.pieces
+    }
+    if clipped and clipped.isdisjoint(context.own_of_ranks):
         yield Checked(*Norms(context.verdicts).check())
 
 

@@ -36,13 +36,15 @@ class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
     """Shard of a parameter that this rank holds.
 
     local: shape of the local tensor, in elements; dtype: of the parameter; group: number of its
-    parameter group, through all optimizers, or FROZEN, NO_OPTIMIZER or ELSEWHERE.
+    parameter group, through all optimizers, or FROZEN, NO_OPTIMIZER or ELSEWHERE; left_out: True if
+    the wrapper does not keep it equal on all ranks.
     """
 
     entry: Entry
     local: tuple[int, ...]
     dtype: str
     group: int
+    left_out: bool = False
 
     @property
     def name(self) -> str:

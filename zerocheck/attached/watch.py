@@ -7,7 +7,7 @@ one of them is kept for `observed`, and never reaches the training.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from ..protocol.observations import Entry
 from .call_state import OF_CUDNN, Numbers, draws_in_cudnn
 from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
+from .exchanges import ExchangeWatch
 from .forwards import Forward, Forwards
-from .guard import ErrorGuard
+from .guard import ErrorGuard, replaced
 from .holdings import (
     Holding,
     computes_on,
@@ -44,6 +45,7 @@ from .model_hooks import HookWatch
 from .not_finite import OutputWatch, not_finite
 from .optimizers import JobOptimizers, group_options
 from .published_copies import master_parts
+from .ranks_own import left_out
 from .step_record import (
     AFTER,
     BEFORE,
@@ -64,6 +66,10 @@ from .zero_engine import zero_engine
 IN_BACKWARD = (
     "the {} takes its step within the backward, where attach cannot look at the gradient (allowed: "
     "optimizer.step() after the backward); `zerocheck run` checks such an optimizer"
+)
+EXCHANGES = (
+    "the script calls {}, so the gradient of a rank depends on other ranks in a way that attach "
+    "does not know"
 )
 ADDED_TO = (
     "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
@@ -104,6 +110,7 @@ class Watch:
         self._guard = ErrorGuard()
         self._listens = None if listens is None else Forwards(model, self._guard, listens)
         self._outputs = OutputWatch(model, self._guard)
+        self._exchanges = ExchangeWatch(model, self._guard)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
@@ -125,13 +132,14 @@ class Watch:
 
     def _start(self) -> None:
         found = holdings(self._model)
+        apart = left_out(self._model, self._where[1])
         groups, elsewhere = self._optimizers.group_numbers, self._optimizers.elsewhere
         for holding in found:
             group = _group_of(holding, groups, elsewhere)
             if group == NO_OPTIMIZER:
                 self._unoptimized.add(id(holding.held))
             for shard in holding.shards("parameter", holding.held):
-                self._add(shard, group)
+                self._add(shard, group, id(holding.held) in apart)
         self._state(BEFORE, found)
         if self._engine is not None:
             self._masters.append(master_parts(self._engine))
@@ -147,7 +155,7 @@ class Watch:
         if self._listens is not None:
             self._listen(self._listens, found)
         for owner, name, make in self._wrappers():
-            self._hooks.enter_context(_replaced(owner, name, make))
+            self._hooks.enter_context(replaced(owner, name, make))
 
     def stop(self) -> None:
         """Take the hooks off and forget everything."""
@@ -190,6 +198,8 @@ class Watch:
         if self._listens is not None:
             forwards = self._listens.counted()
             reason = self._listens.reason or self._listens.gradients.reason
+            if self._exchanges.call:
+                reason = EXCHANGES.format(self._exchanges.call)
             self._unjudged = self._unjudged or reason
         self._listens = None
         options = [one for step in self._steps for one in step.options]
@@ -227,8 +237,9 @@ class Watch:
         """Record the inputs of the gradient, or why it cannot be judged."""
         self._hooks.enter_context(self._script_hooks.watching(self._model))
         self._hooks.enter_context(listens.hooked())
+        self._hooks.enter_context(self._exchanges.hooked())
         self._hooks.enter_context(
-            _replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
+            replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
         )
         self._buffers = {
             unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
@@ -270,11 +281,12 @@ class Watch:
             return "the gradient is not finite"
         return "" if forwards else "no call of the model came to a backward"
 
-    def _add(self, shard: Shard, group: int) -> None:
+    def _add(self, shard: Shard, group: int, apart: bool) -> None:
         entry, tensor = entry_of(shard), shard.tensor
         assert tensor is not None
         self._numbers[entry] = len(self._pieces)
-        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), str(tensor.dtype), group))
+        dtype = str(tensor.dtype)
+        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), dtype, group, apart))
 
     def _state(self, when: str, found: Iterable[Holding]) -> None:
         states = self._optimizers.states
@@ -462,18 +474,3 @@ def _with_rates(
     known = (*near, float(group.get("initial_lr", options.lr)))
     others = tuple(dict.fromkeys(rate for rate in known if rate != options.lr))
     return msgspec.structs.replace(options, rates=others)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace owner.name by make(original) within the context. owner: an object, or a cell."""
-    original = getattr(owner, name)
-    own = vars(owner).get(name) if hasattr(owner, "__dict__") else original
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)

@@ -16,6 +16,7 @@ import torch
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Obligation
 from .layout import Buffers
+from .pieces import split
 from .state import State
 
 RULES = frozenset[Obligation](
@@ -78,7 +79,11 @@ class Vacuity:
 
 def _differs(before: torch.Tensor, after: torch.Tensor) -> bool:
     """Return True if an element is another one, and finite: NaN is unlike itself."""
-    return bool(((before != after) & after.isfinite()).any())
+    before, after = before.reshape(-1), after.reshape(-1)
+    return any(
+        bool(((before[here] != after[here]) & after[here].isfinite()).any())
+        for here in split(len(after))
+    )
 
 
 def _partitioned(observations: Sequence[RankObservation]) -> bool:
