@@ -181,6 +181,11 @@ def in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
+def in_transform(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor within a transform of torch.func, such as vmap."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def current_node() -> Any:
     """Return the node of the graph whose backward runs on this thread, or None."""
     return torch._C._current_autograd_node()
@@ -429,3 +434,31 @@ def size_based_units(model: torch.nn.Module, least: int) -> list[torch.nn.Module
         only_wrap_children=True,
     )
     return found
+
+
+COLLECTIVES = (
+    "allreduce allreduce_coalesced allgather allgather_coalesced _allgather_base "
+    "allgather_into_tensor_coalesced all_gather_single all_gather_single_coalesced alltoall "
+    "alltoall_base all_to_all_single broadcast gather reduce reduce_scatter _reduce_scatter_base "
+    "reduce_scatter_single reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced scatter "
+    "send recv recv_anysource"
+)
+"""Names of collectives of a ProcessGroup, over all releases of torch."""
+
+
+def collective_calls() -> Iterator[tuple[Any, str]]:
+    """Iterate over (owner, name) of what Python calls for a collective, under any import.
+
+    The last one is that of all operators; `collective_of` says which of them is a collective.
+    """
+    group = dist.ProcessGroup
+    yield from ((group, name) for name in COLLECTIVES.split() if hasattr(group, name))
+    yield torch._ops.OpOverloadPacket, "__call__"
+
+
+def collective_of(name: str, owner: Any) -> str:
+    """Return the name of a collective that is called, "" for another operator."""
+    if name != "__call__":
+        return name.strip("_")
+    space, _, operator = str(owner).rpartition(".")
+    return operator if "_c10d_functional" in space and operator != "wait_tensor" else ""

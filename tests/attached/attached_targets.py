@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(__file__))
 
 import comparison_scenarios
+import exchange_scenarios
 import failing_scenarios
 import load_scenarios
 import output_scenarios
@@ -33,7 +34,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
             answer["taken"] = train_attached.train(**given)
         else:
             rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
-            rooms = (*rooms, token_scenarios, comparison_scenarios)
+            rooms = (*rooms, token_scenarios, comparison_scenarios, exchange_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

@@ -178,7 +178,13 @@ def answer(check: Attached, message: str = "") -> dict[str, Any]:
         "statuses": judgement.statuses,
         "share": judgement.share,
         "violations": [
-            {"obligation": v.obligation, "role": v.role, "causes": v.causes, "ranks": v.ranks}
+            {
+                "obligation": v.obligation,
+                "role": v.role,
+                "causes": v.causes,
+                "ranks": v.ranks,
+                "tensors": v.tensors,
+            }
             for v in judgement.violations
         ],
         "taken": check.taken,
@@ -231,6 +237,59 @@ def steps(
             optimizer.step()
             optimizer.zero_grad()
     return answer(check)
+
+
+def several(wrap: str, *, directory: str, skips: bool = False) -> dict[str, Any]:
+    """A list of two optimizers; skips: none of them has the last bias."""
+    model = WRAPS[wrap](net())
+    parameters = list(model.parameters())
+    rest = parameters[2:-1] if skips else parameters[2:]
+    optimizers = [torch.optim.AdamW(parameters[:2]), torch.optim.SGD(rest, lr=0.1, momentum=0.9)]
+    check = zerocheck.attach(
+        model, optimizers, reference=net, directory=directory, on_violation="warn"
+    )
+    for _ in range(2):
+        with check.step():
+            model(batch()).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad()
+    return answer(check)
+
+
+def not_finite(wrap: str, *, directory: str, one_skips: bool = False) -> dict[str, Any]:
+    """NaN in an output of rank 1, in step 2; one_skips: that rank leaves the update out."""
+    made = net()
+
+    def spoil(_: nn.Module, given: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * torch.nan if number == 1 and dist.get_rank() == 1 else output
+
+    class Spoiled(nn.Tanh):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return spoil(self, x, super().forward(x))
+
+    Spoiled.__name__ = "Tanh"
+    made[2] = Spoiled()
+    model = made if wrap == "plain_alike" else WRAPS[wrap](made)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def factory() -> nn.Module:
+        unwrapped = net()
+        unwrapped[2] = Spoiled()
+        return unwrapped
+
+    check = zerocheck.attach(
+        model, optimizer, reference=factory, directory=directory, on_violation="warn"
+    )
+    found = []
+    for number in range(3):  # of `spoil`
+        with check.step():
+            model(batch(alike=one_skips)).square().mean().backward()
+            if not (one_skips and number == 1 and dist.get_rank() == 1):
+                optimizer.step()
+            model.zero_grad()
+        found.append(answer(check))
+    return {"steps": found, "summary": check.summary}
 
 
 def two_groups(*, directory: str, name: str = "AdamW", **options: Any) -> dict[str, Any]:
@@ -396,6 +455,8 @@ def referenced(
                 scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             for parameter in model.parameters():
+                if fault == "not finite" and number:
+                    local(parameter.grad).reshape(-1)[:1] = torch.nan
                 if fault == "short" and number:
                     local(parameter.grad).mul_(0.8)
                 if fault == "world" and number:

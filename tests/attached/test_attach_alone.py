@@ -245,9 +245,9 @@ def test_the_element_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
         ),
         (
             lambda kept: (kept / "bundle.json").write_text(
-                (kept / "bundle.json").read_text().replace('"attached": 3', '"attached": 9')
+                (kept / "bundle.json").read_text().replace('"attached": 4', '"attached": 9')
             ),
-            "bundle format 9; this zerocheck knows format 3",
+            "bundle format 9; this zerocheck knows format 4",
         ),
     ],
 )

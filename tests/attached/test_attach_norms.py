@@ -22,7 +22,6 @@ def report(rank: int, norms: list[float], *, low: int, high: int, square: float)
         options=(),
         before=(0.0,),
         after=(1.0,),
-        ran=1,
         clips=tuple(Clip(1.0, "2", norm, (0,)) for norm in norms),
     )
     return RankVerdict(summary=summary, hashes=({},), squares=(square,), peaks=(square**0.5,))

@@ -67,7 +67,7 @@ def test_what_is_refused() -> None:
     assert "attach judges AdamW, SGD, Adam, Adagrad and RMSprop, got Muon" in given
     dampened = parts(torch.optim.SGD, momentum=0.9, dampening=0.5)[1]
     assert "this SGD has a dampening of 0.5 (allowed" in refused(optimizer=dampened)
-    assert "needs a torch optimizer, got list" in refused(optimizer=[])
+    assert "needs a torch optimizer, got int" in refused(optimizer=3)
     centered = parts(torch.optim.RMSprop, centered=True)[1]
     assert "parameter group 0 of this RMSprop is centered" in refused(optimizer=centered)
     slower = parts(torch.optim.Adagrad, lr_decay=0.5)[1]
@@ -78,7 +78,7 @@ def test_what_is_refused() -> None:
     assert "parameter group 1 of this Adam applies its weight decay of 0.1 apart" in refused(
         optimizer=mixed
     )
-    assert "none of the 4 parameters of the optimizer is one of the model" in refused(
+    assert "none of the 4 parameters of the DecaysTwice is one of the model" in refused(
         model=nn.Linear(2, 2)
     )
     wide = nn.Linear(2, 2).double()

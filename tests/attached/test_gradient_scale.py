@@ -18,7 +18,7 @@ GRADIENT = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manu
 def summary(ranks: int = 4, microbatches: int = 3) -> StepSummary:
     return StepSummary(
         rank=0, world_size=ranks, number=1, what="", pieces=(), options=(), before=(), after=(),
-        ran=1, forwards=microbatches,
+        forwards=microbatches,
     )  # fmt: skip
 
 

@@ -18,7 +18,6 @@ def summary(rank: int, *pieces: ShardPiece) -> StepSummary:
         options=(),
         before=(),
         after=(),
-        ran=1,
     )
 
 

@@ -88,6 +88,7 @@ def train(
     *,
     count: int = 4,
     fault: str = "",
+    name: str = "AdamW",
     groups: bool = False,
     frozen: bool = False,
     bf16: bool = False,
@@ -97,7 +98,8 @@ def train(
     **options: Any,
 ) -> dict[str, Any]:
     model = make_model(frozen)
-    optimizer = torch.optim.AdamW(groups_of(model, several=groups), lr=1e-2, weight_decay=0.1)
+    kind = getattr(torch.optim, name)
+    optimizer = kind(groups_of(model, several=groups), lr=1e-2, weight_decay=0.1)
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": MICROBATCHES,
@@ -107,6 +109,8 @@ def train(
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16},
     }
+    if fault == "no optimizer":
+        del optimizer.param_groups[0]["params"][-1]
     engine = make_engine(model, config, optimizer=optimizer)
     message = io.StringIO()
     answer: dict[str, Any] = {}

@@ -68,6 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offloaded": {"groups": True, "clip": 0.05, "zero": {"offload_optimizer": {"device": "cpu"}}},
     "not clipped": {},
     "gathered": {"zero": {"stage3_param_persistence_threshold": 100}},
+    "gathered and frozen": {"frozen": True},
 }
 
 
@@ -99,6 +100,9 @@ FAULTS: dict[tuple[int, str], tuple[str, str]] = {
     (2, "clipped twice"): ("clip", "clip"),
     (3, "clipped twice"): ("clip", "clip"),
     (2, "reduction"): ("gradient", "gradient"),
+    (1, "no optimizer"): ("update", "4.bias was not updated: no optimizer has it"),
+    (2, "no optimizer"): ("update", "4.bias was not updated: no optimizer has it"),
+    (3, "no optimizer"): ("update", "4.bias was not updated: no optimizer has it"),
 }
 
 
@@ -159,6 +163,16 @@ def test_a_loop_as_users_write_it(tmp_path: Path) -> None:
     )
     assert "first step  5 is the first wrong one: step 4 was recorded and hold" in done.stderr
     assert "local gradient only" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_an_optimizer_that_is_not_judged(train: Ask, stage: int) -> None:
+    """One sentence, and the training goes on without checks."""
+    answers = train(stage, name="NAdam")
+    for answer in answers:
+        assert (answer["wrong"], answer["taken"], answer["statuses"]) == (0, 4, {})
+    said = answers[0]["message"]
+    assert said.count("got NAdam") == 1 and "the training goes on" in said, said
 
 
 def test_what_is_no_engine() -> None:

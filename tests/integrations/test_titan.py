@@ -30,7 +30,8 @@ def titan(titan_pool: Pool, tmp_path: Path) -> Ask:
     """Train on so many ranks; what each returned."""
 
     def run(ranks: int, **given: Any) -> list[dict[str, Any]]:
-        options = {"averages": False, "done": 0, "parts": 1, "directory": str(tmp_path), **given}
+        options = {"averages": False, "done": 0, "parts": 1, "optimizer": "AdamW"}
+        options |= {"directory": str(tmp_path), **given}
         return answers(titan_pool, ranks, **options)
 
     return run
@@ -59,7 +60,14 @@ def test_a_resumed_training_goes_on_counting(titan: Ask) -> None:
 def test_stages_of_a_pipeline_are_refused(titan: Ask) -> None:
     for answer in titan(1, parts=2):
         assert answer["raised"] == "UsageError"
-        assert "2 model parts and 1 optimizers (allowed: one of each)" in answer["said"]
+        assert "2 model parts and 1 optimizers (allowed: one model part" in answer["said"]
+
+
+def test_an_optimizer_that_is_not_judged(titan: Ask) -> None:
+    """One sentence, and the training goes on without checks."""
+    for rank, answer in enumerate(titan(2, optimizer="NAdam")):
+        assert (answer["wrong"], answer["taken"], answer["statuses"]) == (0, 3, {})
+        assert answer["message"].count("got NAdam") == (rank == 0), answer
 
 
 def test_what_is_no_trainer() -> None:

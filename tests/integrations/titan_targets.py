@@ -30,7 +30,7 @@ def make_model() -> nn.Module:
 
 
 class Trainer:
-    def __init__(self, *, averages: bool, done: int, parts: int) -> None:
+    def __init__(self, *, averages: bool, done: int, parts: int, optimizer: str) -> None:
         model: Any = make_model()
         fully_shard(model[1])
         fully_shard(model)
@@ -39,7 +39,9 @@ class Trainer:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other
         self.model_parts = [model] * parts
-        self.optimizers = SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters())])
+        self.optimizers = SimpleNamespace(
+            optimizers=[getattr(torch.optim, optimizer)(model.parameters())]
+        )
         self.step = done
 
     def train_step(self, batches: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 
 from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Training
+from zerocheck.judge.state import State
 from zerocheck.judge.vacuity import Vacuity
 
 CASE = Case(
@@ -87,3 +90,16 @@ def test_an_obligation_without_a_rule_is_not_vacuous(observe: Callable) -> None:
     """A new obligation is not reported as vacuous because nobody takes its evidence."""
     vacuity = Vacuity(observe("ddp", CASE).seen)
     assert vacuity.among(("loss", "release")) == ("loss",)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_no_evidence(observe: Callable, value: float) -> None:
+    """NaN is unlike itself, and so was taken for a parameter that moved."""
+    lost, right = torch.full((4,), value), torch.tensor([1.0, 2.0, value, value])
+    for before, after, moved in ((lost, lost, False), (right, lost, False), (lost, right, True)):
+        vacuity = Vacuity(observe("ddp", CASE).seen)
+        vacuity.moved(*(State(one, [one], {}, {}, []) for one in (before, after)))
+        vacuity.clipped([(before, after)])
+        assert (vacuity.among(("update", "publish", "clip")) == ()) is moved
+        vacuity.buffers([{"mean": before}], [{"mean": after}])
+        assert (vacuity.among(("buffers",)) == ()) is moved

@@ -20,6 +20,8 @@
   the norm
 - `digests.py`: digests of tensors that do not depend on how they are sharded
 - `dtypes.py`: dtypes by their names, as records and bundles have them
+- `exchanges.py`: collectives that a model calls in its forward and backward, beyond those of
+  what wraps it
 - `exchange.py`: judgement of one checked step: each rank judges its own shards, rank 0 the
   reports of all
 - `forwards.py`: calls of a model in a checked step: inputs, random state, gradients that come to
@@ -27,7 +29,8 @@
 - `full_gradient.py`: check of the gradient over the ranks of a live run, with one reference model
   on each
 - `gradient_scale.py`: check of the length of the whole gradient, where its elements are too coarse
-- `guard.py`: keep errors of the observation out of the training that is observed
+- `guard.py`: replace functions for a step, and keep errors of the observation out of the
+  training
 - `holdings.py`: shards of a live model on this rank, read from the local tensors and never from
   an export
 - `joint_context.py`: context of a checked step on all ranks
@@ -35,8 +38,8 @@
 - `model_hooks.py`: hooks of the script that change what a model computes, or its gradients
 - `norms.py`: check of the gradient norm that ranks report when they clip: each element counts
   once
-- `optimizers.py`: optimizers around another: wrappers that call it, and those whose ranks each
-  own a part
+- `not_finite.py`: first value of a step that is not finite: phase, rank, microbatch, module
+- `optimizers.py`: optimizers of a job: one or several, around others too
 - `options.py`: options of `zerocheck.attach`, checked
 - `output_gradients.py`: gradients that enter at the outputs of a model, read from the autograd
   graph
@@ -50,6 +53,7 @@
 - `reduced_gradient.py`: the reduced gradient against the local gradients of all ranks, one tensor
   at a time
 - `reference.py`: local gradient of the unwrapped model on one device, and its error bound
+- `ranks_own.py`: parameters that differ between ranks by design, such as experts
 - `repeatable.py`: whether a model gives the same outputs for the same inputs and random states
 - `replay.py`: replay of the bundle of a checked step: one process, no ranks
 - `resume.py`: checkpoints and data of a run: what is loaded was saved, and no sample comes twice

@@ -59,7 +59,7 @@ def _changed(context: SliceContext) -> Iterator[_Changed]:
     for number in sorted({number for clip in context.summary.clips for number in clip.pieces}):
         clipped, given = context.value("reclipped", number), context.value("gradient", number)
         clipped = context.value("clipped", number) if clipped is None else clipped
-        if clipped is None or given is None or context.summary.skipped:
+        if clipped is None or given is None or not context.took(number):
             continue
         mask = different_bits(given, clipped) & ~(given.isnan() & clipped.isnan())
         if bool(mask.any()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from .violated import OnViolation
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     reference: Factory | None = None,
     semantics: Semantics | None = None,
@@ -27,6 +27,7 @@ def attach(
     every: int | None = 1000,
     directory: str | Path = "zerocheck-attach",
     on_violation: OnViolation = "raise",
+    on_unsupported: OnViolation = "raise",
     done: int = 0,
     group: dist.ProcessGroup | None = None,
     recorder: str | int | None = None,
@@ -48,7 +49,9 @@ def attach(
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain; an
                   engine of DeepSpeed, with ZeRO stages 1 to 3 too
     optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
-                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported
+                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported.
+                  A list of them, of several classes too, where each has parameters of its own;
+                  or one `attach` for each of them
     reference     function without arguments that makes the model before it is wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
                   with, and gives its outputs the gradients that came from outside. Not where a
@@ -60,6 +63,9 @@ def attach(
     directory     where a violated step is written, for `zerocheck replay`
     on_violation  "raise": Violated, on all ranks; "warn": printed once, and training goes on;
                   `check.wrong` counts the wrong steps, for an exit code of your choice
+    on_unsupported
+                  "raise": UsageError for an optimizer or a model that cannot be judged; "warn":
+                  the reason is printed, and the training goes on without checks
     done          steps taken before, for a run that is resumed: its first step is done + 1
     group         the ranks that train this model; default: all. In a pipeline: those of one stage
     recorder      bytes of disk for each rank, such as "2GiB": the steps between the checked ones
@@ -72,8 +78,9 @@ def attach(
     seven times the bytes of its parameters. On other steps one integer is compared, and nothing is
     hooked; with `recorder` they are copied, too, to disk.
 
-    Raises UsageError for what cannot be judged. After that only a violation ends the training, with
-    on_violation="raise": where zerocheck fails, it prints why, and checks no further step.
+    Raises UsageError for wrong options, and with on_unsupported="raise" for what cannot be judged.
+    After that only a violation ends the training, with on_violation="raise": where zerocheck fails,
+    it prints why, and checks no further step.
     """
     options = AttachOptions.checked(
         reference=reference,
@@ -82,6 +89,7 @@ def attach(
         every=every,
         directory=directory,
         on_violation=on_violation,
+        on_unsupported=on_unsupported,
         group=group,
         recorder=recorder,
         verbose=verbose,

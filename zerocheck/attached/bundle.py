@@ -32,9 +32,9 @@ from ..run.records.journal import encode
 from ..run.records.records import Environment
 from .calls import StoredForward, restored, stored
 from .ranks import AllRanks
-from .step_record import Key, Observed, StepSummary
+from .step_record import ELSEWHERE, Key, Observed, StepSummary
 
-FORMAT = 3
+FORMAT = 4
 NAME = "bundle.json"
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ def _check(path: Path, summary: StepSummary, rank: int, world_size: int) -> None
     for piece in summary.pieces:
         if not isinstance(getattr(torch, piece.dtype.removeprefix("torch."), None), torch.dtype):
             wrong = f"unknown dtype {piece.dtype!r}"
-        elif not -1 <= piece.group < len(summary.options):
+        elif not ELSEWHERE <= piece.group < len(summary.options):
             wrong = f"{piece.name} is in group {piece.group} of {len(summary.options)}"
     if wrong:
         raise UsageError(f"{path} is damaged: {wrong}")

@@ -20,7 +20,7 @@ from ..protocol.verdicts import Violation
 from .holdings import UNWRAPPED
 from .joint_context import JointContext
 from .norms import Holder
-from .step_record import AFTER, BEFORE, element_of
+from .step_record import AFTER, BEFORE, NO_OPTIMIZER, element_of
 
 
 def _check_copies(context: JointContext) -> Iterator[Checked]:
@@ -32,7 +32,7 @@ def _check_copies(context: JointContext) -> Iterator[Checked]:
     for when in (BEFORE, "gradient", AFTER):
         if when == AFTER and parted:
             return  # it comes from that
-        if when == "gradient" and not all(one.ran or one.skipped for one in context.summaries):
+        if when == "gradient" and not all(one.reached for one in context.summaries):
             continue  # some rank did not reach the point at which its gradient is observed
         for role in ("",) if when == "gradient" else ("parameter", *STATES):
             what = f"{when}.{role}" if role else when
@@ -49,8 +49,14 @@ COPIES = ObligationCheck("publish", _check_copies)
 def _different(context: JointContext, what: str) -> Iterator[tuple[Holder, Holder]]:
     """Yield (right, wrong) for every copy that differs from most ranks', or the lowest's."""
     for holders in context.holders.values():
+        if context.piece(holders[0]).name in context.own_of_ranks:
+            continue
         hashes = {h: context.verdicts[h[0]].hashes[h[1]].get(what) for h in holders}
         here = {holder: one for holder, one in hashes.items() if one is not None}
+        if what == "gradient" and any(
+            context.piece(holder).group == NO_OPTIMIZER for holder in holders
+        ):
+            continue  # nothing uses it
         if what == "gradient" and 0 < len(here) < len(hashes):
             here = {holder: one or "none" for holder, one in hashes.items()}
         if len(set(here.values())) < 2:

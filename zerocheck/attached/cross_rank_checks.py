@@ -13,17 +13,21 @@ from msgspec.structs import replace
 
 from .. import causes as bugs
 from ..judge import skip
+from ..judge.attribution.tensors import tensors
+from ..judge.diagnose.unwritten import memory_of_a_job
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.ownership import Ownership
+from ..judge.update import no_optimizer
 from ..optimizers import OPTIMIZERS, STATES, states_of
 from ..protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from .copies import COPIES
 from .joint_context import JointContext
 from .norms import Norms
+from .not_finite import FINITE, SKIPPED, first_words, with_first
 from .published_copies import PUBLISHED
 from .rank_checks import merged
-from .run_parameters import ShardMap
-from .step_record import AFTER, Fetch, RankVerdict
+from .run_parameters import ShardMap, layout_of, run_parameters
+from .step_record import AFTER, FROZEN, NO_OPTIMIZER, Fetch, RankVerdict
 
 
 def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
@@ -32,7 +36,7 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
     violations: dict[Obligation, Violation] = {}
     shares: dict[Obligation, float] = {}
     exercised: set[Obligation] = set()
-    with torch.no_grad():
+    with torch.no_grad(), memory_of_a_job():
         for obligation in OF_ALL_RANKS:
             for checked in obligation.check(context):
                 found = checked.violation
@@ -47,7 +51,41 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
         share=shares,
         violations=tuple(violations.values()),
         tier="state only",
+        unjudged=_waiting(context) | _skipped(context) | _own(context),
     )
+
+
+def _waiting(context: JointContext) -> dict[Obligation, str]:
+    """Return that what an optimizer without a step has is not judged, where others took theirs."""
+    steps = context.summaries[0].steps
+    idle = list(dict.fromkeys(one.name for one in steps if not one.reached))
+    if not idle or len(idle) == len(steps):
+        return {}
+    return {"update": f"of what {' and '.join(idle)} has, which took no step, as its gradient"}
+
+
+def _own(context: JointContext) -> dict[Obligation, str]:
+    """Return that what differs between ranks by design is not compared between them.
+
+    Nor are its gradients, and norms that it is in.
+    """
+    names = context.own_of_ranks
+    if not names:
+        return {}
+    layout = layout_of(run_parameters(context.summaries))
+    verb = "differ" if len(names) > 1 else "differs"
+    text = f"{tensors(names, layout)} {verb} between ranks, and the wrapper of the model does not "
+    them = "them" if len(names) > 1 else "it"
+    text += f"keep {them} equal: copies, gradients and norms of {them} are not compared"
+    return {"publish": text}
+
+
+def _skipped(context: JointContext) -> dict[Obligation, str]:
+    """Return that a gradient that is not finite is not judged, where all ranks skipped the step."""
+    where = first_words(context.summaries, (SKIPPED,))
+    if not where or any(one.took for one in context.summaries):
+        return {}
+    return {"gradient": f"it is not finite, and all ranks skipped the step: {where}"}
 
 
 def _check_ownership(context: JointContext) -> Iterator[Checked]:
@@ -58,9 +96,12 @@ def _check_ownership(context: JointContext) -> Iterator[Checked]:
 def _check_agreement(context: JointContext) -> Iterator[Checked]:
     """Check that all ranks took one and the same step."""
     yield Checked(
-        violation=_same_step(context)
-        or skip.check_reports(context.summaries, step=context.step)
-        or _decision(context)
+        violation=with_first(
+            _same_step(context)
+            or skip.check_reports(context.summaries, step=context.step)
+            or _decision(context),
+            context,
+        )
         or _options(context)
         or _counts(context)
     )
@@ -68,10 +109,11 @@ def _check_agreement(context: JointContext) -> Iterator[Checked]:
 
 def _same_step(context: JointContext) -> Violation | None:
     summaries = context.summaries
-    for what, values in (
-        ("took a step", [one.ran > 0 and not one.skipped for one in summaries]),
-        ("scale their losses", [one.scaling for one in summaries]),
-    ):
+    decisions = [("scale their losses", [one.scaling for one in summaries])]
+    for steps in reversed([*zip(*(one.steps for one in summaries), strict=False)]):
+        of = f" of {steps[0].name}" if len(summaries[0].steps) > 1 else ""
+        decisions.insert(0, (f"took a step{of}", [step.took for step in steps]))
+    for what, values in decisions:
         some = tuple(rank for rank, value in enumerate(values) if value)
         if 0 < len(some) < len(values):
             text = f"only some ranks {what} (ranks {', '.join(map(str, some))} of {len(summaries)})"
@@ -82,13 +124,18 @@ def _same_step(context: JointContext) -> Violation | None:
 
 def _decision(context: JointContext) -> Violation | None:
     """Check that a GradScaler skips a step if and only if the gradient is not finite."""
-    summaries = context.summaries
-    if not all(one.scaling for one in summaries) or any(one.finite is None for one in summaries):
+    if not all(one.scaling for one in context.summaries):
         return None
-    finite = all(one.finite for one in summaries)
-    return skip.decision(
-        skipped=summaries[0].skipped, finite=finite, scaling=True, step=context.step
-    )
+    for steps in zip(*(one.steps for one in context.summaries), strict=False):
+        if any(one.finite is None for one in steps):
+            continue
+        finite = all(one.finite for one in steps)
+        found = skip.decision(
+            skipped=steps[0].skipped, finite=finite, scaling=True, step=context.step
+        )
+        if found is not None:
+            return found
+    return None
 
 
 def _options(context: JointContext) -> Violation | None:
@@ -152,7 +199,7 @@ def _of_ranks(name: Obligation, context: JointContext) -> Iterator[Checked]:
 
 
 def _right_elsewhere(context: JointContext, rank: int, violation: Violation) -> bool:
-    if not violation.tensors:
+    if not violation.tensors or violation.tensors[0] in context.own_of_ranks:
         return False
     for number, piece in enumerate(context.verdicts[rank].summary.pieces):
         if piece.name != violation.tensors[0]:
@@ -172,18 +219,41 @@ def _differs(context: JointContext, rank: int, other: int, number: int) -> bool:
 
 
 def _never_updated(context: JointContext) -> Violation | None:
-    """Check that each optimized parameter with a gradient has optimizer state on some rank."""
+    """Check that each trainable parameter with a gradient has optimizer state on some rank."""
     summary = context.summaries[0]
-    if summary.skipped or not summary.ran:
+    if not summary.took:
         return None
+    pieces = [piece for one in context.summaries for piece in one.pieces]
+    optimized = {piece.name for piece in pieces if piece.group not in (FROZEN, NO_OPTIMIZER)}
+    lost = [
+        (rank, piece.name)
+        for rank, one in enumerate(context.verdicts)
+        for piece, square in zip(one.summary.pieces, one.squares, strict=True)
+        if piece.group == NO_OPTIMIZER and piece.name not in optimized and not square <= 0.0
+    ]
+    if lost:
+        names = tuple(dict.fromkeys(name for _, name in lost))
+        layout = layout_of(run_parameters(context.summaries))
+        text = f"{no_optimizer(names, layout)}, though "
+        text += (
+            "they are trainable and got gradients"
+            if len(names) > 1
+            else ("it is trainable and got a gradient")
+        )
+        text += "; to keep it as it is, freeze it with requires_grad_(False)"
+        found = context.violation("update", "parameter", text, bugs.NEVER_UPDATED)
+        return replace(found, tensors=names, ranks=tuple(sorted({rank for rank, _ in lost})))
     for holders in context.holders.values():
         here = [(context.piece(h), context.verdicts[h[0]].hashes[h[1]]) for h in holders]
         if any(f"{AFTER}.{role}" in hashes for _, hashes in here for role in STATES):
             continue
         for (rank, _), (piece, hashes) in zip(holders, here, strict=True):
+            step = summary.optimizer_of(piece)
+            if step is None or not step.took:
+                continue
             if not states_of(summary.options[piece.group].optimizer):
                 continue  # it has none with these options
-            if piece.group >= 0 and "gradient" in hashes and piece.local != (0,):
+            if "gradient" in hashes and piece.local != (0,):
                 text = f"{piece.name} has a gradient, and no rank has a state of it: it was "
                 text += "not updated"
                 found = context.violation("update", "parameter", text, bugs.NEVER_UPDATED)
@@ -197,13 +267,20 @@ def _check_never_updated(context: JointContext) -> Iterator[Checked]:
 
 def _check_norm(context: JointContext) -> Iterator[Checked]:
     """Check the norms that ranks report, each element counted once."""
-    if any(one.clips for one in context.summaries):
+    clipped = {
+        one.pieces[number].name
+        for one in context.summaries
+        for clip in one.clips
+        for number in clip.pieces
+    }
+    if clipped and clipped.isdisjoint(context.own_of_ranks):
         yield Checked(*Norms(context.verdicts).check())
 
 
 OF_ALL_RANKS: tuple[ObligationCheck[JointContext], ...] = (
     ObligationCheck("ownership", _check_ownership),
     ObligationCheck("update", _check_agreement),
+    FINITE,
     ObligationCheck("update", partial(_of_ranks, "update")),
     ObligationCheck("clip", partial(_of_ranks, "clip")),
     ObligationCheck("update", _check_never_updated),

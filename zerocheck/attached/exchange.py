@@ -70,7 +70,7 @@ def judge_step(
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
     judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
-    updated = all(one.summary.ran > 0 for one in verdicts)
+    updated = all(one.summary.ran for one in verdicts)
     samples = {one.samples for one in verdicts}
     alike = len(verdicts) > 1 and len(samples) == 1 and "" not in samples
     verdict = Verdict(judgement, updated, alike and full is not None and not full.reason)
@@ -96,7 +96,8 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     if full is None:
         return judgement
     if full.reason:
-        return msgspec.structs.replace(judgement, unjudged={"gradient": full.reason})
+        unjudged = {"gradient": full.reason, **judgement.unjudged}
+        return msgspec.structs.replace(judgement, unjudged=unjudged)
     others = [one for one in judgement.violations if one.obligation != "gradient"]
     copies = [one for one in judgement.violations if one.obligation == "gradient"]
     found = [full.violation] if full.violation is not None else copies
@@ -109,7 +110,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
         statuses={**judgement.statuses, **loss, "gradient": status},
         share={**judgement.share, "gradient": full.share},
         violations=(*others, *found, *([] if full.loss is None else [full.loss])),
-        unjudged={"loss": full.loss_reason} if full.loss_reason else {},
+        unjudged=judgement.unjudged | ({"loss": full.loss_reason} if full.loss_reason else {}),
         tier="full",
         estimated=("gradient",),
     )

@@ -168,26 +168,29 @@ class Forwards:
                 self._calls.append(forward)
 
 
-def tensors_in(tree: Any) -> dict[str, torch.Tensor]:
+def tensors_in(tree: Any, *, every: bool = False) -> dict[str, torch.Tensor]:
     """Return the tensors of a tree that need a gradient, by their path: `['logits']`, `.hidden[2]`.
 
+    every: those that need none, too.
     Containers are mappings, lists, tuples, dataclasses, and objects that keep their values as
     attributes.
     """
-    return dict(_tensors_in(tree, "", set()))
+    return dict(_tensors_in(tree, "", set(), every))
 
 
-def _tensors_in(tree: Any, path: str, above: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors_in(
+    tree: Any, path: str, above: set[int], every: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the paths and tensors of a tree that need a gradient.
 
     above: ids of the containers around this one, since an object can hold itself.
     """
     if isinstance(tree, torch.Tensor):
-        if tree.requires_grad:
+        if every or tree.requires_grad:
             yield path, tree
     elif id(tree) not in above:
         for step, one in _inside_of(tree):
-            yield from _tensors_in(one, f"{path}{step}", above | {id(tree)})
+            yield from _tensors_in(one, f"{path}{step}", above | {id(tree)}, every)
 
 
 def _inside_of(tree: Any) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ ranks.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -20,6 +20,7 @@ from ..protocol.verdicts import Status, Violation
 from .gradient_scale import added
 from .published_copies import parted_before
 from .ranks import AllRanks, place_of
+from .ranks_own import own_of_ranks
 from .reduced_gradient import (
     Exhibit,
     Judged,
@@ -80,7 +81,10 @@ def judge_gradient(
         reason = why_not([one.summary for one in verdicts])
         if not reason and parted_before(verdicts):
             reason = "the parameters were not the masters when the step began"
-        plan = _Plan(reason=reason) if reason else _planned([one.summary for one in verdicts])
+        own = own_of_ranks(
+            [one.summary.pieces for one in verdicts], [one.hashes for one in verdicts]
+        )
+        plan = _Plan(reason=reason) if reason else _planned([one.summary for one in verdicts], own)
         plan = msgspec.structs.replace(plan, hooks=any(one.summary.hooks for one in verdicts))
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
@@ -175,8 +179,10 @@ def _of_reference() -> Iterator[None]:
         ) from error
 
 
-def _planned(ranks: Sequence[StepSummary]) -> _Plan:
-    tensors = run_parameters(ranks)
+def _planned(ranks: Sequence[StepSummary], own: Collection[str]) -> _Plan:
+    """Return the plan. own: names of what differs between ranks by design, and is not judged."""
+    every = run_parameters(ranks)
+    tensors = [one._replace(trains=one.trains and one.name not in own) for one in every]
     entries: dict[str, list[list[Entry]]] = {one.name: [[] for _ in ranks] for one in tensors}
     for rank, summary in enumerate(ranks):
         for piece in summary.pieces:

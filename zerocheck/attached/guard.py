@@ -1,9 +1,10 @@
-"""Keep errors of the observation out of the training that is observed."""
+"""Replace functions for a step, and keep errors of the observation out of the training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class ErrorGuard:
@@ -19,3 +20,18 @@ class ErrorGuard:
             yield
         except Exception as error:
             self.error = self.error or error
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace owner.name by make(original) within the context. owner: an object, or a cell."""
+    original = getattr(owner, name)
+    own = vars(owner).get(name) if hasattr(owner, "__dict__") else original
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)

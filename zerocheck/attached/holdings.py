@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from ..errors import UsageError
 from ..machine.devices import CPU, placed
 from ..optimizers import STATES
 from ..protocol.observations import Entry
+from .optimizers import JobOptimizers
 from .zero_engine import ZeroEngine, zero_engine
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -85,14 +86,20 @@ def _of_engine(engine: ZeroEngine) -> Iterator[Holding]:
         for piece in part.pieces:
             one = part._replace(pieces=[piece])
             yield Holding(piece.name, part.master, one.shards, engine.group_of(number))
-    named = engine.named
-    for shard in engine.copies():
-        if not named[shard.name].requires_grad and shard.tensor is not None:
-            yield Holding(shard.name, shard.tensor, partial(_frozen, shard))
+    named, optimized = engine.named, engine.optimized
+    for shard in engine.copies(parts=True):
+        parameter = named[shard.name]
+        if shard.tensor is not None and not (
+            parameter.requires_grad and id(parameter) in optimized
+        ):
+            yield Holding(shard.name, parameter, partial(_without_master, shard))
 
 
-def _frozen(shard: Shard, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
-    yield Shard(shard.name, role, tensor.detach(), shard.shape, shard.index)
+def _without_master(shard: Shard, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+    data = shard.tensor if role == "parameter" else tensor.detach()
+    if role != "parameter" and isinstance(shard.index, slice):  # a gradient is whole
+        data = tensor.detach().reshape(-1)[shard.index]
+    yield Shard(shard.name, role, data, shard.shape, shard.index)
 
 
 def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
@@ -122,15 +129,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Map id(parameter) to the index of its parameter group."""
-    return {
-        id(parameter): number
-        for number, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
-
-
 def shards_of(
     holding: Holding, states: Mapping[Any, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Shard]]:
@@ -144,15 +142,18 @@ def shards_of(
                 yield role, shard
 
 
-def shards_changed_by_forwards(model: nn.Module) -> Iterator[Shard]:
-    """Yield shards that a forward changes in place: rows of an embedding with `max_norm`."""
+def shards_changed_by_forwards(model: nn.Module, left_out: Collection[int]) -> Iterator[Shard]:
+    """Yield shards that a forward changes in place: rows of an embedding with `max_norm`.
+
+    left_out: ids of parameters that are not asked for.
+    """
     changed = {
         id(module.weight)
         for module in model.modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
     }
     for holding in holdings(model) if changed else ():
-        if id(holding.held) in changed:
+        if id(holding.held) in changed and id(holding.held) not in left_out:
             yield from holding.shards("parameter", holding.held)
 
 
@@ -172,12 +173,12 @@ def count_of(holding: Holding, states: Mapping[Any, Mapping[str, Any]]) -> float
     return None if not state or "step" not in state else float(state["step"])
 
 
-def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Name the sharder and the optimizer that are checked, such as "FSDP2 with AdamW"."""
+def words_for(model: nn.Module, optimizers: JobOptimizers) -> str:
+    """Name the sharder and the optimizers that are checked, such as "FSDP2 with AdamW"."""
     modules = list(model.modules())
     engine = zero_engine(model)
     if engine is not None:
-        return f"ZeRO-{engine.stage} of DeepSpeed with {type(optimizer).__name__}"
+        return f"ZeRO-{engine.stage} of DeepSpeed with {optimizers.name}"
     kind = UNWRAPPED
     if any(isinstance(module, FSDPModule) for module in modules):
         kind = "FSDP2"
@@ -185,23 +186,35 @@ def words_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         kind = "FSDP1"
     elif any(isinstance(module, DistributedDataParallel) for module in modules):
         kind = "DDP"
-    return f"{kind} with {type(optimizer).__name__}"
+    return f"{kind} with {optimizers.name}"
 
 
-def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimizer of other parameters, or a dtype that cannot be judged."""
-    groups = groups_of(optimizer)
+def check_parameters(model: nn.Module, optimizers: JobOptimizers) -> None:
+    """Raise UsageError for optimizers of other parameters, or a dtype that cannot be judged."""
+    owners = optimizers.owners
     held = [
         holding
         for holding in holdings(model)
-        if holding.group is not None or id(holding.held) in groups
+        if holding.group is not None or id(holding.held) in owners
     ]
-    if not held and groups and any(p.numel() for p in model.parameters()):
-        raise UsageError(
-            f"none of the {len(groups)} parameters of the optimizer is one of the model: an "
-            "optimizer that is made before the model is wrapped keeps the parameters of before, "
-            "and updates nothing; make it after wrapping, and attach after both"
-        )
+    known = {*map(id, model.parameters()), *(id(holding.held) for holding in held)}
+    every = any(p.numel() for p in model.parameters()) and zero_engine(model) is None
+    for optimizer in optimizers if every else ():
+        these = [id(one) for group in optimizer.param_groups for one in group["params"]]
+        if these and known.isdisjoint(these):
+            kind = type(optimizer).__name__
+            raise UsageError(
+                f"none of the {len(these)} parameters of the {kind} is one of the model: an "
+                "optimizer that is made before the model is wrapped keeps the parameters of "
+                "before, and updates nothing; make it after wrapping, and attach after both"
+            )
+    for holding in held:
+        several = optimizers.names_with(holding.held)
+        if len(several) > 1:
+            raise UsageError(
+                f"{holding.name} is in several optimizers ({', '.join(several)}; allowed: one "
+                "optimizer for each parameter)"
+            )
     for holding in held:
         if holding.held.dtype not in DTYPES:
             names = ", ".join(str(dtype) for dtype in DTYPES)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ..protocol.verdicts import Obligation, Violation
 from .norms import Holder
+from .ranks_own import own_of_ranks
 from .step_record import Fetch, RankVerdict, ShardPiece, StepSummary
 
 
@@ -37,6 +38,13 @@ class JointContext:
             for number, piece in enumerate(one.summary.pieces):
                 found.setdefault(piece.place, []).append((rank, number))
         return found
+
+    @cached_property
+    def own_of_ranks(self) -> tuple[str, ...]:
+        """Names of parameters that differ between ranks by design."""
+        return own_of_ranks(
+            [one.summary.pieces for one in self.verdicts], [one.hashes for one in self.verdicts]
+        )
 
     def piece(self, holder: Holder) -> ShardPiece:
         """Return the shard that a rank holds."""

@@ -1,4 +1,4 @@
-"""Optimizers around another: wrappers that call it, and those whose ranks each own a part.
+"""Optimizers of a job: one or several, around others too.
 
 Accelerate, Lightning and Fabric wrap the optimizer of the script. ZeroRedundancyOptimizer, and the
 OSS of fairscale, have one of their own for the parameters that this rank owns.
@@ -6,9 +6,11 @@ OSS of fairscale, have one of their own for the parameters that this rank owns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
+import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
@@ -18,6 +20,75 @@ from .step_record import GroupOptions
 
 INNER = ("optimizer", "optim")
 """Attributes under which an optimizer keeps the one that it is around."""
+
+
+class JobOptimizers(Sequence[Optimizer]):
+    """Optimizers of a job, each with parameters of its own.
+
+    Parameter groups are numbered through all of them, in order.
+    """
+
+    _attached: ClassVar[weakref.WeakSet[JobOptimizers]] = weakref.WeakSet()
+
+    def __init__(self, optimizers: Any) -> None:
+        """Take an optimizer or a list of them, each below its wrappers.
+
+        Raises UsageError for what is no torch optimizer and has none inside.
+        """
+        several = isinstance(optimizers, (list, tuple))
+        self._all = tuple(map(observed_optimizer, optimizers if several else [optimizers]))
+        self._attached.add(self)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._all[number]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def name(self) -> str:
+        """Names of the classes, such as "AdamW and SGD"."""
+        return " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self))
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of all optimizers."""
+        return [group for optimizer in self for group in optimizer.param_groups]
+
+    @property
+    def group_numbers(self) -> dict[int, int]:
+        """Numbers of the parameter groups, by id(parameter)."""
+        return {
+            id(parameter): number
+            for number, group in enumerate(self.groups)
+            for parameter in group["params"]
+        }
+
+    @property
+    def owners(self) -> dict[int, int]:
+        """Numbers of the optimizers, by id(parameter)."""
+        return {one: number for number, each in enumerate(self) for one in _parameters(each)}
+
+    def names_with(self, parameter: torch.Tensor) -> list[str]:
+        """Return the names of the optimizers that have a parameter."""
+        return [type(one).__name__ for one in self if id(parameter) in _parameters(one)]
+
+    @property
+    def states(self) -> Mapping[Any, Mapping[str, Any]]:
+        """States that this rank holds, by the optimizers' parameters."""
+        return {key: state for each in self for key, state in owned_part(each).state.items()}
+
+    @property
+    def elsewhere(self) -> set[int]:
+        """Ids of parameters whose optimizer another `attach` was given."""
+        others = [each for job in self._attached if job is not self for each in job]
+        return {one for each in others for one in _parameters(each)} - self.owners.keys()
 
 
 def observed_optimizer(optimizer: Any) -> Optimizer:
@@ -38,11 +109,6 @@ def observed_optimizer(optimizer: Any) -> Optimizer:
 def owned_part(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer of the parameters that this rank owns; itself where it owns all."""
     return _inner(optimizer) or optimizer
-
-
-def states_of(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """Return the states that this rank holds, by the optimizer's parameters."""
-    return owned_part(optimizer).state
 
 
 def check_kind(optimizer: Optimizer) -> None:
@@ -70,17 +136,18 @@ def check_kind(optimizer: Optimizer) -> None:
             )
 
 
-def group_options(optimizer: Optimizer) -> tuple[GroupOptions, ...]:
-    """Return the options of the parameter groups of an optimizer that `check_kind` let pass."""
-    known = _rule(owned_part(optimizer))
-    assert known is not None
+def group_options(optimizers: Iterable[Optimizer]) -> tuple[GroupOptions, ...]:
+    """Return the options of the parameter groups of optimizers that `check_kind` let pass."""
     found = []
-    for group in optimizer.param_groups:
-        given: dict[str, Any] = {
-            name: value if isinstance(value, bool) else float(value)
-            for name, value in known.read_group(group).items()
-        }
-        found.append(GroupOptions(kind=known.kind, **given))
+    for optimizer in optimizers:
+        known = _rule(owned_part(optimizer))
+        assert known is not None
+        for group in optimizer.param_groups:
+            given: dict[str, Any] = {
+                name: value if isinstance(value, bool) else float(value)
+                for name, value in known.read_group(group).items()
+            }
+            found.append(GroupOptions(kind=known.kind, **given))
     return tuple(found)
 
 

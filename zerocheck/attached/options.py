@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -15,7 +14,7 @@ from ..contract.semantics import Semantics
 from ..errors import UsageError, unknown
 from ..job_metrics.options import JobMetrics, metrics_options
 from .holdings import check_parameters
-from .optimizers import check_kind
+from .optimizers import JobOptimizers, check_kind
 from .recorder import recorder_bytes
 from .reference import Factory
 from .violated import OnViolation
@@ -32,6 +31,7 @@ class AttachOptions:
     every: int | None
     directory: Path
     on_violation: OnViolation
+    on_unsupported: OnViolation
     group: dist.ProcessGroup | None
     recorder: int | None
     verbose: bool
@@ -47,14 +47,16 @@ class AttachOptions:
         every: int | None,
         directory: str | Path,
         on_violation: OnViolation,
+        on_unsupported: OnViolation,
         group: dist.ProcessGroup | None,
         recorder: str | int | None,
         verbose: bool,
         metrics: str | Path | JobMetrics | None,
     ) -> AttachOptions:
         """Check the options as they were given."""
-        if on_violation not in get_args(OnViolation):
-            raise unknown("on_violation", str(on_violation), get_args(OnViolation))
+        for name, value in (("on_violation", on_violation), ("on_unsupported", on_unsupported)):
+            if value not in get_args(OnViolation):
+                raise unknown(name, str(value), get_args(OnViolation))
         numbers = frozenset(steps)
         for number in numbers:
             if not isinstance(number, int) or number < 1:
@@ -73,6 +75,7 @@ class AttachOptions:
             every=every,
             directory=Path(directory),
             on_violation=on_violation,
+            on_unsupported=on_unsupported,
             group=group,
             recorder=recorder_bytes(recorder),
             verbose=verbose,
@@ -87,13 +90,18 @@ class AttachOptions:
         return min(after, default=-1)
 
 
-def check_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check_parts(model: nn.Module, optimizers: JobOptimizers) -> None:
     """Raise UsageError for a model or an optimizer whose update cannot be judged."""
     refusal = engine_refusal(model)
     if refusal:
         raise UsageError(refusal)
-    check_kind(optimizer)
-    check_parameters(model, optimizer)
+    if not optimizers:
+        raise UsageError("attach is given an empty list of optimizers (needed: at least 1)")
+    if len(set(map(id, optimizers))) < len(optimizers):
+        raise UsageError("attach is given the same optimizer twice (allowed: once in the list)")
+    for optimizer in optimizers:
+        check_kind(optimizer)
+    check_parameters(model, optimizers)
 
 
 def default_semantics(model: nn.Module) -> Semantics:

@@ -17,6 +17,7 @@ from ..floating_point import Format
 from ..judge import skip
 from ..judge.assemble import RoleState
 from ..judge.compare import different_bits
+from ..judge.diagnose.unwritten import memory_of_a_job
 from ..judge.manifest_plan import ManifestPlan
 from ..judge.obligation import Checked, ObligationCheck
 from ..judge.obligations.clip import check_clipped
@@ -38,7 +39,7 @@ ORDER = ("step", *STATES, "parameter")
 
 def judge_rank(observed: Observed) -> RankVerdict:
     """Judge this rank's own shards, and collect the data that the other ranks need for the rest."""
-    with torch.no_grad():
+    with torch.no_grad(), memory_of_a_job():
         context = SliceContext(observed)
         shares: dict[str, float] = {}
         violations: list[Violation] = []
@@ -85,13 +86,18 @@ def _check_update(context: SliceContext) -> Iterator[Checked]:
     """Judge the parameters of which this rank holds the state, and those that must not change."""
     summary = context.summary
     changed = [number for number in sorted(context.idle) if context.changed(number)]
-    if summary.skipped or not summary.ran:
-        yield Checked(violation=merged([*_untouched(context, changed)]))
-        return
-    if context.idle:
-        yield Checked()
+    waiting = [
+        number
+        for number, piece in enumerate(summary.pieces)
+        if not summary.took or (piece.group >= 0 and not context.took(number))
+    ]
+    if not summary.took or context.idle:
+        still = [number for number in changed if number in waiting]
+        yield Checked(violation=merged([*_untouched(context, still)]))
     kinds: dict[Optimizer, list[int]] = {}
     for number, piece in enumerate(summary.pieces):
+        if number in waiting:
+            continue
         options = summary.options[max(piece.group, 0)].optimizer
         if number in changed or _holds_update(context, number, options):
             kinds.setdefault(options, []).append(number)
@@ -108,7 +114,7 @@ def _holds_update(context: SliceContext, number: int, options: Optimizer) -> boo
     It then holds the states of the piece. Where the optimizer has none, every rank that holds a
     parameter has the values that its owner computed.
     """
-    if number in context.idle:
+    if number in context.idle or context.summary.pieces[number].group < 0:
         return False
     states = states_of(options)
     return not states or context.value(f"{AFTER}.{states[0]}", number) is not None
@@ -117,12 +123,14 @@ def _holds_update(context: SliceContext, number: int, options: Optimizer) -> boo
 def _untouched(context: SliceContext, changed: Sequence[int]) -> Iterator[Violation]:
     """Yield what changed in a step that must change nothing."""
     summary = context.summary
-    why = "the step is reported as skipped" if summary.skipped else "the optimizer took no step"
     for part in context.slices(changed):
         before, after = (part.state(when, STATES) for when in (BEFORE, AFTER))
+        step = summary.optimizer_of(summary.pieces[part.runs[0].number])
+        skipped = summary.skipped if step is None else step.skipped
+        why = "the step is reported as skipped" if skipped else "the optimizer took no step"
         found = skip.untouched(before, after, part.layout, step=summary.number, why=why)
         if found is not None:
-            if not summary.skipped:
+            if not skipped:
                 found = replace(found, causes=(bugs.UNTOUCHED_PARAMETER_CHANGED,))
             yield part.whole_tensors(found)
 

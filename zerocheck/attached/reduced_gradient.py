@@ -23,6 +23,7 @@ from ..judge.assemble import RoleState
 from ..judge.compare import Misfit, compare, describe
 from ..judge.diagnose.evidence import Evidence
 from ..judge.diagnose.gradient import causes
+from ..judge.diagnose.unwritten import memory_of_a_job
 from ..judge.layout import ParameterLayout
 from ..judge.local import Passes
 from ..judge.manifest_plan import plan_of
@@ -142,7 +143,8 @@ def compare_shards(
     length = float(total.exact.norm()) / divisor
     sway, noise = total.sway / divisor, total.noise / divisor
     for number, piece in enumerate(observed.summary.pieces):
-        if piece.name != tensor.name or piece.group < 0:
+        step = observed.summary.optimizer_of(piece)
+        if piece.name != tensor.name or step is None or not step.reached:
             continue
         gradient = gradient_of(observed, number)
         if gradient is None:
@@ -317,18 +319,19 @@ def _diagnosed(
         mesh=(summary.world_size,),
         training=Training(microbatches=min(64, max(1, summary.forwards))),
     )
-    diagnosis = causes(
-        Evidence(
-            held,
-            passes,
-            Enclosing.known(wanted),
-            layout,
-            case,
-            semantics,
-            loss_scale=summary.loss_scale,
-            noise=noise,
+    with memory_of_a_job():
+        diagnosis = causes(
+            Evidence(
+                held,
+                passes,
+                Enclosing.known(wanted),
+                layout,
+                case,
+                semantics,
+                loss_scale=summary.loss_scale,
+                noise=noise,
+            )
         )
-    )
     return describe(
         first[0],
         layout,

@@ -29,6 +29,7 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, did_you_mean
 from ..floating_point import NEXT, U
 from ..judge import vectors
+from ..judge.compare import all_finite
 from ..judge.estimate import MARGIN, REPLICAS
 from ..judge.pieces import split
 from .adopted import adopt, with_adapters
@@ -171,6 +172,8 @@ class Reference:
         weights: list[TokenWeights] = []
         with separate_random(self.device):
             first = self._run(forwards, buffers, casts, weights if tokens else None)
+            if wrong := _not_finite(first):
+                return Local(first, {}, {}, weights, wrong)
             again = partial(self._outputs, forwards[0], buffers, casts)
             if not repeats(again, self._first, self.device.type):
                 return Local(first, {}, {}, weights, UNREPEATABLE)
@@ -296,6 +299,15 @@ def _pair(outputs: Mapping[str, torch.Tensor], path: str, gradient: torch.Tensor
             "return for the same inputs what the model that was attached returns"
         )
     return output, gradient.to(output.device, output.dtype)
+
+
+def _not_finite(gradients: Mapping[str, Sequence[torch.Tensor | None]]) -> str:
+    """Return which local gradient is not finite, or an empty text."""
+    for name, each in gradients.items():
+        for microbatch, gradient in enumerate(each):
+            if gradient is not None and not all_finite(gradient):
+                return f"the local gradient of {name} in microbatch {microbatch} is not finite"
+    return ""
 
 
 def _unit(forward: Forward, parameters: Mapping[str, torch.Tensor], casts: Casts | None) -> float:

@@ -21,6 +21,7 @@ from .cross_rank_checks import judge_all_ranks
 from .exchange import with_gradient
 from .full_gradient import Full, joined, why_not, with_tokens
 from .rank_checks import judge_rank
+from .ranks_own import own_of_ranks
 from .reduced_gradient import (
     Judged,
     Total,
@@ -34,6 +35,7 @@ from .reduced_gradient import (
 )
 from .reference import Local, Reference
 from .run_parameters import RunParameter, run_parameters
+from .slices import SliceContext
 from .step_record import Observed
 from .text import violated_text
 
@@ -183,6 +185,10 @@ def _local_gradients(
     reason = why_not(every)
     if not reason and any(not one.forwards for one in ranks):
         reason = "the bundle does not hold what the model was called with"
+    pieces = [one.pieces for one in every]
+    if not reason and any(piece.left_out for mine in pieces for piece in mine):
+        own = own_of_ranks(pieces, [SliceContext(one).hashes for one in ranks])
+        reason = f"{own[0]} differs between ranks, which one process does not repeat" if own else ""
     device, why = _chosen(kind_of(ranks[0].device), on)
     if reason or why:
         return LocalGradients(reason=reason or why)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import UsageError
 from ..foreign_text import one_line
 from ..protocol.verdicts import Violation
 from .loaded import JudgedLoad, judge_load
+from .optimizers import JobOptimizers
 from .ranks import AllRanks
 from .samples import Followed, Samples
 from .saved_state import state_of, write_saved
@@ -25,8 +25,8 @@ MOST_STEPS = 8
 class Resume:
     """Saves and loads of a run, and the samples of the current epoch if they are followed."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizers: JobOptimizers) -> None:
+        self._model, self._optimizers = model, optimizers
         self._loaded = False
         self._followed = Followed()
         self._samples: Samples | None = None
@@ -34,7 +34,7 @@ class Resume:
 
     def save(self, folder: Path, ranks: AllRanks, *, step: int, data: Any) -> Violation | None:
         """Write the record of a checkpoint, and judge the samples. Every rank calls this."""
-        state = state_of(self._model, self._optimizer, ranks, step=step, data=data)
+        state = state_of(self._model, self._optimizers, ranks, step=step, data=data)
         found = self.judge_samples(ranks)
         if state is not None:
             try:
@@ -52,7 +52,7 @@ class Resume:
         load = judge_load(
             folder,
             self._model,
-            self._optimizer,
+            self._optimizers,
             ranks,
             data=data,
             random=random,

@@ -28,7 +28,7 @@ from ..errors import UsageError
 from ..run.records.journal import encode
 from .digests import PartDigest, WholeDigest, digest_of, whole_of
 from .holdings import count_of, holdings, local, shards_of
-from .optimizers import group_options, states_of
+from .optimizers import JobOptimizers, group_options
 from .ranks import AllRanks
 from .step_record import GroupOptions
 
@@ -83,7 +83,7 @@ class LiveState(msgspec.Struct, frozen=True):
 
 def state_of(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: JobOptimizers,
     ranks: AllRanks,
     *,
     step: int,
@@ -94,7 +94,7 @@ def state_of(
 
     rounds: with digests of what is rounded to bf16, to recognise it in a load.
     """
-    gathered = ranks.gather(msgspec.msgpack.encode(_of_rank(model, optimizer, rounds=rounds)))
+    gathered = ranks.gather(msgspec.msgpack.encode(_of_rank(model, optimizers, rounds=rounds)))
     if ranks.rank:
         return None
     every = [msgspec.msgpack.decode(one, type=RankState) for one in gathered]
@@ -126,15 +126,15 @@ def state_of(
         tensors=tensors,
         buffers=buffers,
         counts=counts,
-        options=group_options(optimizer),
+        options=group_options(optimizers),
         random=tuple(one.random for one in every),
         data=data,
     )
     return LiveState(saved, copies)
 
 
-def _of_rank(model: nn.Module, optimizer: torch.optim.Optimizer, *, rounds: bool) -> RankState:
-    states = states_of(optimizer)
+def _of_rank(model: nn.Module, optimizers: JobOptimizers, *, rounds: bool) -> RankState:
+    states = optimizers.states
     parts: list[tuple[str, PartDigest]] = []
     counts: dict[str, float] = {}
     for holding in holdings(model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from .call_state import numbers_of
 from .exchange import Verdict, judge_step, with_norms
 from .forwards import dotted
 from .holdings import computes_on, words_for
-from .optimizers import observed_optimizer
+from .optimizers import JobOptimizers
 from .options import AttachOptions, check_parts
 from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .recorded_steps import RecordedSteps
@@ -50,12 +50,12 @@ class Attached:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         options: AttachOptions,
         done: int = 0,
     ) -> None:
         self._options = options
-        self._model, self._optimizer = model, observed_optimizer(optimizer)
+        self._model, self._optimizers = model, JobOptimizers(())
         self._watch: Watch | None = None
         self._observed_step = ObservedStep(self)
         self._compared = self._stopped = self._in_pipeline = False
@@ -65,19 +65,24 @@ class Attached:
         self._wrong = WrongSteps(
             options.directory, options.semantics, options.on_violation, self._summary
         )
-        self._resume = Resume(model, self._optimizer)
         self._numbers = None if options.reference is None else numbers_of(model, dotted)
         self._done = self._right = done
         self.taken = done
         self.last: Judgement | None = None
-        self._next = self._after(done)
         self._arrivals: Arrivals | None = None
-        self._with_ranks(lambda _: check_parts(self._model, self._optimizer))
+        self._with_ranks(lambda _: self._take(optimizer))
+        self._next = self._after(done)
+        self._resume = Resume(model, self._optimizers)
         if dist.is_available() and dist.is_initialized():
             self._compare()
             self._with_ranks(self._open_meter)
         self._first = self._ranks().rank == 0
         atexit.register(_finish, weakref.ref(self))
+
+    def _take(self, optimizer: Any) -> None:
+        """Take what is checked. Raises UsageError for what cannot be judged."""
+        self._optimizers = JobOptimizers(optimizer)
+        check_parts(self._model, self._optimizers)
 
     @property
     def wrong(self) -> int:
@@ -134,7 +139,7 @@ class Attached:
             self._handle(judgement, f"step {found.step}", found.step)
 
     def _handle(self, judgement: Judgement, place: str, number: int) -> None:
-        what = words_for(self._model, self._optimizer)
+        what = words_for(self._model, self._optimizers)
         self._wrong.handle_without_bundle(what, place, number, judgement, self._ranks())
 
     def loaded(
@@ -189,7 +194,7 @@ class Attached:
     def _with_ranks(self, work: Callable[[AllRanks], T]) -> T | None:
         """Do work with all ranks; None where the checks are stopped, or stop by it.
 
-        Raises UsageError, on all ranks, for what the user can help.
+        Raises UsageError, on all ranks, for what the user can help, unless that is a warning.
         """
         ranks = self._ranks()
         if self._stopped:
@@ -197,7 +202,7 @@ class Attached:
         try:
             return attempt(ranks, lambda: work(ranks))
         except Stopped as stopped:
-            if not stopped.problem.place:
+            if not stopped.problem.place and self._options.on_unsupported == "raise":
                 raise UsageError(stopped.problem.text) from None
             self._stop(stopped.problem, ranks)
             return None
@@ -214,6 +219,8 @@ class Attached:
         return -1 if self._stopped else self._options.after(number)
 
     def _compare(self) -> None:
+        if self._stopped:
+            return
         self._compared = True
         ranks = self._ranks()
         try:
@@ -254,7 +261,7 @@ class Attached:
             self._recorded.open(ranks)
         self._watch = Watch(
             self._model,
-            self._optimizer,
+            self._optimizers,
             rank=ranks.rank,
             world_size=ranks.size,
             number=self.taken,
@@ -268,7 +275,7 @@ class Attached:
         if self._options.metrics is not None:
             self._meter = JobMeter(
                 self._model,
-                self._optimizer,
+                self._optimizers,
                 self._options.metrics,
                 self._options.group,
                 rank=ranks.rank,

@@ -23,7 +23,7 @@ from ..judge.state import State
 from ..optimizers import STATES
 from ..optimizers.specification import StateRole
 from ..protocol.verdicts import Violation
-from .step_record import AFTER, BEFORE, Observed, ShardPiece, StepSummary, element_of
+from .step_record import AFTER, BEFORE, ELSEWHERE, Observed, ShardPiece, StepSummary, element_of
 from .workers import in_threads
 
 _MARK = "\0"
@@ -68,14 +68,17 @@ class SliceContext:
     @cached_property
     def idle(self) -> frozenset[int]:
         """Pieces of which no bit may change."""
-        summary = self.summary
-        if summary.skipped or not summary.ran:
-            return frozenset(range(len(summary.pieces)))
         return frozenset(
             number
-            for number, piece in enumerate(summary.pieces)
-            if piece.group < 0 or self.value("gradient", number) is None
+            for number, piece in enumerate(self.summary.pieces)
+            if piece.group != ELSEWHERE
+            and (not self.took(number) or self.value("gradient", number) is None)
         )
+
+    def took(self, number: int) -> bool:
+        """Return True if the optimizer of a piece took its step."""
+        step = self.summary.optimizer_of(self.summary.pieces[number])
+        return step is not None and step.took
 
     def changed(self, number: int) -> bool:
         """Return True if a bit of the piece, its state or its step count changed."""

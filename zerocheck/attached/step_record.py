@@ -22,6 +22,10 @@ from .model_hooks import ScriptHook
 
 BEFORE, AFTER = "before", "after"
 
+FROZEN, NO_OPTIMIZER, ELSEWHERE = -1, -2, -3
+"""In the place of a parameter group: it does not train; no optimizer has it; that of another
+`attach` has it."""
+
 Key = tuple[str, int]
 """(what, number of the piece). what: "before.parameter", or "after." and the role of a state;
 "gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping;
@@ -31,14 +35,16 @@ Key = tuple[str, int]
 class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
     """Shard of a parameter that this rank holds.
 
-    local: shape of the local tensor, in elements; dtype: of the parameter; group: index of the
-    optimizer's parameter group, -1 if the optimizer does not have it.
+    local: shape of the local tensor, in elements; dtype: of the parameter; group: number of its
+    parameter group, through all optimizers, or FROZEN, NO_OPTIMIZER or ELSEWHERE; left_out: True if
+    the wrapper does not keep it equal on all ranks.
     """
 
     entry: Entry
     local: tuple[int, ...]
     dtype: str
     group: int
+    left_out: bool = False
 
     @property
     def name(self) -> str:
@@ -112,15 +118,54 @@ class MasterParts(msgspec.Struct, frozen=True, array_like=True):
     copies: tuple[PartDigest, ...] = ()
 
 
+class OptimizerStep(msgspec.Struct, frozen=True, array_like=True):
+    """Record of one optimizer in a step.
+
+    groups: number of its parameter groups; ran: steps that it took; skipped: the GradScaler, or a
+    fused optimizer by its order, left its update out; finite: whether its gradient was, where a
+    GradScaler looked.
+    """
+
+    name: str
+    groups: int = 1
+    ran: int = 1
+    skipped: bool = False
+    finite: bool | None = None
+
+    @property
+    def took(self) -> bool:
+        """True if it updated its parameters."""
+        return self.ran > 0 and not self.skipped
+
+    @property
+    def reached(self) -> bool:
+        """True if its gradient was observed, where it updates or leaves the update out."""
+        return self.ran > 0 or self.skipped
+
+
+class NotFinite(msgspec.Struct, frozen=True, array_like=True):
+    """First value of a phase of a step, on one rank, that is not finite.
+
+    phase: see not_finite.py; microbatch: -1 where it is of none; number: order within it; place:
+    in words, without the element; element: its index; value: "nan", "inf" or "-inf".
+    """
+
+    phase: int
+    microbatch: int
+    number: int
+    place: str
+    element: tuple[int, ...]
+    value: str
+
+
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Observed step without its tensors.
 
-    number: of the step, the first after `attach` is 1; ran: steps that the optimizer took within
-    it; counts: the optimizer's step count per piece, None where it has no state; skipped: the
-    GradScaler, or a fused optimizer by its order, left the update out; finite: whether the gradient
-    was, where a GradScaler looked; forwards: calls of the model that a backward came back to;
-    unjudged: why the gradient is not judged, if there is a reason in the step; masters: before the
-    step and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
+    number: of the step, the first after `attach` is 1; steps: of each optimizer within it; before,
+    after: the optimizer's step count per piece, None where it has no state; forwards: calls of the
+    model that a backward came back to; unjudged: why the gradient is not judged, if there is a
+    reason in the step; not_finite: first values that are not, by phase; masters: before the step
+    and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
     script, those that changed something; late: parameters that were changed after the optimizer's
     step.
     """
@@ -133,18 +178,46 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[GroupOptions, ...]
     before: tuple[float | None, ...]
     after: tuple[float | None, ...]
-    ran: int
+    steps: tuple[OptimizerStep, ...] = (OptimizerStep(""),)
     scaling: bool = False
-    skipped: bool = False
-    finite: bool | None = None
     loss_scale: float = 1.0
     forwards: int = 0
     unjudged: str = ""
+    not_finite: tuple[NotFinite, ...] = ()
     clips: tuple[Clip, ...] = ()
     masters: tuple[MasterParts, ...] = ()
     casts: Casts | None = None
     hooks: tuple[ScriptHook, ...] = ()
     late: tuple[str, ...] = ()
+
+    @property
+    def took(self) -> bool:
+        """True if an optimizer updated its parameters."""
+        return any(one.took for one in self.steps)
+
+    @property
+    def ran(self) -> bool:
+        """True if an optimizer's `step` was called."""
+        return any(one.ran > 0 for one in self.steps)
+
+    @property
+    def reached(self) -> bool:
+        """True if the gradient of an optimizer was observed."""
+        return any(one.reached for one in self.steps)
+
+    @property
+    def skipped(self) -> bool:
+        """True if the update was left out."""
+        return not self.took and any(one.skipped for one in self.steps)
+
+    def optimizer_of(self, piece: ShardPiece) -> OptimizerStep | None:
+        """Return what the optimizer of a piece did; None if it has none here."""
+        group = piece.group
+        for one in self.steps if group >= 0 else ():
+            if group < one.groups:
+                return one
+            group -= one.groups
+        return None
 
 
 @dataclass(frozen=True)
@@ -191,12 +264,13 @@ def element_of(piece: ShardPiece, position: int) -> tuple[int, ...]:
     """Index in the whole tensor of an element of the local one, by its row-major position."""
     box = piece.entry.box
     if box is None:
-        return _index(piece.entry.start + position, piece.entry.shape)
-    inner = _index(position, tuple(high - low for low, high in box))
+        return index_of(piece.entry.start + position, piece.entry.shape)
+    inner = index_of(position, tuple(high - low for low, high in box))
     return tuple(low + at for (low, _), at in zip(box, inner, strict=True))
 
 
-def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of an element of a tensor, by its row-major position."""
     index: list[int] = []
     for size in reversed(shape):
         index.append(position % size)

@@ -6,8 +6,9 @@ one of them is kept for `observed`, and never reaches the training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,22 +16,24 @@ import msgspec
 import torch
 from torch import nn
 
+from ..compat import in_backward
 from ..contract.names import unwrapped
 from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..judge import vectors
+from ..judge.compare import all_finite
 from ..protocol.observations import Entry
 from .call_state import OF_CUDNN, Numbers, draws_in_cudnn
 from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
+from .exchanges import ExchangeWatch
 from .forwards import Forward, Forwards
-from .guard import ErrorGuard
+from .guard import ErrorGuard, replaced
 from .holdings import (
     Holding,
     computes_on,
     count_of,
-    groups_of,
     holdings,
     local,
     shards_changed_by_forwards,
@@ -39,20 +42,35 @@ from .holdings import (
     words_for,
 )
 from .model_hooks import HookWatch
-from .optimizers import group_options, states_of
+from .not_finite import OutputWatch, not_finite
+from .optimizers import JobOptimizers, group_options
 from .published_copies import master_parts
+from .ranks_own import left_out
 from .step_record import (
     AFTER,
     BEFORE,
+    ELSEWHERE,
+    FROZEN,
+    NO_OPTIMIZER,
     GroupOptions,
     Key,
     MasterParts,
+    NotFinite,
     Observed,
+    OptimizerStep,
     ShardPiece,
     StepSummary,
 )
 from .zero_engine import zero_engine
 
+IN_BACKWARD = (
+    "the {} takes its step within the backward, where attach cannot look at the gradient (allowed: "
+    "optimizer.step() after the backward); `zerocheck run` checks such an optimizer"
+)
+EXCHANGES = (
+    "the script calls {}, so the gradient of a rank depends on other ranks in a way that attach "
+    "does not know"
+)
 ADDED_TO = (
     "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
     "another step?"
@@ -65,7 +83,7 @@ class Watch:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: JobOptimizers,
         *,
         rank: int,
         world_size: int,
@@ -79,7 +97,10 @@ class Watch:
         when the check was attached; unjudged: why the gradient cannot be judged in any step.
         """
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
+        self._owners = optimizers.owners
+        self._unoptimized: set[int] = set()
+        self._steps = [_OptimizerWatch(type(one).__name__) for one in optimizers]
         self._engine = zero_engine(model)
         self._masters: list[MasterParts] = []
         self._casts: Casts | None = None
@@ -88,6 +109,8 @@ class Watch:
         self._hooks = ExitStack()
         self._guard = ErrorGuard()
         self._listens = None if listens is None else Forwards(model, self._guard, listens)
+        self._outputs = OutputWatch(model, self._guard)
+        self._exchanges = ExchangeWatch(model, self._guard)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._buffers: dict[str, torch.Tensor] = {}
@@ -96,14 +119,9 @@ class Watch:
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
         self._values: dict[Key, torch.Tensor] = {}
-        self._options: tuple[GroupOptions, ...] = ()
         self._clips = ClipHooks(self._guard, self._gradients, self._engine)
-        self._ran = 0
-        self._depth = 0
-        self._versions: dict[Entry, int] = {}
-        self._scaling = self._skipped = False
+        self._scaling = False
         self._scale = 1.0
-        self._finite: bool | None = None
 
     def start(self) -> None:
         """Copy the state, and hook into the optimizer, clipping and GradScaler."""
@@ -114,23 +132,30 @@ class Watch:
 
     def _start(self) -> None:
         found = holdings(self._model)
-        groups = groups_of(self._optimizer)
+        apart = left_out(self._model, self._where[1])
+        groups, elsewhere = self._optimizers.group_numbers, self._optimizers.elsewhere
         for holding in found:
+            group = _group_of(holding, groups, elsewhere)
+            if group == NO_OPTIMIZER:
+                self._unoptimized.add(id(holding.held))
             for shard in holding.shards("parameter", holding.held):
-                self._add(shard, holding, groups)
+                self._add(shard, group, id(holding.held) in apart)
         self._state(BEFORE, found)
         if self._engine is not None:
             self._masters.append(master_parts(self._engine))
-            self._options = self._groups()  # it takes groups away while it steps the others
-        self._early = [float(group["lr"]) for group in self._optimizer.param_groups]
-        before = self._optimizer.register_step_pre_hook(self._entered)
-        after = self._optimizer.register_step_post_hook(self._left)
-        self._hooks.callback(before.remove)
-        self._hooks.callback(after.remove)
+        self._early = [float(group["lr"]) for group in self._optimizers.groups]
+        for optimizer, step in zip(self._optimizers, self._steps, strict=True):
+            # An engine takes groups away while it steps the others.
+            step.options = group_options([optimizer])
+            entered = optimizer.register_step_pre_hook(partial(self._entered, step))
+            left = optimizer.register_step_post_hook(partial(self._left, step))
+            self._hooks.callback(entered.remove)
+            self._hooks.callback(left.remove)
+        self._hooks.enter_context(self._outputs.hooked())
         if self._listens is not None:
             self._listen(self._listens, found)
         for owner, name, make in self._wrappers():
-            self._hooks.enter_context(_replaced(owner, name, make))
+            self._hooks.enter_context(replaced(owner, name, make))
 
     def stop(self) -> None:
         """Take the hooks off and forget everything."""
@@ -148,50 +173,61 @@ class Watch:
             raise self._guard.error
         engine = self._engine
         if engine is not None:  # its optimizer steps the partitions one after the other
-            self._ran = -(-self._ran // max(1, len(engine.masters)))
+            for step in self._steps:
+                step.ran = -(-step.ran // max(1, len(engine.masters)))
             self._masters.append(master_parts(engine))
-        if self._ran > 1:
-            raise UsageError(
-                f"the optimizer took {self._ran} steps within one checked step (allowed: 1); put "
-                "check.step() around one update"
-            )
+        for step in self._steps:
+            if step.ran > 1:
+                kind = step.name if len(self._steps) > 1 else "optimizer"
+                raise UsageError(
+                    f"the {kind} took {step.ran} steps within one checked step (allowed: 1); put "
+                    "check.step() around one update"
+                )
         found = holdings(self._model)
         self._state(AFTER, found)
+        versions = versions_of(found)
         # Of a step that the optimizer did not take, nothing comes after.
-        changed = versions_of(found).items() - self._versions.items() if self._ran else set()
+        late = {
+            entry.name
+            for step in self._steps
+            for entry, version in step.versions.items()
+            if version != versions[entry]
+        }
         rank, world_size = self._where
         forwards: list[Forward] = []
         if self._listens is not None:
             forwards = self._listens.counted()
             reason = self._listens.reason or self._listens.gradients.reason
+            if self._exchanges.call:
+                reason = EXCHANGES.format(self._exchanges.call)
             self._unjudged = self._unjudged or reason
         self._listens = None
-        options = self._options or self._groups()
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        options = [one for step in self._steps for one in step.options]
+        groups = self._optimizers.groups
+        rates = [float(group["lr"]) for group in groups]
         summary = StepSummary(
             rank=rank,
             world_size=world_size,
             number=self.number,
-            what=words_for(self._model, self._optimizer),
+            what=words_for(self._model, self._optimizers),
             pieces=tuple(self._pieces),
             options=tuple(
-                _with_rates(one, self._optimizer.param_groups[n], (self._early[n], rates[n]))
+                _with_rates(one, groups[n], (self._early[n], rates[n]))
                 for n, one in enumerate(options)
             ),
             before=tuple(self._counts[0]),
             after=tuple(self._counts[1]),
-            ran=self._ran,
+            steps=tuple(step.record for step in self._steps),
             scaling=self._scaling,
-            skipped=self._skipped,
-            finite=self._finite,
             loss_scale=self._scale,
             forwards=len(forwards),
             unjudged=self._unjudged or self._nothing_to_judge(forwards),
+            not_finite=self._not_finite(forwards),
             clips=tuple(self._clips.clips),
             masters=tuple(self._masters),
             casts=self._casts,
             hooks=self._script_hooks.changing,
-            late=tuple(sorted({entry.name for entry, _ in changed})),
+            late=tuple(sorted(late)),
         )
         device = str(computes_on(self._model))
         norms, model = self._clips.norms, self._model
@@ -201,8 +237,9 @@ class Watch:
         """Record the inputs of the gradient, or why it cannot be judged."""
         self._hooks.enter_context(self._script_hooks.watching(self._model))
         self._hooks.enter_context(listens.hooked())
+        self._hooks.enter_context(self._exchanges.hooked())
         self._hooks.enter_context(
-            _replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
+            replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
         )
         self._buffers = {
             unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
@@ -223,7 +260,8 @@ class Watch:
         def backward(*args: Any, **named: Any) -> Any:
             with self._guard():
                 first = not self._backwards and self._engine is None
-                grads = [holding.held.grad for holding in found] if first else []
+                own = (one.held for one in found if id(one.held) in self._owners)
+                grads = [held.grad for held in own] if first else []
                 self._backwards += 1
                 if any(grad is not None and bool(local(grad).any()) for grad in grads):
                     self._unjudged = ADDED_TO
@@ -231,23 +269,27 @@ class Watch:
 
         return backward
 
+    def _not_finite(self, forwards: Sequence[Forward]) -> tuple[NotFinite, ...]:
+        groups = [one.record for one in self._steps for _ in one.options]
+        steps = [groups[piece.group] if piece.group >= 0 else None for piece in self._pieces]
+        return not_finite(self._values, self._pieces, steps, forwards, self._outputs.found())
+
     def _nothing_to_judge(self, forwards: list[Forward]) -> str:
-        if not self._ran and not self._skipped:
+        if not any(step.record.reached for step in self._steps):
             return "the optimizer took no step"
-        if self._finite is False:
+        if any(step.finite is False for step in self._steps):
             return "the gradient is not finite"
         return "" if forwards else "no call of the model came to a backward"
 
-    def _add(self, shard: Shard, holding: Holding, groups: dict[int, int]) -> None:
+    def _add(self, shard: Shard, group: int, apart: bool) -> None:
         entry, tensor = entry_of(shard), shard.tensor
         assert tensor is not None
-        group = groups.get(id(holding.held), -1) if holding.held.requires_grad else -1
-        group = group if holding.group is None else holding.group
         self._numbers[entry] = len(self._pieces)
-        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), str(tensor.dtype), group))
+        dtype = str(tensor.dtype)
+        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), dtype, group, apart))
 
     def _state(self, when: str, found: Iterable[Holding]) -> None:
-        states = states_of(self._optimizer)
+        states = self._optimizers.states
         counts: list[float | None] = [None] * len(self._pieces)
         for holding in found:
             count = count_of(holding, states)
@@ -266,13 +308,17 @@ class Watch:
         if tensor is not None:  # from a GPU: on its current stream, which the script's own loop has
             self._values[what, number] = vectors.copy(tensor.detach().reshape(-1))
 
-    def _gradients(self, what: str, only: Collection[int] | None = None) -> list[int]:
-        """Copy the gradients; returns the numbers of their pieces. only: ids of parameters."""
+    def _gradients(
+        self, what: str, only: Collection[int] | None = None, without: Collection[int] = ()
+    ) -> list[int]:
+        """Copy the gradients; returns the numbers of their pieces. only, without: ids."""
         numbers = []
         clipped = {one for clip in self._clips.clips for one in clip.pieces}
         for holding in holdings(self._model):
             grad = holding.held.grad
             if grad is None or (only is not None and id(holding.held) not in only):
+                continue
+            if id(holding.held) in without:
                 continue
             for shard in holding.shards("gradient", grad):
                 number = self._numbers[entry_of(shard)]
@@ -283,69 +329,82 @@ class Watch:
                 numbers.append(number)
         return numbers
 
-    def _entered(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def _entered(self, step: _OptimizerWatch, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Pre-hook of `step`; returns other arguments where there is a closure."""
         with self._guard():
             # The step of a subclass calls that of its parent, which has the hooks too.
-            self._depth += 1
-            if self._depth > 1:
+            step.depth += 1
+            if step.depth > 1:
                 return None
-            self._ran += 1
+            step.ran += 1
+            if in_backward():
+                raise UsageError(IN_BACKWARD.format(step.name))
 
             def observed(one: Any) -> Any:
-                return self._after_closure(optimizer, one) if callable(one) else one
+                return self._after_closure(step, optimizer, one) if callable(one) else one
 
             closure = kwargs.get("closure")
             if callable(closure) or any(callable(one) for one in args[1:]):
                 positional = (args[0], *(observed(one) for one in args[1:]))
                 return positional, {**kwargs, **({"closure": observed(closure)} if closure else {})}
-            self._take(optimizer)
+            self._take(step, optimizer)
         return None
 
-    def _after_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _after_closure(
+        self, step: _OptimizerWatch, optimizer: Any, closure: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """Wrap the closure of `step`: its gradient is that of the optimizer's update."""
 
         def observed(*args: Any, **named: Any) -> Any:
             result = closure(*args, **named)
             with self._guard():
-                self._take(optimizer)
+                self._take(step, optimizer)
             return result
 
         return observed
 
-    def _take(self, optimizer: Any) -> None:
+    def _take(self, step: _OptimizerWatch, optimizer: Any) -> None:
         """Copy the gradients, and the options of the groups, right before the update."""
         if self._engine is None:
-            self._options = self._groups()
-            self._gradients("gradient")
-            for shard in shards_changed_by_forwards(self._model):
+            step.options = group_options([optimizer])
+            others = self._of_others(step)
+            numbers = self._gradients("gradient", without=others)
+            for shard in shards_changed_by_forwards(self._model, others):
                 self._put(f"{BEFORE}.parameter", self._numbers[entry_of(shard)], shard.tensor)
         else:
             these = {id(one) for group in optimizer.param_groups for one in group["params"]}
-            self._gradients("gradient", these)
+            these |= self._unoptimized
+            numbers = self._gradients("gradient", these)
+        step.pieces += numbers
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:  # a fused optimizer, which a GradScaler tells what to do
-            self._skipped = bool(found_inf != 0)
-            self._finite = not self._skipped
+            step.skipped = bool(found_inf != 0)
+            step.finite = not step.skipped
             scale = getattr(optimizer, "grad_scale", None)
             if scale is not None:
                 self._scale = float(scale)
-                self._unscale()
+                self._unscale(numbers)
 
-    def _unscale(self) -> None:
+    def _of_others(self, step: _OptimizerWatch) -> set[int]:
+        """Return the ids of the parameters that other optimizers have."""
+        number = self._steps.index(step)
+        mine = {one for one, owner in self._owners.items() if owner != number}
+        return mine | self._optimizers.elsewhere
+
+    def _unscale(self, numbers: Iterable[int]) -> None:
         """Divide the gradients by the loss scale as the kernel is about to do, in fp32."""
-        for key, gradient in self._values.items():
-            if key[0] == "gradient":
-                self._values[key] = (gradient.float() / self._scale).to(gradient.dtype)
+        for number in numbers:
+            gradient = self._values["gradient", number]
+            scaled = (gradient.float() / self._scale).to(gradient.dtype)
+            self._values["gradient", number] = scaled
 
-    def _left(self, *_: Any) -> None:
-        self._depth -= 1
-        if not self._depth:
+    def _left(self, step: _OptimizerWatch, *_: Any) -> None:
+        step.depth -= 1
+        if not step.depth and not in_backward():
             with self._guard():
-                self._versions = versions_of(holdings(self._model))
-
-    def _groups(self) -> tuple[GroupOptions, ...]:
-        return group_options(self._optimizer)
+                others = self._of_others(step)
+                found = holdings(self._model)
+                step.versions = versions_of(one for one in found if id(one.held) not in others)
 
     def _wrappers(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         yield from self._clips.wrappers()
@@ -353,23 +412,60 @@ class Watch:
 
     def _noting_scaler(self, original: Any) -> Any:
         def noting(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if optimizer is not self._optimizer or not scaler.is_enabled():
+            pairs = zip(self._optimizers, self._steps, strict=True)
+            step = next((step for observed, step in pairs if observed is optimizer), None)
+            if step is None or not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
-            ran = self._ran
+            ran = step.ran
             with self._guard():
                 self._scaling = True
                 self._scale = float(scaler.get_scale())
             result = original(scaler, optimizer, *args, **kwargs)
             with self._guard():
-                if self._ran == ran:
-                    self._skipped = True
-                    self._gradients("gradient")
-                if self._finite is None:
-                    found = [one for (what, _), one in self._values.items() if what == "gradient"]
-                    self._finite = all(bool(one.isfinite().all()) for one in found)
+                others = self._of_others(step)
+                if step.ran == ran:
+                    step.skipped = True
+                    step.pieces += self._gradients("gradient", without=others)
+                if step.finite is None:
+                    step.finite = all(
+                        all_finite(self._values["gradient", number]) for number in step.pieces
+                    )
             return result
 
         return noting
+
+
+@dataclass(eq=False)
+class _OptimizerWatch:
+    """Observation of one optimizer in the step: see OptimizerStep.
+
+    depth: of the calls of `step`; options: of its groups, as it took its step; pieces: numbers of
+    those of which it has the gradient; versions: of the parameters, after it.
+    """
+
+    name: str
+    options: tuple[GroupOptions, ...] = ()
+    ran: int = 0
+    skipped: bool = False
+    finite: bool | None = None
+    depth: int = 0
+    pieces: list[int] = field(default_factory=list)
+    versions: dict[Entry, int] = field(default_factory=dict)
+
+    @property
+    def record(self) -> OptimizerStep:
+        """Return what the record of the step has of it."""
+        return OptimizerStep(self.name, len(self.options), self.ran, self.skipped, self.finite)
+
+
+def _group_of(holding: Holding, groups: Mapping[int, int], elsewhere: Collection[int]) -> int:
+    """Return the number of a parameter's group, or what is in its place."""
+    if holding.group is not None:
+        return holding.group
+    if not holding.held.requires_grad:
+        return FROZEN
+    missing = ELSEWHERE if id(holding.held) in elsewhere else NO_OPTIMIZER
+    return groups.get(id(holding.held), missing)
 
 
 def _with_rates(
@@ -378,18 +474,3 @@ def _with_rates(
     known = (*near, float(group.get("initial_lr", options.lr)))
     others = tuple(dict.fromkeys(rate for rate in known if rate != options.lr))
     return msgspec.structs.replace(options, rates=others)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace owner.name by make(original) within the context. owner: an object, or a cell."""
-    original = getattr(owner, name)
-    own = vars(owner).get(name) if hasattr(owner, "__dict__") else original
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)

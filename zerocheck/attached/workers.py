@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -31,10 +32,11 @@ def workers() -> int:
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield what `work` returns for each item, in their order."""
+    """Yield what `work` returns for each item, in their order, each in the context of the call."""
     count = min(workers(), len(items))
     if count < 2:
         yield from map(work, items)
         return
     with ThreadPoolExecutor(count) as threads:
-        yield from threads.map(work, items)
+        contexts = [copy_context() for _ in items]
+        yield from threads.map(lambda context, item: context.run(work, item), contexts, items)

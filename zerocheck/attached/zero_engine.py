@@ -64,6 +64,13 @@ class ZeroEngine:
         ranks = [dist.get_rank(group) for group in one.real_dp_process_group]
         return list(of_whole_groups(one.bit16_groups_flat, self.masters, named, ranks))
 
+    @property
+    def optimized(self) -> set[int]:
+        """Ids of the parameters that have masters, on this rank or another."""
+        one = self.optimizer
+        groups = one.fp16_groups if self.stage == 3 else one.bit16_groups
+        return {id(parameter) for group in groups for parameter in group}
+
     def group_of(self, number: int) -> int:
         """Return the parameter group of a partition."""
         return int(self.optimizer.sub_group_to_group_id[number]) if self.stage == 3 else number
@@ -75,14 +82,21 @@ class ZeroEngine:
         grads = [one for part in given for one in (part if isinstance(part, list) else [part])]
         return [one for one in self.masters if any(one.grad is grad for grad in grads)]
 
-    def copies(self) -> Iterator[Shard]:
-        """Iterate over the parameters as the forward uses them: this rank's part, or the whole."""
+    def copies(self, *, parts: bool = False) -> Iterator[Shard]:
+        """Iterate over the parameters as the forward uses them: this rank's part, or the whole.
+
+        parts: this rank's parts of those that stage 3 has gathered for now, too.
+        """
         rank = dist.get_rank(self.optimizer.dp_process_group)
         for name, parameter in self.named.items():
             if self.stage < 3:
                 yield Shard(name, "parameter", parameter.detach(), tuple(parameter.shape))
-            elif is_gathered(parameter):
+            elif is_gathered(parameter) and not parts:
                 yield Shard(name, "parameter", parameter.detach(), tuple(parameter.ds_shape))
+            elif is_gathered(parameter):
+                place = slice(*range_of_part(parameter, rank))
+                data = parameter.detach().reshape(-1)[place]
+                yield Shard(name, "parameter", data, tuple(parameter.ds_shape), place)
             else:
                 start, stop = range_of_part(parameter, rank)
                 data, place = parameter.ds_tensor.detach()[: stop - start], slice(start, stop)

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
 from ..errors import UsageError
-from .options import check_options
+from .options import attach_in_trainer, check_options
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,17 +31,18 @@ def check(accelerator: Accelerator, *, done: int = 0, **options: Any) -> Attache
     """Check steps that are taken within `accelerator.accumulate`. options: of `zerocheck.attach`.
 
     Every rank calls this, after `accelerator.prepare`. done: steps taken before, for a run that is
-    resumed. Raises UsageError for an option that there is not, and where not exactly one model and
+    resumed. Raises UsageError for an option that there is not, and unless one model and at least
     one optimizer are prepared.
     """
     check_options(options)
     models, optimizers = accelerator._models, accelerator._optimizers
-    if len(models) != 1 or len(optimizers) != 1:
+    if len(models) != 1 or not optimizers:
         raise UsageError(
-            f"{len(models)} models and {len(optimizers)} optimizers are prepared (needed: one of "
-            "each, by accelerator.prepare before check); use zerocheck.attach for each pair"
+            f"{len(models)} models and {len(optimizers)} optimizers are prepared (needed: one "
+            "model and its optimizers, by accelerator.prepare before check); use zerocheck.attach "
+            "for each model"
         )
-    attached = attach(models[0], optimizers[0], done=done, **options)
+    attached = attach_in_trainer(models[0], optimizers, done=done, **options)
     plain: Any = accelerator.accumulate
     opened = False
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
 from ..errors import UsageError
-from .options import check_options
+from .options import attach_in_trainer, check_options
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -37,7 +36,7 @@ def check(engine: DeepSpeedEngine, *, done: int | None = None, **options: Any) -
             "first)"
         )
     done = int(engine.global_steps) if done is None else done
-    attached = attach(engine, engine.optimizer, done=done, **options)
+    attached = attach_in_trainer(engine, engine.optimizer, done=done, **options)
     _follow_steps(engine, attached)
     _follow_checkpoints(engine, attached)
     return attached

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
-from .options import check_options, library
+from .options import attach_in_trainer, check_options, library
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
@@ -45,8 +44,8 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         if self.attached is not None:
             return
         done = trainer.global_step
-        model, (optimizer, *_) = trainer.strategy.model, trainer.optimizers
-        self.attached = attach(model, optimizer, done=done, **self._options)
+        model, optimizers = trainer.strategy.model, trainer.optimizers
+        self.attached = attach_in_trainer(model, optimizers, done=done, **self._options)
         if trainer.ckpt_path:
             self.attached.loaded(_record(trainer.ckpt_path), required=False)
         self._record_saves(trainer)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
 from ..contract.semantics import Semantics
 from ..errors import UsageError
-from .options import check_options
+from .options import attach_in_trainer, check_options
 
 NEEDED = ("train_step", "model_parts", "optimizers", "step")
 """Attributes of the trainer that are used."""
@@ -39,22 +38,16 @@ class TitanCheck:
 
     def _attach(self) -> Attached:
         trainer = self._trainer
-        models, optimizers = list(trainer.model_parts), list(trainer.optimizers.optimizers)
-        if len(models) != 1 or len(optimizers) != 1:
-            raise UsageError(
-                f"the trainer has {len(models)} model parts and {len(optimizers)} optimizers "
-                "(allowed: one of each); use zerocheck.attach with group= for the stages of a "
-                "pipeline"
-            )
+        (model,), optimizers = trainer.model_parts, list(trainer.optimizers.optimizers)
         given = {"semantics": Semantics(average="sum"), **self._options}
-        return attach(models[0], optimizers[0], done=trainer.step - 1, **given)
+        return attach_in_trainer(model, optimizers, done=trainer.step - 1, **given)
 
 
 def check(trainer: Any, **options: Any) -> TitanCheck:
     """Check steps of a trainer, from its next one on. options: those of `zerocheck.attach`.
 
     Every rank calls this, before `trainer.train()`. Raises UsageError for an option that there is
-    not, and for what is no trainer of torchtitan.
+    not, for what is no trainer of torchtitan, and for one with several parts of a model.
     """
     check_options(options)
     lacking = [name for name in NEEDED if not hasattr(trainer, name)]
@@ -62,6 +55,13 @@ def check(trainer: Any, **options: Any) -> TitanCheck:
         raise UsageError(
             f"check is given a {type(trainer).__name__} without {lacking[0]} (allowed: the Trainer "
             "of torchtitan)"
+        )
+    parts, optimizers = len(trainer.model_parts), len(trainer.optimizers.optimizers)
+    if parts != 1 or not optimizers:
+        raise UsageError(
+            f"the trainer has {parts} model parts and {optimizers} optimizers (allowed: one model "
+            "part, and its optimizers); use zerocheck.attach with group= for the stages of a "
+            "pipeline"
         )
     found = TitanCheck(trainer, options)
     trainer.train_step = found.train_step

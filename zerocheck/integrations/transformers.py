@@ -15,10 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached.attach import attach
 from ..attached.session import Attached
 from ..errors import UsageError
-from .options import check_options, library
+from .options import attach_in_trainer, check_options, library
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -53,7 +52,9 @@ class TrainerCheck(_Callback):  # type: ignore[misc]
         """Begin an update. By the first one the Trainer has wrapped the model."""
         if self.attached is None:
             model = self._trainer.model_wrapped
-            self.attached = attach(model, optimizer, done=state.global_step, **self._options)
+            self.attached = attach_in_trainer(
+                model, optimizer, done=state.global_step, **self._options
+            )
             if state.global_step:
                 self.attached.loaded(_folder(args, state), required=False)
         self.attached.before()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -58,7 +58,7 @@ class JobMeter:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         options: JobMetrics,
         group: dist.ProcessGroup | None,
         *,
@@ -69,10 +69,10 @@ class JobMeter:
         say: Callable[[str], None],
     ) -> None:
         """Open the sinks. done: steps before the first. Raises UsageError if they cannot be."""
-        self._model, self._optimizer, self._options = model, optimizer, options
+        self._model, self._optimizers, self._options = model, optimizers, options
         self._rank, self._alone, self._say = rank, world_size == 1, say
         self._exchange = FiguresExchange(group, rank, world_size)
-        self._meter = RankMeter(model, optimizer, options.every, done)
+        self._meter = RankMeter(model, optimizers, options.every, done)
         self._history = JobHistory(model_size(model, computes_on))
         self._sinks = open_sinks(options, rank)
         self._step = done
@@ -118,7 +118,7 @@ class JobMeter:
             module=module,
             place=place,
             error=one_line(str(error).partition("\n")[0]),
-            memory=rank_memory(self._model, self._optimizer, None),
+            memory=rank_memory(self._model, self._optimizers, None),
         )
         self._say(f"zerocheck: {oom_text(record)}")
         self._add(record)

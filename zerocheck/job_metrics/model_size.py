@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -61,15 +61,16 @@ def _parameters(model: nn.Module) -> Iterator[_WholeParameter]:
 
 
 def rank_memory(
-    model: nn.Module, optimizer: torch.optim.Optimizer, activations: int | None
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], activations: int | None
 ) -> RankMemory:
     """Measure the memory of this rank, without a synchronization of its accelerator."""
     parameters = [_local(parameter) for parameter in model.parameters()]
     known = {id(parameter) for parameter in model.parameters()}
-    masters = [_local(one) for one in optimizer.state if id(one) not in known]
-    states = masters + [
+    states = [_local(key) for each in optimizers for key in each.state if id(key) not in known]
+    states += [
         _local(one)
-        for state in optimizer.state.values()
+        for each in optimizers
+        for state in each.state.values()
         for one in state.values()
         if isinstance(one, torch.Tensor)
     ]

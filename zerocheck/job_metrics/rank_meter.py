@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -25,9 +26,9 @@ class RankMeter:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, every: int, done: int
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], every: int, done: int
     ) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizers = model, optimizers
         self._every = every
         self._next, self._left = done + FIRST, AT_ONCE
         self._timer: StepTimer | None = None
@@ -48,7 +49,7 @@ class RankMeter:
             self._activations = Activations()
             self._activations.__enter__()  # type: ignore[no-untyped-call]
         elif not observed and step >= self._next:
-            self._timer = StepTimer(self._model, self._optimizer)
+            self._timer = StepTimer(self._model, self._optimizers)
             self._timer.start()
         self._began = time.monotonic_ns()
 
@@ -65,7 +66,7 @@ class RankMeter:
         elif activations is not None and self._chosen is not None:
             self._leave_activations()
             if self._figures is not None:
-                memory = rank_memory(self._model, self._optimizer, activations.bytes)
+                memory = rank_memory(self._model, self._optimizers, activations.bytes)
                 whole = self._chosen, msgspec.structs.replace(self._figures, memory=memory)
             self._choose_next(step)
         measured = self._observed or timer is not None or activations is not None

@@ -17,7 +17,7 @@ from ..protocol.measurements import StepTimes, Timed
 class StepTimer:
     """Times of one step of this rank, between `start` and `stop`, as a case's are taken."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._trace = TimedCollectives()
         self._hooks = ExitStack()
         self._forward = self._entered = self._reduced = 0
@@ -25,7 +25,7 @@ class StepTimer:
         for hook in (
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave),
-            optimizer.register_step_pre_hook(self._reduce),
+            *(one.register_step_pre_hook(self._reduce) for one in optimizers),
         ):
             self._hooks.callback(hook.remove)
 

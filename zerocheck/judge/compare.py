@@ -43,10 +43,11 @@ def compare(observed: torch.Tensor, enclosure: Enclosure) -> tuple[float, Misfit
     if bool(inside.all()):
         error /= bound
         return float(error.nan_to_num(nan=0.0, posinf=0.0).max()), None
+    used = torch.where(inside, error / bound, 0.0).nan_to_num(nan=0.0, posinf=0.0)
     inside |= _same_exception(observed, enclosure)
     outside = ~inside
     if not bool(outside.any()):
-        return 1.0, None
+        return float(used.max()), None
     ratio = torch.where(outside, (error / bound).nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
     return float(ratio.max()), Misfit(outside, ratio, observed, exact, bound)
 

@@ -24,6 +24,7 @@ from ..optimizers.specification import Interval, Reading, Segment, UpdateElement
 from ..protocol.verdicts import Violation
 from .assemble import RoleState
 from .compare import Misfit, compare, describe
+from .diagnose.unwritten import unwritten
 from .diagnose.update import causes, sentence
 from .expected import Expected
 from .hidden import as_shown
@@ -251,9 +252,7 @@ class HiddenStates:
         before = _some(update.before.parameter, part)
         outside = misfit.outside
         if bool(misfit.observed.isnan().any()):
-            return "parameter holds NaN: memory that was never written was read", (
-                bugs.UNINITIALISED_MEMORY,
-            )
+            return unwritten("parameter holds NaN")
         names = self._causes(part, update, after, misfit)
         if torch.equal(misfit.observed[outside], before[outside]):
             return "parameter was not updated", (bugs.NEVER_UPDATED, *names)

@@ -191,8 +191,7 @@ class UpdateJudge:
         ]
         words = tensors(same, self.layout)
         causes: tuple[str, ...] = (bugs.NEVER_UPDATED,)
-        text = f"{words} {'were' if len(same) > 1 else 'was'} not updated: no optimizer has "
-        text += "them" if len(same) > 1 else "it"
+        text = no_optimizer(same, self.layout)
         attribution = f"parameter, states and step count of {words} have the values from before "
         attribution += "the step: it is not updated"
         if len(same) == len(learning):
@@ -313,3 +312,9 @@ class UpdateJudge:
             if observed is None:
                 observed = float64(update.after.parameter, elements)
             yield role, observed, enclosure
+
+
+def no_optimizer(names: Sequence[str], layout: ParameterLayout) -> str:
+    """Return that no optimizer has these parameters, so that they were not updated."""
+    verb, them = ("were", "them") if len(names) > 1 else ("was", "it")
+    return f"{tensors(names, layout)} {verb} not updated: no optimizer has {them}"

@@ -16,6 +16,7 @@ import torch
 from ..protocol.observations import RankObservation
 from ..protocol.verdicts import Obligation
 from .layout import Buffers
+from .pieces import split
 from .state import State
 
 RULES = frozenset[Obligation](
@@ -50,14 +51,14 @@ class Vacuity:
 
     def clipped(self, pieces: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Take the gradient before and after clipping, piece by piece; NaN where there is none."""
-        if "clip" not in self._could_fail and not all(
-            torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pieces
+        if "clip" not in self._could_fail and any(
+            _differs(before, after) for before, after in pieces
         ):
             self._could_fail.add("clip")
 
     def moved(self, before: State, after: State) -> None:
         """Take the states around an update."""
-        if "update" not in self._could_fail and not torch.equal(before.parameter, after.parameter):
+        if "update" not in self._could_fail and _differs(before.parameter, after.parameter):
             self._could_fail.add("update")
             if self._world_size > 1:
                 self._could_fail.add("publish")
@@ -65,7 +66,7 @@ class Vacuity:
     def buffers(self, before: Sequence[Buffers], expected: Sequence[Buffers]) -> None:
         """Take the buffers of each rank around a step, by the declared semantics."""
         if "buffers" not in self._could_fail and any(
-            name in held and not torch.equal(held[name], value)
+            name in held and _differs(held[name], value)
             for held, wanted in zip(before, expected, strict=True)
             for name, value in wanted.items()
         ):
@@ -74,6 +75,15 @@ class Vacuity:
     def among(self, holding: Iterable[Obligation]) -> tuple[Obligation, ...]:
         """Select the obligations that hold although nothing could have failed."""
         return tuple(one for one in holding if one in RULES and one not in self._could_fail)
+
+
+def _differs(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Return True if an element is another one, and finite: NaN is unlike itself."""
+    before, after = before.reshape(-1), after.reshape(-1)
+    return any(
+        bool(((before[here] != after[here]) & after[here].isfinite()).any())
+        for here in split(len(after))
+    )
 
 
 def _partitioned(observations: Sequence[RankObservation]) -> bool:

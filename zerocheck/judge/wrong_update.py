@@ -17,6 +17,7 @@ from .attribution.update import copies, edits, reruns
 from .compare import describe
 from .diagnose.memory_order import orders_of
 from .diagnose.named import named
+from .diagnose.unwritten import unwritten
 from .diagnose.update import causes, sentence
 from .layout import ParameterLayout, ParameterPlace
 from .pieces import Positions, pieces
@@ -139,18 +140,15 @@ class WrongUpdate:
     def _words(self, wrong: WrongRole) -> tuple[str, tuple[str, ...]]:
         observed = wrong.misfit.observed
         if bool(observed.isnan().any()):
-            return (
-                f"{wrong.role} holds NaN: memory that was never written was read "
-                "(zerocheck fills such memory with NaN)",
-                (bugs.UNINITIALISED_MEMORY,) if named() else (),
-            )
+            text, names = unwritten(f"{wrong.role} holds NaN")
+            return text, names if named() else ()
         state = self.update.before
         before = state.parameter if wrong.role == "parameter" else state.moment(wrong.role)
         if wrong.part.range.elements is not None:
             before = before[wrong.part.range.elements]
         outside = wrong.misfit.outside
         rule = wrong.part.rule
-        names: tuple[str, ...] = ()
+        names = ()
         if named():
             places = self._wrong_places(wrong)
             for reading in self._readings(rule):

@@ -27,5 +27,6 @@
   terms of the sum over ranks, or its result
 - `tensor_parallel.py`: causes of errors of tensor parallelism: sums, divisions and pieces of a
   wrong axis
+- `unwritten.py`: NaN from memory that was never written: ranks of a case fill such memory with it
 - `update.py`: known causes of a wrong update: AdamW with one thing changed, each compared
 """

@@ -16,6 +16,7 @@ from .. import bounds
 from ..compare import compare
 from ..layout import Formats
 from ..pieces import split
+from .unwritten import unwritten
 
 
 class Norm(NamedTuple):
@@ -63,7 +64,7 @@ def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
 
 def _causes_of(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
-        return (bugs.UNINITIALISED_MEMORY,)
+        return unwritten("")[1]
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
 
 
@@ -196,7 +197,7 @@ def clip_causes(
     far that norm can be off, relative. Tensors of a dtype in which nothing is wrong say nothing.
     """
     if bool(part.isnan().any()):
-        return "the clipped gradient holds NaN", (bugs.UNINITIALISED_MEMORY,)
+        return unwritten("the clipped gradient holds NaN")
     words_of_dtype = ""
     if len(formats.parts) > 1:
         wrong = [(format, e) for format, e in formats.parts if bool(outside[e].any())]

@@ -28,6 +28,7 @@ from .evidence import (
     times,
     wrong_tensors,
 )
+from .unwritten import unwritten
 
 SEEDED_ALIKE = (
     "ranks left their forwards in the same random state, so their dropout masks are equal, though "
@@ -51,11 +52,8 @@ def causes(evidence: Evidence) -> Causes:
     wrong = wrong_tensors(evidence)
     # In a step that overflows NaN is computed too, and may only stand where it should not.
     if any(bool(part.isnan().any()) for part in held.parts) and evidence.finite:
-        return Causes(
-            (bugs.UNINITIALISED_MEMORY,),
-            "the gradient holds NaN: memory that was never written was read "
-            "(zerocheck fills such memory with NaN)",
-        )
+        text, known = unwritten("the gradient holds NaN")
+        return Causes(known, text)
     found: list[Candidate] = []
     narrow = evidence.semantics.reduce in rounding.NARROW
     if narrow:  # the others have its roundings in their enclosures, so that much explains it

@@ -6,6 +6,7 @@ import torch
 
 from ... import causes as bugs
 from ..compare import same_bits
+from .unwritten import unwritten
 
 SENTENCES = {
     bugs.UNINITIALISED_MEMORY: "a copy holds NaN: memory that was never written was read",
@@ -22,7 +23,7 @@ def causes(
     copies: of one rank; owned: of the owner; earlier: that rank's own before the step.
     """
     if bool(copies.isnan().any()) and not bool(owned.isnan().any()):
-        return (bugs.UNINITIALISED_MEMORY,)
+        return unwritten("")[1] or (bugs.COPIES_DIFFER,)
     found = []
     if earlier is not None and same_bits(copies, earlier):
         found.append(bugs.COPIES_OF_THE_PREVIOUS_STEP)

@@ -14,6 +14,7 @@ from ..attribution.guard import guarded
 from ..context import StepContext
 from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
 from ..diagnose.named import named
+from ..diagnose.unwritten import unwritten
 from ..estimate import Tolerances
 from ..obligation import Checked, ObligationCheck
 from . import publish
@@ -60,8 +61,8 @@ def check(
     text = f"the loss of microbatch {number} on rank {bad[0]} is not that of one device with the "
     text += "same parameters and samples"
     if nan:
-        text += "; it is NaN: memory that was never written was read (zerocheck fills it with NaN)"
-        return _violation(step, tuple(bad), text, (bugs.UNINITIALISED_MEMORY,), a, b)
+        text, names = unwritten(f"{text}; it is NaN")
+        return _violation(step, tuple(bad), text, names, a, b)
     names = causes(
         observed,
         expected,

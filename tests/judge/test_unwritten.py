@@ -1,0 +1,31 @@
+"""NaN is called memory that was never written only where that is filled with NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zerocheck import causes as bugs
+from zerocheck.judge.diagnose.publish import causes
+from zerocheck.judge.diagnose.unwritten import memory_of_a_job, unwritten
+
+
+def test_in_a_case_and_in_a_job() -> None:
+    text, names = unwritten("it holds NaN")
+    assert "never written" in text and names == (bugs.UNINITIALISED_MEMORY,)
+    with memory_of_a_job():
+        text, names = unwritten("it holds NaN")
+    assert text == "it holds NaN, where a finite value is right" and names == ()
+    assert unwritten("it")[1]
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_copy(filled: bool) -> None:
+    copy, owned = torch.tensor([math.nan]), torch.tensor([1.0])
+    if filled:
+        assert causes(copy, owned, None) == (bugs.UNINITIALISED_MEMORY,)
+        return
+    with memory_of_a_job():
+        assert causes(copy, owned, None) == (bugs.COPIES_DIFFER,)
