@@ -62,6 +62,8 @@ def test_what_is_refused() -> None:
     assert "steps holds 0 (allowed: ints from 1 on)" in refused(steps=(0, 1))
     given = refused(optimizer=parts(torch.optim.NAdam)[1])
     assert "attach judges AdamW, SGD, Adam, Adagrad and RMSprop, got NAdam" in given
+    other = type("AdamW", (torch.optim.NAdam,), {"__module__": "fused.optim"})
+    assert "got fused.optim.AdamW (allowed: torch" in refused(optimizer=parts(other)[1])
     matrix = torch.nn.Parameter(torch.ones(2, 2))
     given = refused(optimizer=torch.optim.Muon([matrix]))
     assert "attach judges AdamW, SGD, Adam, Adagrad and RMSprop, got Muon" in given

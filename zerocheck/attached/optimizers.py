@@ -125,15 +125,22 @@ def check_kind(optimizer: Optimizer) -> None:
     known = _rule(inner)
     if known is None or known.whole:  # a rank has a slice of a matrix
         raise UsageError(
-            f"attach judges {NAMES_BY_EQUATIONS}, got {type(inner).__name__} ({allowed})"
+            f"attach judges {NAMES_BY_EQUATIONS}, got {_class_name(inner)} ({allowed})"
         )
     for number, group in enumerate(inner.param_groups):
         foreign = known.foreign_option(inner, group)
         if foreign:
             raise UsageError(
                 f"attach judges {known.name}; parameter group {number} of this "
-                f"{type(inner).__name__} {foreign} ({allowed})"
+                f"{_class_name(inner)} {foreign} ({allowed})"
             )
+
+
+def _class_name(optimizer: Optimizer) -> str:
+    """Return the name of a class, with its module if it is not torch's: others have an AdamW too."""
+    kind = type(optimizer)
+    torchs = kind.__module__.startswith("torch.")
+    return kind.__name__ if torchs else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def group_options(optimizers: Iterable[Optimizer]) -> tuple[GroupOptions, ...]:

@@ -328,5 +328,7 @@ def test_without_the_library_it_says_how_to_install_it(
     config: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zerocheck.catalogue.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"ds_config.json needs .* 'zerocheck-sharding\[deepspeed\]'"):
+    with pytest.raises(
+        UsageError, match=r"ds_config.json needs .* 'zerocheck-sharding\[deepspeed\]'"
+    ):
         loading.load(config({}))
