@@ -137,7 +137,7 @@ def check_kind(optimizer: Optimizer) -> None:
 
 
 def _class_name(optimizer: Optimizer) -> str:
-    """Return the name of a class, with its module if it is not torch's: others have an AdamW too."""
+    """Return the name of a class, with the module of one that is not of torch."""
     kind = type(optimizer)
     torchs = kind.__module__.startswith("torch.")
     return kind.__name__ if torchs else f"{kind.__module__}.{kind.__qualname__}"
