@@ -41,7 +41,7 @@ def tried(name: str, **given: Any) -> FaultTried:
         "expected": "gradient",
         "true_causes": ("gradient x W",),
         "caught_by": "gradient",
-        "title": "the gradient is W times too large (on 3 ranks: 3)",
+        "title": "gradient is 3 times too large: summed over 3 ranks, not averaged",
         "cases": 2,
         "seconds": 0.5,
         "failing": 3,

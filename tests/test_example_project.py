@@ -143,9 +143,8 @@ def test_a_planted_bug_is_named_and_pytest_says_what_the_command_says(
         tested.stdout + tested.stderr + message.stderr
     )
     for output in (tested.stdout, message.stdout):
-        words = "right if you mean average='sum': declare it, or fix it; "
-        answer = f"{words}the gradient is W times too large (on 3 ranks: 3)"
-        assert f"VIOLATED {NAME}: {answer}" in output
+        answer = "gradient is 2 times too large: summed over 2 ranks, not averaged. If intended, "
+        assert f"VIOLATED {NAME}: {answer}declare Semantics(average='sum')" in output
         assert "  cause       gradient x W\n" in output
     assert re.search(r"(?m)^FAILED .*\[MyFSDP-gradient-basic\] - VIOLATED", tested.stdout)
     assert f"--implementation {NAME}\n" in tested.stdout

@@ -54,12 +54,22 @@ def test_steps_that_hold_leave_nothing(ask: Ask, tmp_path: Path) -> None:
 
 
 def run(
-    directory: Path, *, wrong: int, once: bool = False, count: int = 12, **options: Any
+    directory: Path,
+    *,
+    wrong: int = 1,
+    once: bool = False,
+    count: int = 12,
+    kind: type[DecaysTwice] = DecaysTwice,
+    second: int = 0,
+    **options: Any,
 ) -> zerocheck.Attached:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 2))
-    optimizer = DecaysTwice(model.parameters(), lr=1e-2, weight_decay=0.1)
-    optimizer.wrong, optimizer.once = wrong, once
+    optimizer = kind(model.parameters(), lr=1e-2, weight_decay=0.1)
+    if isinstance(optimizer, WrongTwice):
+        optimizer.second = second
+    else:
+        optimizer.wrong, optimizer.once = wrong, once
     given = {"steps": (), "every": 10, "directory": directory, **options}
     check = zerocheck.attach(model, optimizer, **given)
     for _ in range(count):
@@ -141,6 +151,48 @@ def test_without_a_recorder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (tmp_path / "recorder").exists()
 
 
+class WrongTwice(DecaysTwice):
+    """Decays twice in step 1, and from step `second` on it does not decay at all."""
+
+    second = 0
+    wrong, once = 1, True
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["weight_decay"] = 0.0 if self.taken + 1 >= self.second else 0.1
+        super().step(closure)
+        for group in self.param_groups:
+            group["weight_decay"] = 0.1
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "note"),
+    [
+        (2, {}, ""),
+        (4, {}, "  before it   steps 2 to 3 were not checked"),
+        (
+            3,
+            {"recorder": "1GiB"},
+            "  first step  3 is the first wrong one since step 1: step 2 was",
+        ),
+    ],
+)
+def test_a_wrong_step_after_another_one(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    second: int,
+    options: dict[str, Any],
+    note: str,
+) -> None:
+    """A step that was checked and is wrong was checked."""
+    steps = (1, 4 if options else second)
+    run(tmp_path, kind=WrongTwice, second=second, steps=steps, on_violation="warn", **options)
+    first, further = capsys.readouterr().err.split("VIOLATED", 2)[1:]
+    assert "weight decay twice" in first and "weight decay missing" in further
+    assert "not checked" not in first
+    assert note in further if note else "before it" not in further
+
+
 def test_an_earlier_recorder_is_kept(tmp_path: Path) -> None:
     run(tmp_path, wrong=99, count=2, recorder="1GiB")
     run(tmp_path, wrong=99, count=3, recorder="1GiB")
@@ -168,7 +220,7 @@ def test_a_gradient_is_traced(ask: Ask) -> None:
     for answer in ask("recorded_gradient", begins=4):
         assert answer["raised"] == "Violated"
         assert answer["said"].startswith("step 4: gradient: "), answer
-        assert "the gradient is W times too large" in answer["said"]
+        assert "gradient is 2 times too large: summed over 2 ranks" in answer["said"]
 
 
 def test_the_summary(tmp_path: Path) -> None:

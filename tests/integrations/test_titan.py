@@ -50,7 +50,7 @@ def test_gradients_that_are_averaged_once_more(titan: Ask) -> None:
     """Where division was not turned off, each is too small by the number of ranks."""
     answers = titan(2, averages=True)
     assert [one["wrong"] for one in answers] == [3, 3]
-    assert "W times too small" in answers[0]["message"], answers[0]["message"]
+    assert "2 times too small" in answers[0]["message"], answers[0]["message"]
 
 
 def test_a_resumed_training_goes_on_counting(titan: Ask) -> None:

@@ -17,6 +17,7 @@ from zerocheck.judge.compare import (
     same_bits,
 )
 from zerocheck.judge.layout import Formats, ParameterLayout, ParameterPlace
+from zerocheck.protocol.verdicts import Explanation
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -125,7 +126,7 @@ def test_what_is_said_names_the_worst_element() -> None:
     misfit = compare(observed, Enclosure(torch.zeros_like(observed), _of(*[1.0] * 7)))[1]
     assert misfit is not None
     given = {"obligation": "update", "step": 4, "role": "parameter", "ranks": (1,)}
-    message = describe(misfit, _layout(), **given, explanation="x")
+    message = describe(misfit, _layout(), **given, explanation=Explanation("x"))
     assert message.tensors == ("b", "a", "c") and message.element == (1, 1)
     assert (message.observed, message.expected, message.bound, message.ratio) == (
         5.0,
@@ -148,14 +149,12 @@ def test_what_is_said_of_some_elements() -> None:
         step=0,
         role="gradient",
         ranks=(),
-        explanation="x",
+        explanation=Explanation("x", ("y",)),
         elements=torch.tensor([1, 3, 0]),
-        causes=("y",),
-        mild=True,
     )
     assert message.tensors == ("a", "b") and message.element == (1,)
     assert (message.observed, message.ratio, message.wrong, message.total) == (3.0, None, 2, 3)
-    assert message.mild and message.causes == ("y",)
+    assert message.causes == ("y",)
 
 
 def test_exactly_leaves_no_room() -> None:

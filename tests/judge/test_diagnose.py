@@ -23,7 +23,7 @@ from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import Passes
 from zerocheck.models.network import build_model
 from zerocheck.protocol.observations import Entry, Lie, RankObservation
-from zerocheck.protocol.verdicts import alternatives
+from zerocheck.protocol.verdicts import Explanation, Violation
 
 SUBJECTS = str(Path(__file__).with_name("uses_in_bf16.py"))
 
@@ -327,13 +327,40 @@ def test_nan_in_a_step_that_overflows_is_not_blamed_on_memory(observe: Callable)
     assert "uninitialised memory" not in violation.causes
 
 
-def test_causes_that_are_not_told_apart_stand_with_or() -> None:
-    sentences = {"lost": "it is 0", "older": "it is that of an earlier step"}
-    assert (
-        alternatives(("lost", "older"), sentences) == "; it is 0; or it is that of an earlier step"
+SENTENCES = {"lost": "it is 0", "older": "it is that of an earlier step"}
+
+
+@pytest.mark.parametrize(
+    ("causes", "text"),
+    [
+        (("lost", "older"), "wrong; it is 0; or it is that of an earlier step"),
+        (("lost", "of no sentence"), "wrong; it is 0"),
+        (("of no sentence",), "wrong"),
+        ((), "wrong"),
+    ],
+)
+def test_causes_that_are_not_told_apart_stand_with_or(causes: tuple[str, ...], text: str) -> None:
+    explanation = Explanation.of(causes, SENTENCES, "wrong")
+    assert (explanation.text, explanation.causes) == (text, causes)
+
+
+def test_a_violation_is_narrowed_to_the_causes_that_are_left() -> None:
+    text, causes, sentences = Explanation.of(("lost", "older", "silent"), SENTENCES, "wrong")
+    violation = Violation(
+        obligation="publish",
+        step=0,
+        role="parameter",
+        tensors=(),
+        ranks=(),
+        explanation=text,
+        causes=causes,
+        sentences=sentences,
     )
-    assert alternatives(("lost", "of no sentence"), sentences) == "; it is 0"
-    assert alternatives((), sentences) == alternatives(("of no sentence",), sentences) == ""
+    older = violation.reworded("after load 1: {}".format).narrowed(("older", "another"))
+    assert older.causes == ("older",)
+    assert older.explanation == "after load 1: wrong; it is that of an earlier step"
+    assert violation.narrowed(("silent",)).explanation == text
+    assert violation.narrowed(("another",)) == violation.narrowed(causes) == violation
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_declared_mean_in_the_losses_holds(observe: Callable, scale: float | N
     [
         # With five the bound is wider than what the backward rounds otherwise.
         (MeanInTheLosses, 3, "mean in the losses", "declare Semantics(divide_ranks='loss')"),
-        (DivisionLeftOn, 5, "gradient / W", "W times too small"),
+        (DivisionLeftOn, 5, "gradient / W", "times too small"),
         (NeverDivided, 5, "gradient x W", ""),
     ],
 )

@@ -186,7 +186,7 @@ def test_the_norm_without_one_module_or_several_of_a_list(
     norm, causes = _without(reported, **EXPERTS)
     assert causes == (("norm without some parameters",) if words else ())
     if words:
-        assert sentence_of(causes[0], norm, "2") == f"; it is the norm without those of {words}"
+        assert sentence_of(causes[0], norm, "2") == f"it is the norm without those of {words}"
 
 
 def test_the_largest_element_without_one_module() -> None:

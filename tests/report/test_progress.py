@@ -109,7 +109,7 @@ def test_a_finding_that_is_told_better_says_so() -> None:
     lines = shown(records, terminal=False).splitlines()
     first = "VIOLATED zero2: the reduced gradient is 4 times too large"
     better = "VIOLATED zero2: the gradient is a local one"
-    assert lines[1:4] == [first, f"updated cause (3 failing cases): {better}", ""]
+    assert lines[1:4] == [first, f"updated (3 failing cases): {better}", ""]
     assert lines[4] == better and first not in lines[4:]
 
 

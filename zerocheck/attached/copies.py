@@ -84,7 +84,7 @@ def _copy(
         text = f"copies of {role} differ between ranks; they must agree bit for bit"
         known = (bugs.COPIES_DIFFER,)
     if what.startswith(BEFORE):
-        text = f"before the step, {text}: they parted in a step that was not checked"
+        text = f"before the step, {text}: they parted earlier"
     if not what.startswith(AFTER) and context.verdicts[0].summary.what.startswith(UNWRAPPED):
         text += "; neither DDP nor FSDP wraps this model: where each rank trains one of its own, "
         text += "as in a pipeline, attach with group="

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 
 from .. import causes as bugs
+from ..contract.semantics import Semantics
 from ..floating_point import Enclosure
 from ..judge.diagnose.factors import known_factors
 from ..judge.estimate import MARGIN
@@ -91,7 +92,7 @@ def added(one: Scale, other: Scale) -> Scale:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
-def scaled(scales: Sequence[Scale], summary: StepSummary) -> Violation | None:
+def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) -> Violation | None:
     """Return the violation of a gradient that is too long or too short as a whole.
 
     scales: of each rank. A copy that several ranks hold counts several times on both sides.
@@ -102,9 +103,9 @@ def scaled(scales: Sequence[Scale], summary: StepSummary) -> Violation | None:
     factor, bound = observed / expected, off / expected
     if abs(factor - 1) <= bound:
         return None
-    factors = known_factors(summary.world_size, summary.forwards)
+    factors = known_factors(summary.world_size, summary.forwards, semantics)
     known = [(name, words) for name, value, words in factors if abs(factor - value) <= bound]
-    words = " or ".join(words for _, words in known) or f"{factor:.3g} times what it must be"
+    words = "; or ".join(words for _, words in known) or f"{factor:.3g} times what it must be"
     return Violation(
         obligation="gradient",
         step=summary.number,

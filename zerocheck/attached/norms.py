@@ -12,7 +12,7 @@ from .. import causes as bugs
 from .. import floating_point
 from ..floating_point import Format
 from ..judge import bounds
-from ..judge.diagnose.clip import Norm, norm_causes, sentence_of
+from ..judge.diagnose.clip import Norm, norm_explanation
 from ..protocol.verdicts import Violation
 from .step_record import Clip, RankVerdict
 
@@ -65,9 +65,7 @@ class Norms:
             return used / bound if bound else 0.0, None
         clip = clips[bad[0]]
         norm = self._diagnosed(clips, bad[0], exact, len(once), relative, floor, once)
-        known = norm_causes([norm], clip.kind)
-        text = f"the reported norm is {clip.norm:.9g}, the norm of the gradient is {exact:.9g}"
-        text += "".join(sentence_of(one, norm, clip.kind) for one in known[:1])
+        explanation = norm_explanation([norm], clip.kind)
         finite = bound and math.isfinite(clip.norm)
         return 0.0, Violation(
             obligation="clip",
@@ -75,12 +73,13 @@ class Norms:
             role="norm",
             tensors=(),
             ranks=tuple(bad),
-            explanation=text,
+            explanation=explanation.text,
             observed=clip.norm,
             expected=exact,
             bound=bound,
             ratio=abs(clip.norm - exact) / bound if finite else None,
-            causes=known,
+            causes=explanation.causes,
+            sentences=explanation.sentences,
         )
 
     def _true(self, kind: str, holders: Sequence[Holder]) -> tuple[float, float, float]:

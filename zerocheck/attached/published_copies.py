@@ -116,7 +116,7 @@ def _violation(
     if stale:
         text += f"; {SENTENCES[cause]}"
     if before:
-        text = f"before the step, {text}; they parted in a step that was not checked"
+        text = f"before the step, {text}; they parted earlier"
     return msgspec.structs.replace(
         context.violation("publish", "parameter", text, cause),
         tensors=tuple(dict.fromkeys(one.copy.entry.name for one in found)),

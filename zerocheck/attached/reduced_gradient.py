@@ -280,7 +280,7 @@ def violation(
                 causes=(cause,),
             )
     found_of_elements = _diagnosed(asked, exhibits, summary, semantics) if asked else None
-    return found_of_elements or scaled([one.scale for one in found], summary)
+    return found_of_elements or scaled([one.scale for one in found], summary, semantics)
 
 
 def _diagnosed(
@@ -340,8 +340,7 @@ def _diagnosed(
         role="gradient",
         ranks=tuple(bad),
         elements=first[1],
-        explanation=diagnosis.explanation,
-        causes=diagnosis.names,
+        explanation=diagnosis,
     )
 
 

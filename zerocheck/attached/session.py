@@ -66,7 +66,7 @@ class Attached:
             options.directory, options.semantics, options.on_violation, self._summary
         )
         self._numbers = None if options.reference is None else numbers_of(model, dotted)
-        self._done = self._right = done
+        self._done = self._checked = done
         self.taken = done
         self.last: Judgement | None = None
         self._arrivals: Arrivals | None = None
@@ -162,7 +162,7 @@ class Attached:
         if load is None:
             return
         self._done += load.step - self.taken
-        self.taken = self._right = load.step
+        self.taken = self._checked = load.step
         self._next = self.taken + 1
         self._summary.add_load(load.judgement)
         if load.judgement.violations:
@@ -333,20 +333,19 @@ class Attached:
         seconds = self._copied + time.perf_counter() - started
         if self._meter is not None:
             self._meter.note_check(self.last, seconds)
+        before, self._checked = self._checked, self.taken
         if self.last.violations:
             self._wrong.handle(
                 observed,
                 self.last,
                 ranks,
-                right=self._right,
+                before=before,
                 records=self._options.recorder is not None,
                 recorder=self._recorded.recorder,
                 judge=lambda one: self._judge(one, ranks),
             )
-        else:
-            self._right = self.taken
-            if ranks.rank == 0 and self._options.verbose:
-                say(holds_line(self.taken, self.last, seconds))
+        elif ranks.rank == 0 and self._options.verbose:
+            say(holds_line(self.taken, self.last, seconds))
         self._recorded.forget()
         if self._resume.follows_samples:
             self._handle_samples(self._with_ranks(self._resume.judge_samples))

@@ -61,33 +61,38 @@ def stopped_text(number: int, problem: Problem) -> str:
     )
 
 
-def untraced_text(right: int, number: int) -> str:
-    """Return which steps may be wrong already. right: the last checked step that holds, or the one
-    before the first; number: of the checked step that is wrong."""
-    if number - right < 2:
+def untraced_text(before: int, number: int) -> str:
+    """Return which steps may be wrong already.
+
+    before: the last step that was checked before, or the one before the first; number: of the
+    checked step that is wrong.
+    """
+    if number - before < 2:
         return ""
     return (
-        f"  before it   {_steps(right + 1, number - 1)} not checked: the first wrong one may be "
+        f"  before it   {_steps(before + 1, number - 1)} not checked: the first wrong one may be "
         "among them; recorder='1GiB' keeps them"
     )
 
 
-def traced_text(right: int, found: Trace, first: int, number: int) -> str:
+def traced_text(before: int, trace: Trace, first: int, number: int, *, held: bool) -> str:
     """Return how the first wrong step was found.
 
-    first: its number; number: that of the checked one; right: as above.
+    first: its number; number: that of the checked one; before: as above; held: until now nothing
+    was wrong.
     """
-    kept, held = found.kept, found.held
-    lost = min(kept, default=first) - right > 1
+    kept = trace.kept
+    lost = min(kept, default=first) - before > 1
     text = f"  first step  {first} is the first wrong one{' of those kept' if lost else ''}"
-    before = [step for step in kept if step < first]
-    if before and [*held] == before:
-        text += f": {_steps(before[0], before[-1])} recorded and hold"
-    elif held:
-        judged = f"{found.judged} of {len(kept)} recorded steps were judged"
-        text += f": step {max(held)} holds; {judged}"
+    text += "" if held else f" since step {before}"
+    earlier = [step for step in kept if step < first]
+    if earlier and [*trace.held] == earlier:
+        text += f": {_steps(earlier[0], earlier[-1])} recorded and hold"
+    elif trace.held:
+        judged = f"{trace.judged} of {len(kept)} recorded steps were judged"
+        text += f": step {max(trace.held)} holds; {judged}"
     if lost:
-        text += f"; {_steps(right + 1, min(kept, default=first) - 1)} not kept"
+        text += f"; {_steps(before + 1, min(kept, default=first) - 1)} not kept"
     return text + (f"; found as step {number} was checked" if first != number else "")
 
 

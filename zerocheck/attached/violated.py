@@ -41,24 +41,25 @@ class WrongSteps:
         judgement: Judgement,
         ranks: AllRanks,
         *,
-        right: int,
+        before: int,
         records: bool,
         recorder: FlightRecorder | None,
         judge: Judge,
     ) -> None:
         """Find the first wrong step, write its bundle and print it; what is known only counts.
 
-        right: the last checked step that holds; records: True if a recorder is asked for, equal on
-        all ranks. Raises Violated if that is wanted.
+        before: the last step that was checked before; records: True if a recorder is asked for,
+        equal on all ranks. Raises Violated if that is wanted.
         """
         checked, what, note, place = observed.summary.number, observed.summary.what, "", ""
         marks = {fingerprint(what, violation) for violation in judgement.violations}
         new = bool(marks - self.known)
         if new:
-            note = untraced_text(right, checked)
+            note = untraced_text(before, checked)
             if records:
+                held = not self.known
                 observed, judgement, note = _traced(
-                    observed, judgement, ranks, right, recorder, judge
+                    observed, judgement, ranks, before, recorder, judge, held=held
                 )
             place = self._written(observed, judgement, ranks)
             marks |= {fingerprint(what, violation) for violation in judgement.violations}
@@ -118,17 +119,22 @@ def _traced(
     observed: Observed,
     judgement: Judgement,
     ranks: AllRanks,
-    right: int,
+    before: int,
     recorder: FlightRecorder | None,
     judge: Judge,
+    *,
+    held: bool,
 ) -> tuple[Observed, Judgement, str]:
-    """Return the first wrong step that is known, its judgement, and how it was found."""
+    """Return the first wrong step that is known, its judgement, and how it was found.
+
+    held: nothing was wrong until now.
+    """
     checked = observed.summary.number
     try:
         found = attempt(ranks, lambda: trace(recorder, ranks, judge))
     except Stopped as stopped:
         if ranks.rank in (0, stopped.problem.rank):
             say(one_line(f"zerocheck: the recorded steps cannot be judged: {stopped}"))
-        return observed, judgement, untraced_text(right, checked)
+        return observed, judgement, untraced_text(before, checked)
     first, verdict = found.wrong or (observed, judgement)
-    return first, verdict, traced_text(right, found, first.summary.number, checked)
+    return first, verdict, traced_text(before, found, first.summary.number, checked, held=held)

@@ -102,7 +102,6 @@ def show_replay(
     from ..report.console import new_console
     from ..report.progress import print_finding
     from ..run import replay as replaying
-    from ..run.findings.findings import failures_of
 
     replayed = replaying.replay(
         file,
@@ -112,7 +111,7 @@ def show_replay(
         ranks=ranks,
     )
     console = new_console()
-    for failure in failures_of(replayed.finished):
+    for failure in replayed.findings:
         print_finding(console, failure)
     console.print(Text(replayed.verdict))
     launcher.report_exit(replayed.exit_code, printable(replayed.verdict))

@@ -11,7 +11,7 @@ import torch
 from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
-from ..protocol.verdicts import Violation, alternatives, merge_violations, with_attribution
+from ..protocol.verdicts import Explanation, Violation, merge_violations, with_attribution
 from .assemble import Observation
 from .attribution.carried import data_position, loaded_buffers, loss_scale, random_states
 from .attribution.guard import guarded
@@ -220,6 +220,7 @@ def _step_violation(
     names: tuple[str, ...],
 ) -> Violation:
     place = layout.places[wrong_steps[0]]
+    explanation = Explanation.of(names, SENTENCES, f"{text}: {place.name}")
     return Violation(
         obligation="roundtrip",
         step=saved.step,
@@ -230,8 +231,9 @@ def _step_violation(
         expected=saved.state.steps[wrong_steps[0]],
         wrong=len(wrong_steps),
         total=sum(place.trainable for place in layout.places),
-        explanation=f"{text}: {place.name}{alternatives(names, SENTENCES)}",
+        explanation=explanation.text,
         causes=names,
+        sentences=explanation.sentences,
     )
 
 
@@ -240,6 +242,7 @@ def _role_violation(
 ) -> Violation:
     element = int(wrong.different.nonzero()[0])
     _, index = layout.at(element)
+    explanation = Explanation.of(names, SENTENCES, text)
     return Violation(
         obligation="roundtrip",
         step=saved.step,
@@ -252,8 +255,9 @@ def _role_violation(
         bound=0.0,
         wrong=int(torch.count_nonzero(wrong.different)),
         total=layout.size,
-        explanation=f"{text}{alternatives(names, SENTENCES)}",
+        explanation=explanation.text,
         causes=names,
+        sentences=explanation.sentences,
     )
 
 

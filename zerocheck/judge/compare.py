@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..floating_point import Enclosure
-from ..protocol.verdicts import Obligation, Violation
+from ..protocol.verdicts import Explanation, Obligation, Violation
 from . import vectors
 from .layout import Elements, ParameterLayout
 from .pieces import Positions, of_each, pieces
@@ -154,10 +154,8 @@ def describe(
     step: int,
     role: str,
     ranks: tuple[int, ...],
-    explanation: str,
+    explanation: Explanation,
     elements: Elements = None,
-    causes: tuple[str, ...] = (),
-    mild: bool = False,
 ) -> Violation:
     """Make the Violation for a misfit over `elements` of the flat vector (None: all of them)."""
     if elements is None:
@@ -177,7 +175,7 @@ def describe(
         role=role,
         tensors=(place.name, *(name for name in names if name != place.name)),
         ranks=ranks,
-        explanation=explanation,
+        explanation=explanation.text,
         element=index,
         observed=float(misfit.observed[worst]),
         expected=float(misfit.exact[worst]),
@@ -185,8 +183,8 @@ def describe(
         ratio=ratio if math.isfinite(ratio) else None,
         wrong=int(torch.count_nonzero(misfit.outside)),
         total=misfit.outside.numel(),
-        causes=causes,
-        mild=mild,
+        causes=explanation.causes,
+        sentences=explanation.sentences,
     )
 
 

@@ -17,7 +17,7 @@ from .. import floating_point
 from ..case.schema import Case
 from ..contract.semantics import Semantics
 from ..floating_point import Enclosure, Format, U
-from ..protocol.verdicts import Violation
+from ..protocol.verdicts import Explanation, Violation
 from . import bounds, vectors
 from .assemble import RoleState
 from .clipping import Squares, coefficient, narrow_only, relative_of
@@ -214,8 +214,9 @@ def check_clip(
         role="gradient",
         ranks=(),
         elements=plan.index,
-        explanation="the gradient was not clipped: the optimizer took it in as it was"
+        explanation=Explanation(
+            "the gradient was not clipped: the optimizer took it in as it was", (bugs.NOT_CLIPPED,)
+        )
         if unclipped
-        else "the optimizer took in another gradient than the clipped one",
-        causes=(bugs.NOT_CLIPPED,) if unclipped else (),
+        else Explanation("the optimizer took in another gradient than the clipped one"),
     )

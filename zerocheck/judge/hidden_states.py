@@ -21,11 +21,11 @@ from ..contract.semantics import Semantics
 from ..errors import Unsupported
 from ..floating_point import Enclosure
 from ..optimizers.specification import Interval, Reading, Segment, UpdateElements, UpdateRule
-from ..protocol.verdicts import Violation
+from ..protocol.verdicts import Explanation, Violation
 from .assemble import RoleState
 from .compare import Misfit, compare, describe
 from .diagnose.unwritten import unwritten
-from .diagnose.update import causes, sentence
+from .diagnose.update import causes, explanation, unchanged
 from .expected import Expected
 from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
@@ -134,7 +134,6 @@ class HiddenStates:
         share, misfit, part, after = best or (0.0, None, None, update.after)
         violation = None
         if misfit is not None and part is not None:
-            text, names = self._words(misfit, part, update, after)
             violation = describe(
                 misfit,
                 self.layout,
@@ -143,8 +142,7 @@ class HiddenStates:
                 role="parameter",
                 ranks=(),
                 elements=part.elements,
-                explanation=text,
-                causes=names,
+                explanation=self._words(misfit, part, update, after),
             )
         self._advance(parts, update)
         return share, violation, after
@@ -247,20 +245,21 @@ class HiddenStates:
 
     def _words(
         self, misfit: Misfit, part: KernelRange, update: HiddenUpdate, after: State
-    ) -> tuple[str, tuple[str, ...]]:
-        """Return (explanation, causes) for parameters outside their range."""
+    ) -> Explanation:
+        """Return what is wrong with parameters outside their range."""
         before = _some(update.before.parameter, part)
         outside = misfit.outside
         if bool(misfit.observed.isnan().any()):
             return unwritten("parameter holds NaN")
         names = self._causes(part, update, after, misfit)
         if torch.equal(misfit.observed[outside], before[outside]):
-            return "parameter was not updated", (bugs.NEVER_UPDATED, *names)
+            return unchanged(self._rule, "parameter", names)
         if names:
-            return sentence(self._rule, "parameter", names), names
+            return explanation(self._rule, "parameter", names)
         name = self._rule.name
-        text = f"parameter is not what {name} can give from the parameter before and the gradient"
-        return text, ()
+        return Explanation(
+            f"parameter is not what {name} can give from the parameter before and the gradient"
+        )
 
     def _causes(
         self, part: KernelRange, update: HiddenUpdate, after: State, misfit: Misfit

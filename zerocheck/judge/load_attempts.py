@@ -11,7 +11,7 @@ from .. import causes as bugs
 from ..case.schema import Case
 from ..models.network import build_model
 from ..protocol.observations import RankObservation
-from ..protocol.verdicts import Gave, Resume, Violation, with_parts
+from ..protocol.verdicts import Explanation, Gave, Resume, Violation, with_parts
 from .assemble import Fetch, Observation
 from .checkpoint import Checkpoint, compare_loaded
 from .compare import different_bits
@@ -111,7 +111,10 @@ def tried(
     if mixes and not _of_saved_states(segment, loaded, saved):
         part = (
             violation.tensors,
-            ((bugs.ELEMENTS_OF_NO_SAVED_STATE,), f"{text}; some elements are of no state that was"),
+            Explanation(
+                f"{text}; some elements are of no state that was",
+                (bugs.ELEMENTS_OF_NO_SAVED_STATE,),
+            ),
         )
         violation = with_parts(violation, [part])
     return LoadAttempt(of, "wrong", violation)

@@ -11,8 +11,8 @@ from ..contract.shard import Role
 from ..errors import did_you_mean
 from ..machine.hosts import Hosts
 from ..protocol.observations import Entry, Point
-from ..protocol.verdicts import Violation
-from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling, words
+from ..protocol.verdicts import Explanation, Violation
+from .diagnose.ownership import SENTENCES, Tiling, of_nothing, of_replicas, of_shapes, of_tiling
 from .layout import ParameterLayout
 
 Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
@@ -267,15 +267,17 @@ def _violation(
     role: str,
     name: str,
     ranks: tuple[int, ...],
-    explanation: str,
+    text: str,
     causes: tuple[str, ...],
 ) -> Violation:
+    explanation = Explanation.of(causes, SENTENCES, text)
     return Violation(
         obligation="ownership",
         step=step,
         role=role,
         tensors=(name,),
         ranks=ranks,
-        explanation=explanation + words(causes),
+        explanation=explanation.text,
         causes=causes,
+        sentences=explanation.sentences,
     )

@@ -143,12 +143,12 @@ def _after_load(violation: Violation, number: int, first: int) -> Violation:
     """
     before = violation.step < first
     in_step = next((one for one in EQUIVALENCE if one == violation.obligation and not before), None)
+    loaded = violation.reworded(lambda text: f"after load {number}, {violation.obligation}: {text}")
     return msgspec.structs.replace(
-        violation,
+        loaded,
         obligation="roundtrip" if before else "continuation",
         in_step=in_step,
         parts=tuple(_after_load(one, number, first) for one in violation.parts),
-        explanation=f"after load {number}, {violation.obligation}: {violation.explanation}",
     )
 
 

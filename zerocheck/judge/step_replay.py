@@ -15,7 +15,7 @@ from ..case.schema import Case
 from ..case.segments import is_one_forward
 from ..contract.semantics import Semantics
 from ..execution.operator_noise import REPLICAS_EACH
-from ..protocol.verdicts import Violation
+from ..protocol.verdicts import Explanation, Violation
 from .assemble import Observation
 from .attribution.forwards import steps_before
 from .diagnose.loss import Losses, Replay, changed_parameters, same
@@ -239,8 +239,17 @@ def with_other_parameters(
 
     parameters: the flat vector; buffers: the sharded ones; replay: see diagnose/loss.py.
     """
-    names, words = changed_parameters(observed, parameters, buffers, replay)
-    return replace(violation, causes=names, explanation=violation.explanation + words)
+    sentences = changed_parameters(observed, parameters, buffers, replay)
+    text = f"{violation.explanation}; in the parameters that it computed with"
+    explanation = Explanation.of(sentences, sentences, text, ", ")
+    if not sentences:
+        return violation
+    return replace(
+        violation,
+        causes=explanation.causes,
+        explanation=explanation.text,
+        sentences=explanation.sentences,
+    )
 
 
 def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:

@@ -10,7 +10,7 @@ import torch
 from .. import causes as bugs
 from ..floating_point import Enclosure
 from ..optimizers.specification import Reading
-from ..protocol.verdicts import Violation
+from ..protocol.verdicts import Explanation, Violation
 from .attribution.tensors import tensors
 from .compare import (
     Misfit,
@@ -190,22 +190,25 @@ class UpdateJudge:
             and self._same(update, place)
         ]
         words = tensors(same, self.layout)
-        causes: tuple[str, ...] = (bugs.NEVER_UPDATED,)
-        text = no_optimizer(same, self.layout)
+        explanation = Explanation(no_optimizer(same, self.layout), (bugs.NEVER_UPDATED,))
         attribution = f"parameter, states and step count of {words} have the values from before "
         attribution += "the step: it is not updated"
         if len(same) == len(learning):
-            causes = (bugs.STEP_SKIPPED, bugs.NEVER_UPDATED)
-            text = "no parameter was updated: the step was skipped though the gradient is finite, "
-            text += "and is not reported as skipped; or no optimizer has the parameters"
+            sentences = {
+                bugs.STEP_SKIPPED: "the step was skipped though the gradient is finite, and is not "
+                "reported as skipped",
+                bugs.NEVER_UPDATED: "no optimizer has the parameters",
+            }
+            explanation = Explanation.of(sentences, sentences, "no parameter was updated", ": ")
         return Violation(
             obligation="update",
             step=step,
             role="parameter",
             tensors=tuple(same),
             ranks=(),
-            explanation=text,
-            causes=causes,
+            explanation=explanation.text,
+            causes=explanation.causes,
+            sentences=explanation.sentences,
             attribution=attribution,
         )
 

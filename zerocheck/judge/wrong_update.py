@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import torch
 
-from .. import causes as bugs
 from ..optimizers.specification import Reading, Segment, UpdateRule
-from ..protocol.verdicts import Violation
+from ..protocol.verdicts import Explanation, Violation
 from . import vectors
 from .attribution.guard import guarded
 from .attribution.tensors import tensors
 from .attribution.update import copies, edits, reruns
 from .compare import describe
 from .diagnose.memory_order import orders_of
-from .diagnose.named import named
+from .diagnose.named import if_named, named
 from .diagnose.unwritten import unwritten
-from .diagnose.update import causes, sentence
+from .diagnose.update import causes, explanation, unchanged
 from .layout import ParameterLayout, ParameterPlace
 from .pieces import Positions, pieces
 from .recipe import Update, UpdateRecipe, WrongRole
@@ -58,7 +57,6 @@ class WrongUpdate:
         return found
 
     def _violation(self, wrong: WrongRole) -> Violation:
-        text, names = self._words(wrong)
         return describe(
             wrong.misfit,
             self.layout,
@@ -67,8 +65,7 @@ class WrongUpdate:
             role=wrong.role,
             ranks=(),
             elements=wrong.part.range.elements,
-            explanation=text,
-            causes=names,
+            explanation=self._words(wrong),
         )
 
     def _attribution(self, failed: Sequence[WrongRole]) -> str:
@@ -137,11 +134,11 @@ class WrongUpdate:
             mask[there] = wrong.misfit.outside[here]
         return [p for p in self.layout.places if bool(mask[p.start : p.stop].any())]
 
-    def _words(self, wrong: WrongRole) -> tuple[str, tuple[str, ...]]:
+    def _words(self, wrong: WrongRole) -> Explanation:
         observed = wrong.misfit.observed
         if bool(observed.isnan().any()):
-            text, names = unwritten(f"{wrong.role} holds NaN")
-            return text, names if named() else ()
+            found = unwritten(f"{wrong.role} holds NaN")
+            return Explanation(found.text, if_named(*found.causes))
         state = self.update.before
         before = state.parameter if wrong.role == "parameter" else state.moment(wrong.role)
         if wrong.part.range.elements is not None:
@@ -157,13 +154,13 @@ class WrongUpdate:
                 if names:
                     break
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
-            # Moments that are 0 still, or a rate of 0, leave it as it was too.
-            known = (bugs.NEVER_UPDATED, *names) if named() else ()
-            return f"{wrong.role} was not updated", known
+            kept = unchanged(rule, wrong.role, names)
+            return kept if named() else Explanation(kept.text)
         if names:
-            return sentence(rule, wrong.role, names), names
-        name = rule.name
-        return f"{wrong.role} is not what {name} gives from the state before and the gradient", ()
+            return explanation(rule, wrong.role, names)
+        return Explanation(
+            f"{wrong.role} is not what {rule.name} gives from the state before and the gradient"
+        )
 
     def _segments(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> Iterator[Segment]:
         """Return these tensors of the group, piece by piece."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -102,6 +102,36 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     gave: Gave | None = None
 
 
+class Explanation(NamedTuple):
+    """What is wrong, in one plain sentence, and the causes that may be behind it."""
+
+    text: str
+    causes: tuple[str, ...] = ()
+    sentences: Mapping[str, str] = {}
+    """Text if a cause is the only one, by cause."""
+
+    @classmethod
+    def of(
+        cls,
+        causes: Iterable[str],
+        sentences: Mapping[str, str],
+        text: str = "",
+        between: str = "; ",
+    ) -> Explanation:
+        """Make it of what each cause says: `"the loss is wrong; it is 0; or it is infinite"`.
+
+        sentences: by cause, where it says something; text: what is wrong whatever the cause.
+        """
+
+        def joined(sentence: str) -> str:
+            return between.join(filter(None, (text, sentence)))
+
+        causes = tuple(causes)
+        said = {cause: sentences[cause] for cause in causes if sentences.get(cause)}
+        alone = {cause: joined(sentence) for cause, sentence in said.items()}
+        return cls(joined("; or ".join(dict.fromkeys(said.values()))), causes, alone)
+
+
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """Violation of an obligation: the first place where it does not hold.
 
@@ -139,18 +169,50 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Violation, ...] = ()
     """Where no one cause explains every wrong tensor: the tensors that each cause explains, and
     those that none does. Together they are the violation."""
+    sentences: Mapping[str, str] = {}
+    """Explanation if a cause is the only one, by cause. A cause without one has `explanation`."""
+
+    def reworded(self, change: Callable[[str], str]) -> Violation:
+        """Return the violation with another explanation, whichever of its causes is left."""
+        return msgspec.structs.replace(
+            self,
+            explanation=change(self.explanation),
+            sentences={cause: change(text) for cause, text in self.sentences.items()},
+        )
+
+    def explained_by(self, causes: Collection[str]) -> bool:
+        """Return True if one of these causes explains it."""
+        return any(cause in causes for cause in self.causes)
+
+    def narrowed(self, causes: Collection[str]) -> Violation:
+        """Return the violation with those of its causes that are among these, in its own numbers.
+
+        As it is, if none of them is.
+        """
+        left = tuple(cause for cause in self.causes if cause in causes)
+        if not left or left == self.causes:
+            return self
+        texts = {cause: self.sentences[cause] for cause in left if cause in self.sentences}
+        text = "; or ".join(dict.fromkeys(texts.values())) or self.explanation
+        return msgspec.structs.replace(self, causes=left, explanation=text, sentences=texts)
 
 
 def with_parts(
-    violation: Violation, parts: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], str]]]
+    violation: Violation, parts: Sequence[tuple[tuple[str, ...], Explanation]]
 ) -> Violation:
-    """Return the violation with its parts: (tensors, (causes, explanation)) of each."""
+    """Return the violation with its parts: (tensors, what is wrong with them) of each."""
     replace = msgspec.structs.replace
-    made = tuple(
-        replace(violation, tensors=tensors, causes=causes, explanation=text)
-        for tensors, (causes, text) in parts
+    of_tensors = tuple(
+        replace(
+            violation,
+            tensors=tensors,
+            causes=explanation.causes,
+            explanation=explanation.text,
+            sentences=explanation.sentences,
+        )
+        for tensors, explanation in parts
     )
-    return replace(violation, parts=made)
+    return replace(violation, parts=of_tensors)
 
 
 def with_attribution(violation: Violation, attribution: str) -> Violation:
@@ -187,12 +249,6 @@ class MeasuredBytes(msgspec.Struct, frozen=True, kw_only=True):
     stage: int | None = None
     predicted: bool = False
     by_kind: dict[str, float] = {}
-
-
-def alternatives(names: Sequence[str], sentences: Mapping[str, str]) -> str:
-    """Format alternative causes: `"; it is 0; or it is that of an earlier step"`."""
-    parts = [sentences[name] for name in names if name in sentences]
-    return f"; {'; or '.join(parts)}" if parts else ""
 
 
 def statuses_of(

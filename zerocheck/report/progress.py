@@ -143,7 +143,7 @@ class ProgressDisplay:
             self._say(self._status())
 
     def _found(self, finding: Finding) -> None:
-        """Print one line for a new finding, and again when its cause is updated.
+        """Print one line for a new finding, and again when more is known of it.
 
         All of it follows at the end.
         """
@@ -157,7 +157,7 @@ class ProgressDisplay:
             self._console.print(Text(title, style=_style(finding)))
         elif before != title:
             cases = "1 failing case" if finding.cases == 1 else f"{finding.cases} failing cases"
-            line = f"updated cause ({cases}): {title}"
+            line = f"updated ({cases}): {title}"
             self._console.print(Text(line, style=_style(finding)))
 
     def _say(self, line: str) -> None:

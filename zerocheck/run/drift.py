@@ -95,7 +95,7 @@ class DriftRuns:
         """Yield the drift of the first findings of a violated step that show every time."""
         left = FINDINGS
         for number, bug in enumerate(bugs):
-            case, violation = bug.replayed.case, bug.violation
+            case, violation = bug.replayed.case, bug.shown_violation
             sure = bug.issue is None and 0 < bug.confirmed == bug.tries
             if violation is None or not sure or not left or not comparable(case):
                 continue

@@ -21,8 +21,8 @@ from .execute.trial import Trial
 from .execute.user_model import case_with
 from .execute.user_optimizer import case_with_optimizer
 from .findings.confirmation import TRIES, fails_alike, in_a_word, runs_to_see
-from .findings.findings import Findings
-from .records.records import CaseFile, CaseFinished, Environment, Outcome
+from .findings.findings import failures_of
+from .records.records import CaseFile, CaseFinished, Environment, Finding, Outcome
 from .records.tally import FAILING
 
 
@@ -80,11 +80,6 @@ def _changed(was: Case, now: Case) -> str:
     return f"; the model is not that of the file: {named.name} differs"
 
 
-def _plain(title: str) -> str:
-    """Remove the figures of one case: `the gradient is W times too large (on 3 ranks: 3)`."""
-    return title.partition(" (")[0]
-
-
 class ReplayedCase:
     """Result of a replay, compared with the case file.
 
@@ -135,6 +130,11 @@ class ReplayedCase:
         return self.outcome.record(0, self.implementation, self.case_file.case)
 
     @property
+    def findings(self) -> list[Finding]:
+        """Failures of the replayed case, by the causes that the run left of them."""
+        return failures_of(self.finished, self.case_file.causes)
+
+    @property
     def verdict(self) -> str:
         """Sentence on the result: reproduced bit for bit, equal verdict with other bits, or not."""
         return self._verdict() + self.changed + self._elsewhere() + self._named()
@@ -176,17 +176,16 @@ class ReplayedCase:
         return f"; it was found on {found}, and ran on the {now} now: its bits are others{hidden}"
 
     def _named(self) -> str:
-        """Return the title that the run gave the finding, where this case has another one.
+        """Return the title that the run gave the finding, if this case looks like another bug.
 
-        A single case does not distinguish all causes that the cases of a finding do.
+        The cases of a run refute what explains a single one.
         """
         was = self.case_file
-        if self.implementation != was.implementation or not was.title:
+        if self.implementation != was.implementation or not was.causes:
             return ""
         if was.status != "violated" or not self.alike(self.outcome):
             return ""
-        titles = (bug.title for bug in Findings().add(self.finished))
-        if _plain(was.title) in map(_plain, titles):
+        if any({*was.causes} & {*finding.causes} for finding in self.findings):
             return ""
         return f"\nThe run named it by all its failing cases: {was.title}"
 

@@ -158,16 +158,16 @@ def test_the_replay_of_one_that_does_not_show_any_more_tries_again(
 
 
 @pytest.mark.parametrize(
-    ("called", "named"),
+    ("causes", "named"),
     [
-        ("each rank holds its own local gradient", True),
-        (f"{VIOLATION.explanation} (on 3 ranks: 3)", False),
-        (VIOLATION.explanation, False),
-        ("", False),
+        (("local gradient only",), True),
+        (VIOLATION.causes[:1], False),
+        (("local gradient only", *VIOLATION.causes[:1]), False),
+        ((), False),
     ],
 )
 def test_a_replay_that_names_it_otherwise_says_what_the_run_called_it(
-    called: str, named: bool
+    causes: tuple[str, ...], named: bool
 ) -> None:
     """One case does not tell apart all causes that the cases of a finding do."""
     seen = case(0, "zero2", "violated", gradient="violated")
@@ -179,13 +179,14 @@ def test_a_replay_that_names_it_otherwise_says_what_the_run_called_it(
         status="violated",
         judgement=judged,
         environment=ENVIRONMENT,
-        title=called,
+        title="each rank holds its own local gradient",
+        causes=causes,
         confirmed=1,
         tries=1,
     )
     replayed = ReplayedCase(file, "zero2")
     replayed.outcomes.append(Outcome(status="violated", judgement=judged))
-    message = f"\nThe run named it by all its failing cases: {called}"
+    message = f"\nThe run named it by all its failing cases: {file.title}"
     assert replayed.verdict == "reproduced: violated again" + message * named
     other = ReplayedCase(file, "zero3")
     other.outcomes.append(Outcome(status="violated", judgement=judged))

@@ -76,7 +76,7 @@ def test_a_finding_names_the_words_under_which_all_its_cases_hold() -> None:
     findings.add(_finished("average='sum'"))
     finding = bug.finding(0)
     assert finding_title(finding) == (
-        "VIOLATED mine: right if you mean average='sum': declare it, or fix it; wrong"
+        "VIOLATED mine: wrong. If intended, declare Semantics(average='sum')"
     )
     assert finding.fingerprint == fingerprint
     assert findings.add(_finished()) == [bug]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from .evidence import Candidate, Evidence, explains, wrong_tensors
-from .gradient import UNEXPLAINED, Causes, candidates
+from ...protocol.verdicts import Explanation
+from .evidence import Candidate, Evidence, explains, sentences_of, wrong_tensors
+from .gradient import UNEXPLAINED, candidates
 
 
-def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]:
+def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Explanation]]:
     """Find causes that explain some wrong tensors each: (names of tensors, causes).
 
     The last has no causes, if nothing explains a tensor by itself. Empty if nothing explains any.
@@ -17,7 +18,7 @@ def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]
         place.name: evidence.layout.spread([place is one for one in evidence.layout.places])
         for place in places
     }
-    found: list[tuple[tuple[str, ...], Causes]] = []
+    found: list[tuple[tuple[str, ...], Explanation]] = []
     explained: list[tuple[Candidate, set[str]]] = []
     for candidate in candidates(evidence, wrong):
         names = {name for name, mask in left.items() if explains(candidate, evidence, mask)}
@@ -26,9 +27,9 @@ def causes_by_tensor(evidence: Evidence) -> list[tuple[tuple[str, ...], Causes]]
     while explained:
         names = max((names for _, names in explained), key=len)
         alike = [one for one, of in explained if of >= names]
-        sentence = "; or ".join(dict.fromkeys(one.sentence for one in alike))
         ordered = tuple(name for name in left if name in names)
-        found.append((ordered, Causes(tuple(dict.fromkeys(c.name for c in alike)), sentence)))
+        sentences = sentences_of(alike)
+        found.append((ordered, Explanation.of(sentences, sentences)))
         for name in ordered:
             del left[name]
         rest = ((one, of - names) for one, of in explained)

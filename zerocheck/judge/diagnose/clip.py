@@ -12,6 +12,7 @@ import torch
 
 from ... import causes as bugs
 from ...floating_point import Enclosure, Format, U
+from ...protocol.verdicts import Explanation
 from .. import bounds
 from ..compare import compare
 from ..layout import Formats
@@ -62,9 +63,20 @@ def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
     return common
 
 
+def norm_explanation(norms: Sequence[Norm], kind: str) -> Explanation:
+    """Return what is wrong with reported norms, in the numbers of the first."""
+    first = norms[0]
+    causes = norm_causes(norms, kind)
+    return Explanation.of(
+        causes,
+        {cause: sentence_of(cause, first, kind) for cause in causes},
+        f"the reported norm is {first.reported:.9g}, the norm of the gradient is {first.exact:.9g}",
+    )
+
+
 def _causes_of(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
-        return unwritten("")[1]
+        return unwritten("").causes
     return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
 
 
@@ -114,10 +126,10 @@ def sets_of_paths(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def sentence_of(cause: str, norm: Norm, kind: str) -> str:
-    """Return a cause of this norm in words, to follow a semicolon; an empty text if it has none."""
+    """Return a cause of this norm in words; an empty text if it has none."""
     if cause == bugs.NORM_WITHOUT_SOME_PARAMETERS:
-        return f"; it is the norm without those of {', '.join(left_out(norm, kind))}"
-    return f"; {SENTENCES[cause]}" if cause in SENTENCES else ""
+        return f"it is the norm without those of {', '.join(left_out(norm, kind))}"
+    return SENTENCES.get(cause, "").format(world=norm.world_size, replicas=norm.replicas)
 
 
 def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
@@ -172,9 +184,10 @@ SENTENCES = {
     "scale",
     bugs.NORM_OF_NOTHING: "no gradient was read",
     bugs.NORM_OF_ONE_DTYPE: "it is the norm of the gradients of one dtype, the others are left out",
-    bugs.NORM_TIMES_ROOT_W: "it is sqrt(W) times too large: ranks that hold the same were "
-    "counted twice",
-    bugs.NORM_TIMES_ROOT_R: "it is sqrt(R) times too large: each of the R replicas was counted",
+    bugs.NORM_TIMES_ROOT_W: "it is sqrt({world}) times too large: what ranks hold alike was "
+    "counted once for each of the {world} ranks",
+    bugs.NORM_TIMES_ROOT_R: "it is sqrt({replicas}) times too large: each of the {replicas} "
+    "replicas was counted",
     bugs.UNINITIALISED_MEMORY: "memory that was never written was read (zerocheck fills it with "
     "NaN)",
 }
@@ -189,8 +202,8 @@ def clip_causes(
     formats: Formats,
     outside: torch.Tensor,
     local: tuple[float, float] | None = None,
-) -> tuple[str, tuple[str, ...]]:
-    """Return (one sentence, causes) for a clipped gradient that is wrong.
+) -> Explanation:
+    """Return what is wrong with a clipped gradient.
 
     before: what was clipped; norm: the reported one; factor: what it should be multiplied by;
     outside: mask of what is wrong; local: coefficient of the norm of the rank's own shard, and how
@@ -215,21 +228,20 @@ def clip_causes(
         bugs.GRADIENT_ZERO: (0.0, "the gradient is zero"),
     }
     found = {
-        name: words
+        name: words + words_of_dtype
         for name, (value, words) in candidates.items()
         if value != factor and math.isfinite(value) and _is(part, before, value, formats)
     }
     if local is not None and _is(part, before, local[0], formats, local[1]):
         found[bugs.CLIPPED_BY_THE_LOCAL_NORM] = (
             f"the gradient was multiplied by {local[0]:.6g}, the coefficient of the norm of this "
-            "rank's own shard"
+            f"rank's own shard{words_of_dtype}"
         )
     if found:
-        return "; or ".join(found.values()) + words_of_dtype, tuple(found)
-    return (
+        return Explanation.of(found, found)
+    return Explanation(
         "the clipped gradient is not the gradient times the coefficient of its norm and "
-        f"c = {max_norm:g}",
-        (),
+        f"c = {max_norm:g}"
     )
 
 

@@ -6,7 +6,7 @@ is allocated in addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -87,6 +87,14 @@ class Candidate(NamedTuple):
     name: str
     sentence: str
     enclosures: list[Enclosing]
+
+
+def sentences_of(candidates: Iterable[Candidate]) -> dict[str, str]:
+    """Return what each cause says, by cause: a cause may be that of several candidates."""
+    sentences: dict[str, dict[str, None]] = {}
+    for candidate in candidates:
+        sentences.setdefault(candidate.name, {})[candidate.sentence] = None
+    return {name: "; or ".join(each) for name, each in sentences.items()}
 
 
 def enclosing(evidence: Evidence, make: Callable[[Positions | None], Enclosure]) -> Enclosing:

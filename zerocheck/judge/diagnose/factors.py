@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ... import causes as bugs
+from ...contract.semantics import Semantics
 from .evidence import Candidate, Evidence, times
 
 
@@ -39,47 +40,55 @@ def _by_loss_scale(evidence: Evidence) -> Iterator[Candidate]:
         ]
     for name, factor, words in wrong:
         enclosure = times(evidence, factor)
-        yield Candidate(name, f"the gradient is {words}loss scale", [enclosure])
+        yield Candidate(name, f"gradient is {words}loss scale", [enclosure])
 
 
 def _scaled(evidence: Evidence) -> Iterator[Candidate]:
-    for name, factor, words in known_factors(*evidence.passes.gradients.shape[:2]):
-        yield Candidate(name, f"the gradient is {words}", [times(evidence, factor)])
+    world, count = evidence.passes.gradients.shape[:2]
+    for name, factor, words in known_factors(world, count, evidence.semantics):
+        yield Candidate(name, f"gradient is {words}", [times(evidence, factor)])
 
 
-def known_factors(world: int, count: int) -> Iterator[tuple[str, float, str]]:
+def known_factors(world: int, count: int, semantics: Semantics) -> Iterator[tuple[str, float, str]]:
     """Iterate over (cause, factor, words), with so many ranks and microbatches."""
-    factors: dict[str, tuple[float, str]] = {}
+    mean = semantics.average == "mean"
     if world > 1:
         root = math.sqrt(world)
-        factors |= {
-            bugs.GRADIENT_TIMES_W: (world, f"W times too large (on {world} ranks: {world})"),
-            bugs.GRADIENT_OVER_W: (1 / world, f"W times too small (on {world} ranks: {world})"),
-            bugs.GRADIENT_TIMES_ROOT_W: (
-                root,
-                f"sqrt(W) times too large (on {world} ranks: {root:.4g})",
-            ),
-            bugs.GRADIENT_OVER_ROOT_W: (
-                1 / root,
-                f"sqrt(W) times too small (on {world} ranks: {root:.4g})",
-            ),
-        }
-    if count > 1:
-        factors |= {
-            bugs.GRADIENT_TIMES_GA: (
-                count,
-                f"GA times too large (with {count} microbatches: {count})",
-            ),
-            bugs.GRADIENT_OVER_GA: (
-                1 / count,
-                f"GA times too small (with {count} microbatches: {count})",
-            ),
-        }
-    if count > 1 and world > 1:
-        factors[bugs.GRADIENT_TIMES_W_TIMES_GA] = (
-            world * count,
-            f"W x GA times too large (with {world} x {count}: {world * count})",
+        large = f"{world} times too large"
+        small = f"{world} times too small"
+        summed = f"summed over {world} ranks, not averaged"
+        averaged = f"averaged over {world} ranks, not summed"
+        over_root = f"by the square root of the number of ranks ({world})"
+        yield (
+            bugs.GRADIENT_TIMES_W,
+            world,
+            f"{large}: {summed if mean else 'multiplied by the number of ranks'}",
         )
-    factors[bugs.GRADIENT_DOUBLED] = (2.0, "2 times too large")
-    for name, (factor, words) in factors.items():
-        yield name, factor, words
+        yield (
+            bugs.GRADIENT_OVER_W,
+            1 / world,
+            f"{small}: {'divided by the number of ranks twice' if mean else averaged}",
+        )
+        yield bugs.GRADIENT_TIMES_ROOT_W, root, f"{root:.4g} times too large: {over_root}"
+        yield bugs.GRADIENT_OVER_ROOT_W, 1 / root, f"{root:.4g} times too small: {over_root}"
+    if count > 1:
+        yield (
+            bugs.GRADIENT_TIMES_GA,
+            count,
+            f"{count} times too large: summed over {count} microbatches, not averaged",
+        )
+        yield (
+            bugs.GRADIENT_OVER_GA,
+            1 / count,
+            f"{count} times too small: divided by the number of microbatches twice",
+        )
+    if count > 1 and world > 1:
+        number = world * count
+        both = f"{world} ranks and {count} microbatches"
+        yield (
+            bugs.GRADIENT_TIMES_W_TIMES_GA,
+            number,
+            f"{number} times too large: "
+            + (f"summed over {both}, not averaged" if mean else f"multiplied by {both}"),
+        )
+    yield bugs.GRADIENT_DOUBLED, 2.0, "2 times too large"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple
 
 import torch
 from torch.utils.checkpoint import CheckpointError
 
 from ... import causes as bugs
 from ...floating_point import ETA, Enclosure
+from ...protocol.verdicts import Explanation
 from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
@@ -24,6 +24,7 @@ from .evidence import (
     enclosing,
     everything,
     explains,
+    sentences_of,
     slack,
     times,
     wrong_tensors,
@@ -36,24 +37,16 @@ SEEDED_ALIKE = (
 )
 
 
-class Causes(NamedTuple):
-    """Names of the causes that explain the violation, and one plain sentence."""
-
-    names: tuple[str, ...]
-    explanation: str
+UNEXPLAINED = Explanation("the reduced gradient is not what the declared semantics say")
 
 
-UNEXPLAINED = Causes((), "the reduced gradient is not what the declared semantics say")
-
-
-def causes(evidence: Evidence) -> Causes:
+def causes(evidence: Evidence) -> Explanation:
     """Find all candidates that put every wrong tensor inside the enclosure, on every rank."""
     held = evidence.held
     wrong = wrong_tensors(evidence)
     # In a step that overflows NaN is computed too, and may only stand where it should not.
     if any(bool(part.isnan().any()) for part in held.parts) and evidence.finite:
-        text, known = unwritten("the gradient holds NaN")
-        return Causes(known, text)
+        return unwritten("the gradient holds NaN")
     found: list[Candidate] = []
     narrow = evidence.semantics.reduce in rounding.NARROW
     if narrow:  # the others have its roundings in their enclosures, so that much explains it
@@ -86,19 +79,19 @@ def causes(evidence: Evidence) -> Causes:
             or ranks.left_out(evidence, wrong)
         )
         if mixed is not None:
-            return Causes(*mixed)
+            return mixed
         if evidence.alike:
-            return Causes((bugs.SEED_FOR_ALL,), SEEDED_ALIKE)
+            return Explanation(SEEDED_ALIKE, (bugs.SEED_FOR_ALL,))
         ratio = _common_ratio(evidence, wrong)
         if ratio is not None:
-            return Causes(
-                (bugs.GRADIENT_SCALED,), f"the gradient is {ratio:.6g} times what it must be"
+            return Explanation(
+                f"gradient is {ratio:.6g} times what it must be", (bugs.GRADIENT_SCALED,)
             )
         return UNEXPLAINED
-    names = dict.fromkeys(c.name for c in found)
-    if ranks.could_be_raced(evidence, names):
-        names[bugs.REDUCTION_NOT_WAITED_FOR] = None
-    return Causes(tuple(names), "; or ".join(dict.fromkeys(c.sentence for c in found)))
+    sentences = sentences_of(found)
+    if ranks.could_be_raced(evidence, sentences):
+        sentences[bugs.REDUCTION_NOT_WAITED_FOR] = ranks.LATE
+    return Explanation.of(sentences, sentences)
 
 
 def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:

@@ -14,10 +14,10 @@ from .placement import moved, orders
 Losses = Sequence[Sequence[float]]
 
 SENTENCES = {
-    bugs.SAMPLES_OF_ANOTHER_RANK: "; it is that of another rank's samples",
-    bugs.SAMPLES_OF_ANOTHER_MICROBATCH: "; it is that of another microbatch's samples",
-    bugs.EVALUATION_MODE: "; it is that of a model in evaluation mode",
-    bugs.SEED_FOR_ALL: "; its random numbers (dropout masks) are those of another rank or step, "
+    bugs.SAMPLES_OF_ANOTHER_RANK: "it is that of another rank's samples",
+    bugs.SAMPLES_OF_ANOTHER_MICROBATCH: "it is that of another microbatch's samples",
+    bugs.EVALUATION_MODE: "it is that of a model in evaluation mode",
+    bugs.SEED_FOR_ALL: "its random numbers (dropout masks) are those of another rank or step, "
     "though the harness seeds no two alike: the generator was seeded again",
 }
 
@@ -107,8 +107,8 @@ Replay = Callable[[torch.Tensor, int], Losses]
 
 def changed_parameters(
     observed: Losses, parameters: torch.Tensor, buffers: Sequence[FlatBuffer], replay: Replay
-) -> tuple[tuple[str, ...], str]:
-    """Return (causes, words) if the losses are those of parameters changed in transit.
+) -> dict[str, str]:
+    """Return what each cause says, if the losses are those of parameters changed in transit.
 
     parameters: the flat vector; buffers: those that are sharded. One rank is replayed first, since
     it rules out nearly all.
@@ -117,10 +117,7 @@ def changed_parameters(
     for name, words, changed in _on_their_way(len(observed), parameters, buffers):
         if all(same(observed[:ranks], replay(changed, ranks)) for ranks in (1, len(observed))):
             found.setdefault(name, words)
-    if not found:
-        return (), ""
-    words = "; or ".join(found.values())
-    return tuple(found), f"; in the parameters that it computed with, {words}"
+    return found
 
 
 def _on_their_way(

@@ -102,12 +102,6 @@ def of_shapes(tiling: Tiling) -> tuple[str, ...]:
     return (bugs.ANOTHER_SHAPE,)
 
 
-def words(causes: Sequence[str]) -> str:
-    """Return the causes' explanations, to append to a sentence."""
-    sentences = [SENTENCES[cause] for cause in causes if cause in SENTENCES]
-    return f"; {'; or '.join(sentences)}" if sentences else ""
-
-
 def _masks(tiling: Tiling, name: str) -> torch.Tensor:
     """Count how often each rank holds each element: (ranks, elements) int."""
     shape = tiling.shapes[name]

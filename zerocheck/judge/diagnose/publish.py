@@ -23,7 +23,7 @@ def causes(
     copies: of one rank; owned: of the owner; earlier: that rank's own before the step.
     """
     if bool(copies.isnan().any()) and not bool(owned.isnan().any()):
-        return unwritten("")[1] or (bugs.COPIES_DIFFER,)
+        return unwritten("").causes or (bugs.COPIES_DIFFER,)
     found = []
     if earlier is not None and same_bits(copies, earlier):
         found.append(bugs.COPIES_OF_THE_PREVIOUS_STEP)

@@ -12,6 +12,7 @@ import torch
 
 from ... import causes as bugs
 from ...floating_point import ETA
+from ...protocol.verdicts import Explanation
 from ..layout import ParameterPlace
 from ..pieces import Enclosing, pieces
 from .evidence import Candidate, Evidence, enclosed_sum, everything, explains, times
@@ -99,8 +100,8 @@ def _ranks_with_values(evidence: Evidence) -> list[int]:
     ]
 
 
-def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
-    """Return (cause, sentence) if each wrong tensor is the sum without some local gradients.
+def left_out(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
+    """Return the explanation if each wrong tensor is the sum without some local gradients.
 
     Asked only if no candidate with a reason explains it: other tensors may lack other ones.
     """
@@ -123,7 +124,8 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], 
         return None
     ranks = sorted({rank for rank, _ in lacking})
     words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return (bugs.RANKS_LEFT_OUT,), f"the gradient that {words} computed is missing from the sum"
+    text = f"the gradient that {words} computed is missing from the sum"
+    return Explanation(text, (bugs.RANKS_LEFT_OUT,))
 
 
 def _subset(
@@ -155,8 +157,8 @@ CLEAR = 1e4
 """Size over bound of an element that a ratio is taken of, so that round-off hardly moves it."""
 
 
-def scaled_on_some(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
-    """Return (causes, sentence) if some ranks have all wrong elements times one number.
+def scaled_on_some(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
+    """Return the explanation if some ranks have all wrong elements times one number.
 
     The others are right. Where the number is that of ranks, the mean may not be taken yet.
     """
@@ -175,9 +177,9 @@ def scaled_on_some(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, 
     ranks = "rank" + ("s " if len(ratios) > 1 else " ") + ", ".join(map(str, ratios))
     words = f"on {ranks} alone the gradient is {first:.6g} times what it must be"
     if evidence.semantics.average == "mean" and round(first, 3) == len(evidence.held.parts):
-        late = "the reduction was not over when its result was used"
-        return (bugs.GRADIENT_SCALED, bugs.REDUCTION_NOT_WAITED_FOR), f"{words}; or {late}"
-    return (bugs.GRADIENT_SCALED,), words
+        alone = {bugs.GRADIENT_SCALED: words, bugs.REDUCTION_NOT_WAITED_FOR: f"{words}: {LATE}"}
+        return Explanation(f"{words}; or {LATE}", tuple(alone), alone)
+    return Explanation(words, (bugs.GRADIENT_SCALED,))
 
 
 def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | None:
@@ -216,6 +218,7 @@ def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | Non
     return ratio
 
 
+LATE = "the reduction was not over when its result was used"
 EARLY = "the sum with the rank's own part divided by W before it was read"
 
 
@@ -226,8 +229,8 @@ def could_be_raced(evidence: Evidence, causes: Collection[str]) -> bool:
     )
 
 
-def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str] | None:
-    """Return (causes, sentence) if the elements are those of a race with the reduction.
+def raced(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
+    """Return the explanation if the elements are those of a race with the reduction.
 
     Some elements are from before the reduction, others are not divided, and others may be right.
 
@@ -265,13 +268,10 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> tuple[tuple[str, ...], str
     if len(kinds) < 2 and EARLY not in kinds:
         return None
     words = f"elements are {', others are '.join(sorted(kinds))}"
-    late = "the reduction was not over when its result was used"
-    if not kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
-        return (bugs.REDUCTION_NOT_WAITED_FOR,), f"{words}: {late}"
-    return (
-        bugs.PART_NOT_REDUCED,
-        bugs.REDUCTION_NOT_WAITED_FOR,
-    ), f"{words}: part of a tensor is never reduced; or {late}"
+    sentences = {bugs.REDUCTION_NOT_WAITED_FOR: LATE}
+    if kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
+        sentences = {bugs.PART_NOT_REDUCED: "part of a tensor is never reduced", **sentences}
+    return Explanation.of(sentences, sentences, words, ": ")
 
 
 def _local_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:

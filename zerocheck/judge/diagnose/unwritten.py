@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ... import causes as bugs
+from ...protocol.verdicts import Explanation
 
 _FILLED = ContextVar("filled", default=True)
 
@@ -24,14 +25,14 @@ def memory_of_a_job() -> Iterator[None]:
         _FILLED.reset(token)
 
 
-def unwritten(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return (explanation, causes) for NaN where finite values are right.
+def unwritten(text: str) -> Explanation:
+    """Return what explains NaN where finite values are right.
 
     text: the beginning of the sentence, such as "the gradient holds NaN".
     """
     if not _FILLED.get():
-        return f"{text}, where a finite value is right", ()
-    return (
+        return Explanation(f"{text}, where a finite value is right", ())
+    return Explanation(
         f"{text}: memory that was never written was read (zerocheck fills such memory with NaN)",
         (bugs.UNINITIALISED_MEMORY,),
     )

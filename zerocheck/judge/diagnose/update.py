@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ... import causes as bugs
 from ...floating_point import Enclosure
 from ...optimizers.specification import Segment, UpdateRule
+from ...protocol.verdicts import Explanation
 from ..compare import compare
 
 SENTENCES = {
@@ -93,7 +94,17 @@ def causes(optimizer: UpdateRule, segments: Iterable[Segment]) -> tuple[str, ...
     return tuple(dict.fromkeys(name for name, _ in left or ()))
 
 
-def sentence(optimizer: UpdateRule, role: str, names: Sequence[str]) -> str:
-    """Return the explanation of the causes, in one plain sentence."""
-    words = [SENTENCES.get(name, name).format(optimizer=optimizer.name) for name in names]
-    return f"{role} is wrong: {'; or '.join(words)}"
+def explanation(optimizer: UpdateRule, role: str, names: Sequence[str]) -> Explanation:
+    """Return what the causes say of a role."""
+    words = {name: SENTENCES.get(name, name).format(optimizer=optimizer.name) for name in names}
+    return Explanation.of(names, words, f"{role} is wrong", ": ")
+
+
+def unchanged(optimizer: UpdateRule, role: str, names: Sequence[str]) -> Explanation:
+    """Return what there is to say of a role that kept its values. names: of causes that give them.
+
+    Moments that are 0 still, or a rate of 0, leave it as it was too.
+    """
+    text = f"{role} was not updated"
+    alone = explanation(optimizer, role, names).sentences
+    return Explanation(text, (bugs.NEVER_UPDATED, *names), {bugs.NEVER_UPDATED: text, **alone})

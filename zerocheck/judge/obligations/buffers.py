@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from ...contract.semantics import Semantics
-from ...protocol.verdicts import Violation, alternatives
+from ...protocol.verdicts import Explanation, Violation
 from ..context import StepContext
 from ..diagnose.buffers import SENTENCES, causes
 from ..estimate import Tolerances
@@ -49,7 +49,12 @@ def check(
             [rank[name] for rank in before],
             None if local is None else [rank[name] for rank in local()],
         )
-        words = alternatives(names, SENTENCES)
+        explanation = Explanation.of(
+            names,
+            SENTENCES,
+            f"buffer {name!r} is not what the declared semantics (buffers={semantics.buffers!r}) "
+            "give",
+        )
         return Violation(
             obligation="buffers",
             step=step,
@@ -61,9 +66,9 @@ def check(
             bound=0.0,
             wrong=len(different),
             total=actual.numel(),
-            explanation=f"buffer {name!r} is not what the declared semantics "
-            f"(buffers={semantics.buffers!r}) give{words}",
+            explanation=explanation.text,
             causes=names,
+            sentences=explanation.sentences,
         )
     return None
 

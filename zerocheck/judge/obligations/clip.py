@@ -32,7 +32,7 @@ from ..clipping import (
 )
 from ..compare import compare, compare_pieces, describe
 from ..context import StepContext
-from ..diagnose.clip import Norm, clip_causes, norm_causes, sentence_of
+from ..diagnose.clip import Norm, clip_causes, norm_explanation
 from ..layout import Formats, ParameterLayout
 from ..obligation import Checked, ObligationCheck
 from ..pieces import Positions, split
@@ -82,7 +82,7 @@ def check_norm(
                 loss_scale, case.axes.size("replicate"), _by_tensor(gradient, rank, layout, case),
             )
         )  # fmt: skip
-    causes = norm_causes(wrong, case.training.norm)
+    explanation = norm_explanation(wrong, case.training.norm)
     rank, (norm, exact, bound) = next(iter(bad.items()))
     elements = elements_of(gradient, rank)
     relative = _norm_bound(elements, formats, case)[0]
@@ -93,27 +93,19 @@ def check_norm(
         )
 
     mild = clipped_by(exact)
-    words = f"the reported norm is {norm:.9g}, the norm of the gradient is {exact:.9g}"
-    words += "".join(sentence_of(cause, wrong[0], case.training.norm) for cause in causes[:1])
-    if mild:
-        same = norm >= 0 and clipped_by(norm)
-        words += (
-            " (for this gradient both norms clip alike)"
-            if same
-            else " (only the report is wrong: clipping used the right one)"
-        )
-    return (abs(norm - exact) / bound if bound else math.inf), Violation(
+    violation = Violation(
         obligation="clip",
         step=step,
         role="norm",
         tensors=(),
         ranks=tuple(bad),
-        explanation=words,
+        explanation=explanation.text,
         observed=norm,
         expected=exact,
         bound=bound,
         ratio=abs(norm - exact) / bound if bound and math.isfinite(norm) else None,
-        causes=causes,
+        causes=explanation.causes,
+        sentences=explanation.sentences,
         mild=mild,
         attribution=guarded(
             lambda: norm_attribution(
@@ -126,6 +118,12 @@ def check_norm(
             )
         ),
     )
+    if mild:
+        alike = norm >= 0 and clipped_by(norm)
+        why = "for this gradient both norms clip alike"
+        why = why if alike else "only the report is wrong: clipping used the right one"
+        violation = violation.reworded(lambda text: f"{text} ({why})")
+    return (abs(norm - exact) / bound if bound else math.inf), violation
 
 
 def _by_tensor(
@@ -199,7 +197,7 @@ def check_clipped(
         if misfit is not None:
             assert case.training.clip is not None
             factor = coefficient(used_norm, case, semantics)
-            text, causes = clip_causes(
+            explanation = clip_causes(
                 part,
                 plan.gather(gradient.whole) if local is None else local,
                 used_norm,
@@ -217,8 +215,7 @@ def check_clipped(
                 role="gradient",
                 ranks=(rank,),
                 elements=plan.index,
-                explanation=text,
-                causes=causes,
+                explanation=explanation,
             )
             made_of = guarded(lambda: _by_coefficients(clipped, gradient, layout, case, semantics))
             return share, with_attribution(violation, made_of)

@@ -75,7 +75,7 @@ def check(
         return share, None
     misfit, elements = first
     known = evidence() if evidence is not None and named() else None
-    found = UNEXPLAINED if known is None else causes(known)
+    explanation = UNEXPLAINED if known is None else causes(known)
     violation = describe(
         misfit,
         layout,
@@ -84,10 +84,9 @@ def check(
         role="gradient",
         ranks=tuple(bad),
         elements=elements,
-        explanation=found.explanation,
-        causes=found.names,
+        explanation=explanation,
     )
-    if known is not None and not found.names and not in_pieces(None, layout.size):
+    if known is not None and not explanation.causes and not in_pieces(None, layout.size):
         violation = with_parts(violation, causes_by_tensor(known))
     return share, violation
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...case.mesh import Mesh
-from ...protocol.verdicts import Violation
+from ...protocol.verdicts import Explanation, Violation
 from ..attribution.guard import guarded
 from ..context import StepContext
 from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
@@ -45,10 +45,12 @@ def check(
             return _violation(
                 step,
                 (rank,),
-                f"rank {rank} computed {len(actual)} losses for {len(wanted)} microbatches",
-                (bugs.MICROBATCH_DROPPED,)
-                if len(actual) < len(wanted)
-                else (bugs.MICROBATCH_DOUBLED,),
+                Explanation(
+                    f"rank {rank} computed {len(actual)} losses for {len(wanted)} microbatches",
+                    (bugs.MICROBATCH_DROPPED,)
+                    if len(actual) < len(wanted)
+                    else (bugs.MICROBATCH_DOUBLED,),
+                ),
             )
         for number, (a, b) in enumerate(zip(actual, wanted, strict=True)):
             if not equal(a, b, tolerance):
@@ -61,8 +63,7 @@ def check(
     text = f"the loss of microbatch {number} on rank {bad[0]} is not that of one device with the "
     text += "same parameters and samples"
     if nan:
-        text, names = unwritten(f"{text}; it is NaN")
-        return _violation(step, tuple(bad), text, names, a, b)
+        return _violation(step, tuple(bad), unwritten(f"{text}; it is NaN"), a, b)
     names = causes(
         observed,
         expected,
@@ -70,8 +71,8 @@ def check(
         rng_after,
         rng_after_elsewhere,
     )
-    text += "".join(SENTENCES[name] for name in names[:1])
-    return _violation(step, tuple(bad), text, names, a, b, tolerance)
+    explanation = Explanation.of(names, SENTENCES, text)
+    return _violation(step, tuple(bad), explanation, a, b, tolerance)
 
 
 def check_random(states: Sequence[Sequence[bytes]], mesh: Mesh, *, step: int) -> Violation | None:
@@ -89,9 +90,11 @@ def check_random(states: Sequence[Sequence[bytes]], mesh: Mesh, *, step: int) ->
             return _violation(
                 step,
                 (first, rank),
-                f"ranks {first} and {rank} share layers and read the same samples, and "
-                "enter the loss in other random states, so their dropout masks differ",
-                (bugs.TENSOR_PARALLEL_RANKS_SEEDED_APART,),
+                Explanation(
+                    f"ranks {first} and {rank} share layers and read the same samples, and "
+                    "enter the loss in other random states, so their dropout masks differ",
+                    (bugs.TENSOR_PARALLEL_RANKS_SEEDED_APART,),
+                ),
             )
     holders: dict[bytes, set[int]] = {}
     for rank, entered in enumerate(states):
@@ -104,17 +107,18 @@ def check_random(states: Sequence[Sequence[bytes]], mesh: Mesh, *, step: int) ->
     return _violation(
         step,
         ranks,
-        "ranks enter the loss in the same random state, so their random numbers (dropout masks) "
-        "are equal: they were seeded alike",
-        (bugs.SEED_FOR_ALL,),
+        Explanation(
+            "ranks enter the loss in the same random state, so their random numbers (dropout "
+            "masks) are equal: they were seeded alike",
+            (bugs.SEED_FOR_ALL,),
+        ),
     )
 
 
 def _violation(
     step: int,
     ranks: tuple[int, ...],
-    explanation: str,
-    causes: tuple[str, ...],
+    explanation: Explanation,
     observed: float | None = None,
     expected: float | None = None,
     tolerance: float = 0.0,
@@ -125,11 +129,12 @@ def _violation(
         role="loss",
         tensors=(),
         ranks=ranks,
-        explanation=explanation,
+        explanation=explanation.text,
         observed=observed,
         expected=expected,
         bound=tolerance,
-        causes=causes,
+        causes=explanation.causes,
+        sentences=explanation.sentences,
     )
 
 

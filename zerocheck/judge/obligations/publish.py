@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.shard import Role
-from ...protocol.verdicts import Violation, alternatives
+from ...protocol.verdicts import Explanation, Violation
 from ..assemble import Observation, RoleState
 from ..attribution.copies import published_copies
 from ..attribution.guard import guarded
@@ -96,11 +96,11 @@ def _copies(
     place, index = layout.at(position)
     tensors = layout.names_of(changed, changed.to(torch.float64))
     names = names or if_named(bugs.COPIES_DIFFER)
-    words = alternatives(names, SENTENCES)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
     else:
         text = f"copies of {role} differ between ranks; they must agree bit for bit"
+    explanation = Explanation.of(names, SENTENCES, text)
     return Violation(
         obligation="publish",
         step=step,
@@ -113,8 +113,9 @@ def _copies(
         bound=0.0,
         wrong=int(torch.count_nonzero(changed)),
         total=layout.size,
-        explanation=text + words,
+        explanation=explanation.text,
         causes=names,
+        sentences=explanation.sentences,
     )
 
 

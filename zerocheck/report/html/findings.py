@@ -51,6 +51,8 @@ def shown(finding: Finding) -> FindingView:
             decades = max(0.0, math.log10(violation.ratio)) if violation.ratio > 0 else 0.0
     if violation is not None and violation.attribution and not known:
         facts.append(("made of", violation.attribution))
+    if finding.variant and not known:
+        facts.append(("also", finding.variant))
     causes = finding.causes or (violation.causes if violation is not None else ())
     if causes:
         facts.append(("cause", ", ".join(causes)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from ...protocol.verdicts import (
     Obligation,
     Status,
     Violation,
-    with_attribution,
 )
 from ..known_issues.entries import KnownIssue, joined
 from ..records.exercised import able
@@ -53,11 +52,16 @@ class Parted(NamedTuple):
     where: str
     violation: Violation
 
-    @property
-    def attribution(self) -> str:
-        """Sentence of attribution on it, with its numbers; "" for none."""
-        said = self.violation.attribution
-        return f"{self.where}, {said}" if said else ""
+    def sentence(self, causes: Collection[str], said: Collection[str] = ()) -> str:
+        """Return what it shows, with its numbers: by these causes, or by attribution.
+
+        said: sentences that need not be repeated; "" if nothing else is known.
+        """
+        texts = [self.violation.attribution]
+        if self.violation.explained_by(causes):
+            texts.insert(0, self.violation.narrowed(causes).explanation)
+        text = next((text for text in texts if not any(text in one for one in said)), "")
+        return f"{self.where}: {text}" if text else ""
 
 
 class HeldCase(NamedTuple):
@@ -153,38 +157,43 @@ class Bug:
         )
 
     def _follows(self) -> tuple[Obligation, ...]:
-        judgement = self.first.judgement
-        if judgement is None:
-            return ()
-        obligations = {violation.obligation for violation in independent(judgement.violations)}
-        return tuple(v.obligation for v in judgement.violations if v.obligation not in obligations)
+        obligations: list[Obligation] = []
+        for finished in (self.first, self.replayed):
+            violations = () if finished.judgement is None else finished.judgement.violations
+            sources = {violation.obligation for violation in independent(violations)}
+            obligations += [v.obligation for v in violations if v.obligation not in sources]
+        return tuple(dict.fromkeys(obligations))
+
+    @property
+    def shown_violation(self) -> Violation | None:
+        """Violation of the case to replay, with the causes that are left; None for a crash."""
+        violation = self.violation if self.shrunk is None else self.shrunk.violation
+        return None if violation is None else violation.narrowed(self.causes)
 
     @property
     def title(self) -> str:
         """Title of the finding, one plain sentence.
 
-        It speaks of the case to replay, or names the case that it speaks of.
+        All its numbers are of the case to replay, unless it begins with another one.
         """
-        if self.violation is not None:
-            return self._sentence
-        text = f"the ranks {self.status}" + (f": {self.first.error}" if self.first.error else "")
-        return self.headline or self.first.title or text
-
-    @property
-    def _sentence(self) -> str:
-        """Return what the violation is, in words of the smallest case if that says as much."""
-        shrunk = None if self.shrunk is None else _with_parted(self.shrunk)
-        shown = self.violation if shrunk is None else shrunk
-        assert self.violation is not None and shown is not None
+        violation = self.shown_violation
+        if violation is None:
+            text = f"the ranks {self.status}"
+            text += f": {self.first.error}" if self.first.error else ""
+            traced = self.headline if self.shrunk is None else self.replayed.headline
+            return traced or self.first.title or text
         if not self.causes:
-            return shown.attribution.split("; ")[0] or shown.explanation
-        if shown.causes == self.causes:
-            return shown.explanation
-        if self.parted is not None and self.parted.violation.causes == self.causes:
-            return f"{self.parted.where}: {self.parted.violation.explanation}"
-        # A small case does not tell its causes apart.
-        case = f" (case {self.first.number})" if shown is not self.violation else ""
-        return self.violation.explanation + case
+            return violation.attribution.split("; ")[0] or violation.explanation
+        refuted = not violation.explained_by(self.causes)  # on 2 ranks it looked like another bug
+        elsewhere = self.parted.sentence(self.causes) if refuted and self.parted is not None else ""
+        return elsewhere or violation.explanation
+
+    def _variant(self) -> str:
+        """Return what the variant shows that is not said of the shown case; "" for nothing."""
+        violation = self.shown_violation
+        if self.parted is None or violation is None:
+            return ""
+        return self.parted.sentence(self.causes, (self.title, violation.attribution))
 
     @property
     def slug(self) -> str:
@@ -255,7 +264,8 @@ class Bug:
             title=self.title,
             case_number=self.first.number,
             obligation=None if self.violation is None else self.violation.obligation,
-            violation=self.violation if shrunk is None else _with_parted(shrunk),
+            violation=self.shown_violation,
+            variant=self._variant(),
             causes=self.causes,
             reason=self.replayed.reason,
             detail=self.replayed.detail,
@@ -276,14 +286,6 @@ class Bug:
             suspicion=self.suspicion,
             merged=self.merged,
         )
-
-
-def _with_parted(shrunk: Shrunk) -> Violation | None:
-    """Return the violation of the smallest case, with what a distinct case says of it."""
-    parted = "" if shrunk.parted is None else shrunk.parted.attribution
-    if shrunk.violation is None or not parted:
-        return shrunk.violation
-    return with_attribution(shrunk.violation, parted)
 
 
 def words_of(finished: CaseFinished, violation: Violation | None) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ def of_bug(bug: Bug, environment: Environment, obligations: tuple[Obligation, ..
         judgement=replayed.judgement,
         environment=environment,
         title=bug.title,
+        causes=bug.causes,
         confirmed=bug.confirmed,
         tries=bug.tries,
         obligations=obligations,

@@ -23,6 +23,7 @@ from ...case.shapes import (
     unfrozen,
 )
 from ...case.tensor_parallel import plan_of, sharded_dim
+from ...protocol.verdicts import Violation
 
 T = TypeVar("T")
 
@@ -34,10 +35,17 @@ LEAST_HOLDING = 2
 
 
 class WrongCase(NamedTuple):
-    """Case that shows a bug, and the tensors that are wrong in it."""
+    """Case that shows a bug, the tensors that are wrong in it, and in which step first."""
 
     case: Case
-    tensors: tuple[str, ...]
+    tensors: tuple[str, ...] = ()
+    step: int | None = None
+    """None where it is not known, as of a crash."""
+
+    @classmethod
+    def of(cls, case: Case, violation: Violation | None) -> WrongCase:
+        """Return the case with what is wrong in it."""
+        return cls(case) if violation is None else cls(case, violation.tensors, violation.step)
 
 
 Masks = Mapping[str, tuple[int, int]]
@@ -72,7 +80,7 @@ def of_tensors(cases: Iterable[WrongCase]) -> str:
     """
     wrong: list[tuple[Case, str]] = []
     right: list[tuple[Case, str]] = []
-    for case, tensors in cases:
+    for case, tensors, _ in cases:
         names = set(parameter_shapes(case.model))
         here = [name for name in tensors if name in names]
         wrong += [(case, name) for name in here]

@@ -7,8 +7,8 @@ Where cases that have them all hold nevertheless, contrast.py says what else the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from ...case.features import BASIC, FEATURES, GROUPS, features
 from ...case.reductions import value_at
@@ -35,18 +35,24 @@ _GROUP_OF = {"mesh": "world", "precision": "training"}
 """Sections of a case whose features stand in a group of another name."""
 
 
-def size(case: Case) -> str:
-    """Format the size of a case: `"2 ranks, 1 block, 1 step"`."""
+def size(case: Case, violation: Violation | None = None) -> str:
+    """Format the size of a case: `"2 ranks, 1 block, 1 step"`.
+
+    violation: what it shows, which may be in the forward and backward after the last step.
+    """
     blocks, user = len(case.model.blocks), case.model.user
     ranks = " then ".join(" x ".join(map(str, segment.mesh)) for segment in case.resume)
     mesh = f" ({' x '.join(map(str, case.mesh))})" if case.axes.has("replicate") else ""
     number = len(counts(case.hosts, case.world_size))
     hosts = f" on {number} hosts" if number > 1 else ""
+    steps = _count(case.training.steps, "step")
+    if not case.resume and violation is not None and violation.step >= case.training.steps:
+        steps += " and the forward and backward of the next"
     return ", ".join(
         (
             _count(case.world_size, "rank") + mesh + (f" then {ranks}" if ranks else "") + hosts,
             _count(blocks, "block") if blocks else user.factory if user else "no blocks",
-            _count(case.training.steps, "step"),
+            steps,
         )
     )
 
@@ -70,38 +76,36 @@ def extent(
     from_world: bool = True,
     tried: Tried = NOTHING_TRIED,
 ) -> str:
-    """Return one sentence on a case that cannot be reduced further.
+    """Return one sentence on a case that cannot be reduced further, and on all that fail.
 
     needed: paths that could not be taken back, each with the case in which it is, as from
     `reductions.left`; from_world: more ranks than these fail too.
     """
+    needs = list(_needs(case, needed, from_world=from_world))
     # A checkpoint is wrong after any step.
-    stepwise = violation is not None and violation.obligation not in RESUME
-    first = violation.step if stepwise and violation is not None else 0
-    needs = _needs(case, needed, first, from_world=from_world)
-    such = _with_all(case, needed)
-    wrong = [one.case for one in tried.wrong if such(one.case)]
-    contrast = of_cases(wrong, [*filter(such, tried.right)])
-    parts = [needs, contrast, *_places(case, violation, tried.wrong)]
-    return "; ".join(part for part in parts if part)
+    if violation is not None and violation.obligation not in RESUME and violation.step > 0:
+        unsaid = "training.steps"  # the step is named instead
+        needs = [n._replace(default=True) if n.path == unsaid else n for n in needs]
+        needs.append(_from_step(violation.step))
 
+    def such(other: WrongCase) -> bool:
+        return all(need.met(other) for need in needs)
 
-def _with_all(case: Case, needed: Sequence[tuple[str, Case]]) -> Callable[[Case], bool]:
-    """Return a test of whether another case has all that this one needs to fail."""
-    names = {name for path, reset in needed for name in _direct(case, reset, path)}
-    paths = {path for path, _ in needed}
-
-    def such(other: Case) -> bool:
-        return (
-            names <= {*features(other)}
-            and not ("mesh" in paths and other.world_size < case.world_size)
-            and not any(
-                path in paths and value_at(other, path) < value_at(case, path)
-                for path in ("training.steps", "training.microbatches")
-            )
+    contrast = of_cases(
+        [other.case for other in tried.wrong if such(other)],
+        [other for other in tried.right if such(WrongCase(other))],
+    )
+    own = [need for need in needs if not all(map(need.met, tried.wrong))]
+    said = [need for need in needs if need not in own and not need.default]
+    parts = [_sentence(case, said)] if said or not own else []
+    if own:
+        lacking = sum(not all(need.met(other) for need in own) for other in tried.wrong)
+        parts.append(
+            f"the smallest case {_only(own)}, unlike {lacking} of the {len(tried.wrong)} failing "
+            "cases"
         )
-
-    return such
+    parts += [contrast, *_places(case, violation, tried.wrong)]
+    return "; ".join(part for part in parts if part)
 
 
 def groups(case: Case, needed: Sequence[tuple[str, Case]]) -> tuple[str, ...]:
@@ -128,47 +132,74 @@ def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
     return "; ".join([text, *_places(case, violation)])
 
 
-def _needs(case: Case, needed: Sequence[tuple[str, Case]], first: int, *, from_world: bool) -> str:
-    """Return the sentence on the features that a case needs.
+class _Need(NamedTuple):
+    """What a case needs to fail, in words."""
 
-    first: the step that is wrong first, 0-based.
-    """
-    having: list[str] = []
-    where: list[str] = []
-    since: list[str] = []
+    path: str
+    text: str
+    kind: Literal["with", "where", "since"]
+    met: Callable[[WrongCase], bool]
+    """True if another case has it."""
+    default: bool = False
+    """It is not said, unless other cases fail without."""
+
+
+def _needs(case: Case, needed: Sequence[tuple[str, Case]], *, from_world: bool) -> Iterator[_Need]:
+    """Iterate over what a case needs, the steps of the violation aside."""
+
+    def at_least(number: Callable[[Case], int]) -> Callable[[WrongCase], bool]:
+        return lambda other: number(other.case) >= number(case)
+
     grouped = any(path == "optimizer.groups" for path, _ in needed)
     for path, reset in needed:
         value = value_at(case, path)
         if grouped and path.startswith("optimizer.groups["):
             continue  # its options differ from the other groups', which is what counts
         if path == "mesh" and case.axes.has("replicate") > reset.axes.has("replicate"):
-            having.append("a mesh of two axes")
-            continue
-        if path == "mesh" and case.world_size == 2:
-            continue
-        if path == "mesh" and from_world:
-            since.append(f"from {case.world_size} ranks on")
+            axes = "a mesh of two axes"
+            yield _Need(path, axes, "with", lambda other: other.case.axes.has("replicate"))
+        elif path == "mesh" and (from_world or case.world_size == 2):
+            text = f"from {case.world_size} ranks on"
+            met = at_least(lambda other: other.world_size)
+            yield _Need(path, text, "since", met, case.world_size == 2)
         elif path == "training.steps":
-            if first > 0:
-                continue  # named below
-            since.append(f"with {value} steps or more")
+            met = at_least(lambda other: other.training.steps)
+            yield _Need(path, f"with {value} steps or more", "since", met)
         elif path == "training.microbatches":
-            having.append("several microbatches" if value == 2 else f"{value} microbatches or more")
+            text = "several microbatches" if value == 2 else f"{value} microbatches or more"
+            yield _Need(path, text, "with", at_least(lambda other: other.training.microbatches))
         elif path == "model.blocks" and len(value) > 1:
-            having.append(f"{len(value)} blocks")
+            met = at_least(lambda other: len(other.model.blocks))
+            yield _Need(path, f"{len(value)} blocks", "with", met)
         else:
             text = _lost(case, reset, path) or f"{path} {_plain(value)}"
-            (where if _is_clause(text) else having).append(text)
-    parts = []
-    if having:
-        parts.append(f"with {_listed(having)}")
-    if where:
-        parts.append(f"where {_listed(where)}")
-    parts += since
-    if first > 0:
-        parts.append(f"from the {_ORDINALS.get(first + 1, f'{first + 1}th')} step on")
-    text = f"only {', '.join(parts)}" if parts else "with all options at their default"
+            kind: Literal["where", "with"] = "where" if _is_clause(text) else "with"
+            yield _Need(path, text, kind, _having(_direct(case, reset, path)))
+
+
+def _having(names: Collection[str]) -> Callable[[WrongCase], bool]:
+    """Return a test for one of these features; it is passed where there is none to test."""
+    return lambda other: not names or not {*features(other.case)}.isdisjoint(names)
+
+
+def _from_step(first: int) -> _Need:
+    """Return the need of a violation that is first seen in this step, 0-based, and not 0."""
+    text = f"from the {_ORDINALS.get(first + 1, f'{first + 1}th')} step on"
+    return _Need("", text, "since", lambda other: other.step is None or other.step >= first)
+
+
+def _sentence(case: Case, needs: Sequence[_Need]) -> str:
+    """Return the sentence on what every failing case has."""
+    text = _only(needs) if needs else "with all options at their default"
     return f"{text}, on one rank already" if case.world_size == 1 else text
+
+
+def _only(needs: Sequence[_Need]) -> str:
+    parts = []
+    for kind in ("with", "where"):
+        texts = [need.text for need in needs if need.kind == kind]
+        parts += [f"{kind} {_listed(texts)}"] if texts else []
+    return f"only {', '.join([*parts, *(need.text for need in needs if need.kind == 'since')])}"
 
 
 def _without(case: Case, reset: Case) -> list[str]:
@@ -216,7 +247,7 @@ def _places(case: Case, violation: Violation | None, wrong: Sequence[WrongCase] 
     learning = set(trainable(model)).difference(empties(model))
     if len(learning) > 1 and learning <= set(names):
         places.append("in all parameters")
-    elif kind := of_tensors([*wrong, WrongCase(case, names)]):
+    elif kind := of_tensors([*wrong, WrongCase.of(case, violation)]):
         places.append(f"{kind} (here {_some(names)})")
     elif names:
         places.append(f"in {_some(names)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ...case.schema import Case
 from ...protocol.verdicts import (
@@ -104,7 +104,7 @@ class Findings:
                 # A crash or hang has causes only once it is traced.
                 if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
-                    bug.shown.append(_shown(finished, violation))
+                    bug.shown.append(WrongCase.of(finished.case, violation))
                     self.of_last.append(bug)
                     if bug.suspicion:
                         bug.reproduce(common, finished, violation)
@@ -116,19 +116,22 @@ class Findings:
                     return [bug] if bug.narrow(common, finished, violation) else []
         words = words_of(finished, violation)
         bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
-        bug.shown.append(_shown(finished, violation))
+        bug.shown.append(WrongCase.of(finished.case, violation))
         self.bugs.append(bug)
         self.of_last.append(bug)
         return [bug]
 
 
-def _shown(finished: CaseFinished, violation: Violation | None) -> WrongCase:
-    return WrongCase(finished.case, () if violation is None else violation.tensors)
+def failures_of(record: CaseFinished, causes: Collection[str] = ()) -> list[Finding]:
+    """Return the failures of one case, each in the form of a finding; empty if all holds.
 
-
-def failures_of(record: CaseFinished) -> list[Finding]:
-    """Return the failures of one case, each in the form of a finding; empty if all holds."""
-    return [bug.finding(number) for number, bug in enumerate(Findings().add(record))]
+    causes: those that the cases of a run left of one, which this case alone does not tell apart.
+    """
+    bugs = Findings().add(record)
+    for bug in bugs:
+        if bug.violation is not None:
+            bug.causes = bug.violation.narrowed(causes).causes
+    return [bug.finding(number) for number, bug in enumerate(bugs)]
 
 
 def _one_kind(bug: Bug, other: Bug) -> bool:

@@ -147,7 +147,7 @@ class _Shrinking:
         return Shrunk(
             finished=finished,
             violation=violation,
-            size=size(case),
+            size=size(case, violation),
             extent=sentence,
             groups=needs,
             tries=self.tries,
@@ -194,7 +194,7 @@ class _Shrinking:
         self.spent += HANG_TRIES if finished.status == "hung" else cost(case)
         same, violation = self._same(finished)
         if same:
-            self.wrong.append(WrongCase(case, () if violation is None else violation.tensors))
+            self.wrong.append(WrongCase.of(case, violation))
         elif HeldCase.of(finished).could_show(self.bug):
             self.right.append(case)
         return same

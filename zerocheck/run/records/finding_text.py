@@ -22,8 +22,8 @@ def finding_title(finding: Finding) -> str:
     often = ""
     if finding.intermittent:
         often = f" (intermittent: {finding.confirmed} of {finding.tries})"
-    title = "; ".join(part for part in (finding.hint, finding.title) if part)
-    return one_line(f"{label} {finding.implementation}: {title}{often}")
+    title = ". ".join(part for part in (f"{finding.title}{often}", finding.hint) if part)
+    return one_line(f"{label} {finding.implementation}: {title}")
 
 
 def finding_lines(finding: Finding) -> list[str]:
@@ -32,19 +32,18 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.known is not None:
         lines += known_lines(finding.known)
     if finding.violation is not None:
-        # A small case does not tell its causes apart, so it has no say about them.
-        small = bool(finding.size and finding.causes)
-        named = finding.violation.explanation if small else finding.title
-        lines += _violation_lines(finding.violation, title=named)
+        lines += _violation_lines(finding.violation, title=finding.title)
     if finding.estimated:
         lines += row("bound", ESTIMATED)
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
     if finding.status == "violated" or causes:
         lines += row("cause", _causes(causes))
+    if finding.variant:
+        lines += row("also", finding.variant)
     if finding.extent:
         lines += row("extent", finding.extent)
     if finding.follows:
-        note = "violated in the same case, and may follow from this"
+        note = "violated in cases that show this, and may follow from it"
         lines += row("also", f"{', '.join(finding.follows)}: {note}")
     if finding.reason:
         lines += row("reason", finding.reason)

@@ -220,7 +220,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     reason: str = ""
     detail: str = ""
     follows: tuple[Obligation, ...] = ()
-    """Obligations that are violated in the same case and can follow from this finding."""
+    """Obligations that are violated in cases that show this finding, and can follow from it."""
     confirmed: int = 0
     tries: int = 0
     otherwise: dict[str, int] = {}
@@ -228,6 +228,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     case_file: str = ""
     size: str = ""
     """Of the case to replay, if it was shrunk: "2 ranks, 1 block, 1 step"."""
+    variant: str = ""
+    """What a variant of the case with distinct numbers of ranks and microbatches shows, with these
+    numbers: "on 3 ranks with 5 microbatches: ...". All other numbers are of the case to replay."""
     extent: str = ""
     """What the failure needs, and where it shows; or why that is not known."""
     groups: tuple[str, ...] = ()
@@ -248,13 +251,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     @property
     def hint(self) -> str:
-        """Declarations to try before the code is blamed.
+        """Declarations under which the code is right.
 
-        "right if you mean buffers='rank0': ...".
+        "If intended, declare Semantics(buffers='rank0')."
         """
-        if not self.words or self.known is not None:
+        if not self.words or self.known is not None or self.intermittent or self.suspicion:
             return ""
-        return f"right if you mean {' or '.join(self.words)}: declare it, or fix it"
+        return f"If intended, declare {' or '.join(f'Semantics({word})' for word in self.words)}"
 
     @property
     def intermittent(self) -> bool:
@@ -326,8 +329,8 @@ Record = RunStarted | Coverage | CaseFinished | Finding | Drift | StaleIssue | R
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Input of `replay`: a case, the implementation it was run on, and its verdict.
 
-    confirmed, tries: as of the Finding; 0 tries where it was not run again; obligations: that were
-    asked for, none for all but those of MEMORY.
+    title, causes, confirmed, tries: as of the Finding; 0 tries where it was not run again;
+    obligations: that were asked for, none for all but those of MEMORY.
     """
 
     implementation: str
@@ -336,6 +339,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     judgement: Judgement | None
     environment: Environment
     title: str = ""
+    causes: tuple[str, ...] = ()
     confirmed: int = 0
     tries: int = 0
     obligations: tuple[Obligation, ...] = ()
