@@ -145,7 +145,7 @@ class WrongUpdate:
             before = before[wrong.part.range.elements]
         outside = wrong.misfit.outside
         rule = wrong.part.rule
-        names = ()
+        names: tuple[str, ...] = ()
         if named():
             places = self._wrong_places(wrong)
             for reading in self._readings(rule):
