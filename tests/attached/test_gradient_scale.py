@@ -9,6 +9,7 @@ import torch
 
 from zerocheck.attached.gradient_scale import NO_SCALE, Move, added, along, projected, scaled
 from zerocheck.attached.step_record import StepSummary
+from zerocheck.contract.semantics import Semantics
 from zerocheck.floating_point import Enclosure
 from zerocheck.judge.estimate import MARGIN
 
@@ -48,26 +49,45 @@ def seen(factor: float, sway: float = 0.003) -> tuple[float, float, float]:
     ],
 )
 def test_factors_are_named(factor: float, causes: tuple[str, ...]) -> None:
-    found = scaled([seen(factor)], summary())
+    found = scaled([seen(factor)], summary(), Semantics())
     assert found is not None and found.causes == causes
     assert found.observed == pytest.approx(factor) and found.bound == pytest.approx(MARGIN * 0.003)
 
 
+@pytest.mark.parametrize(
+    ("factor", "average", "words"),
+    [
+        (4.0, "mean", "4 times too large: summed over 4 ranks, not averaged"),
+        (4.0, "sum", "4 times too large: multiplied by the number of ranks"),
+        (0.25, "mean", "4 times too small: divided by the number of ranks twice"),
+        (0.25, "sum", "4 times too small: averaged over 4 ranks, not summed"),
+        (12.0, "mean", "12 times too large: summed over 4 ranks and 3 microbatches, not averaged"),
+        (1 / 3, "mean", "3 times too small: divided by the number of microbatches twice"),
+        (0.9, "mean", "0.9 times what it must be"),
+    ],
+)
+def test_factors_in_words(factor: float, average: str, words: str) -> None:
+    semantics = Semantics(average=average)  # type: ignore[arg-type]
+    violation = scaled([seen(factor)], summary(), semantics)
+    assert violation is not None
+    assert violation.explanation == f"the gradient as a whole is {words}"
+
+
 def test_a_right_length_holds() -> None:
-    assert scaled([seen(1.0, sway=0.0)], summary()) is None
-    assert scaled([seen(1 + 0.99 * MARGIN * 0.003)], summary()) is None
-    assert scaled([seen(1 + 1.01 * MARGIN * 0.003)], summary()) is not None
+    assert scaled([seen(1.0, sway=0.0)], summary(), Semantics()) is None
+    assert scaled([seen(1 + 0.99 * MARGIN * 0.003)], summary(), Semantics()) is None
+    assert scaled([seen(1 + 1.01 * MARGIN * 0.003)], summary(), Semantics()) is not None
 
 
 def test_copies_on_several_ranks_count_on_both_sides() -> None:
-    once, twice = (scaled([seen(0.5)] * count, summary()) for count in (1, 2))
+    once, twice = (scaled([seen(0.5)] * count, summary(), Semantics()) for count in (1, 2))
     assert once is not None and twice is not None
     assert (once.observed, once.bound) == pytest.approx((twice.observed, twice.bound))
 
 
 def test_what_was_not_asked_is_not_judged() -> None:
-    assert scaled([seen(2.0, sway=math.inf)], summary()) is None
-    assert scaled([NO_SCALE], summary()) is None
+    assert scaled([seen(2.0, sway=math.inf)], summary(), Semantics()) is None
+    assert scaled([NO_SCALE], summary(), Semantics()) is None
 
 
 def test_moves_across_a_gradient_are_none_along_it() -> None:

@@ -19,6 +19,7 @@ from zerocheck.cli import main
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.protocol.verdicts import MEMORY, Status
 from zerocheck.run.findings.case_file import write
+from zerocheck.run.findings.findings import failures_of
 from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.journal import Handler, Journal
@@ -451,7 +452,8 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
         assert record.judgement is not None
         judgement = msgspec.structs.replace(record.judgement, violations=(VIOLATION,))
         record = msgspec.structs.replace(record, judgement=judgement)
-    replayed = SimpleNamespace(finished=record, verdict="[b]again", exit_code=code)
+    failures = failures_of(record)
+    replayed = SimpleNamespace(findings=failures, verdict="[b]again", exit_code=code)
 
     def note(file: CaseFile, **given: Any) -> Any:
         asked.append((file, given))

@@ -75,24 +75,24 @@ def untraced_text(before: int, number: int) -> str:
     )
 
 
-def traced_text(before: int, trace: Trace, first: int, number: int, *, held: bool) -> str:
+def traced_text(before: int, trace: Trace, first: int, number: int, *, alone: bool) -> str:
     """Return how the first wrong step was found.
 
-    first: its number; number: that of the checked one; before: as above; held: until now nothing
-    was wrong.
+    first: its number; number: that of the checked one; before: as above; alone: no earlier
+    finding.
     """
-    kept = trace.kept
-    lost = min(kept, default=first) - before > 1
+    numbers = trace.kept
+    lost = min(numbers, default=first) - before > 1
     text = f"  first step  {first} is the first wrong one{' of those kept' if lost else ''}"
-    text += "" if held else f" since step {before}"
-    earlier = [step for step in kept if step < first]
+    text += "" if alone else f" since step {before}"
+    earlier = [step for step in numbers if step < first]
     if earlier and [*trace.held] == earlier:
         text += f": {_steps(earlier[0], earlier[-1])} recorded and hold"
     elif trace.held:
-        judged = f"{trace.judged} of {len(kept)} recorded steps were judged"
+        judged = f"{trace.judged} of {len(numbers)} recorded steps were judged"
         text += f": step {max(trace.held)} holds; {judged}"
     if lost:
-        text += f"; {_steps(before + 1, min(kept, default=first) - 1)} not kept"
+        text += f"; {_steps(before + 1, min(numbers, default=first) - 1)} not kept"
     return text + (f"; found as step {number} was checked" if first != number else "")
 
 

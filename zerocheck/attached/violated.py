@@ -57,9 +57,9 @@ class WrongSteps:
         if new:
             note = untraced_text(before, checked)
             if records:
-                held = not self.known
+                alone = not self.known
                 observed, judgement, note = _traced(
-                    observed, judgement, ranks, before, recorder, judge, held=held
+                    observed, judgement, ranks, before, recorder, judge, alone=alone
                 )
             place = self._written(observed, judgement, ranks)
             marks |= {fingerprint(what, violation) for violation in judgement.violations}
@@ -123,11 +123,11 @@ def _traced(
     recorder: FlightRecorder | None,
     judge: Judge,
     *,
-    held: bool,
+    alone: bool,
 ) -> tuple[Observed, Judgement, str]:
     """Return the first wrong step that is known, its judgement, and how it was found.
 
-    held: nothing was wrong until now.
+    alone: no earlier finding.
     """
     checked = observed.summary.number
     try:
@@ -137,4 +137,4 @@ def _traced(
             say(one_line(f"zerocheck: the recorded steps cannot be judged: {stopped}"))
         return observed, judgement, untraced_text(before, checked)
     first, verdict = found.wrong or (observed, judgement)
-    return first, verdict, traced_text(before, found, first.summary.number, checked, held=held)
+    return first, verdict, traced_text(before, found, first.summary.number, checked, alone=alone)

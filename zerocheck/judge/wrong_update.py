@@ -154,8 +154,8 @@ class WrongUpdate:
                 if names:
                     break
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
-            kept = unchanged(rule, wrong.role, names)
-            return kept if named() else Explanation(kept.text)
+            as_before = unchanged(rule, wrong.role, names)
+            return as_before if named() else Explanation(as_before.text)
         if names:
             return explanation(rule, wrong.role, names)
         return Explanation(

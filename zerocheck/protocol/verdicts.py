@@ -103,7 +103,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(NamedTuple):
-    """What is wrong, in one plain sentence, and the causes that may be behind it."""
+    """One plain sentence on what is wrong, with the causes that may be behind it."""
 
     text: str
     causes: tuple[str, ...] = ()

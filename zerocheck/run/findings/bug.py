@@ -60,7 +60,7 @@ class Parted(NamedTuple):
         texts = [self.violation.attribution]
         if self.violation.explained_by(causes):
             texts.insert(0, self.violation.narrowed(causes).explanation)
-        text = next((text for text in texts if not any(text in one for one in said)), "")
+        text = next((text for text in texts if not any(text in line for line in said)), "")
         return f"{self.where}: {text}" if text else ""
 
 

@@ -133,7 +133,7 @@ def not_searched(tries: int, case: Case, violation: Violation | None) -> str:
 
 
 class _Need(NamedTuple):
-    """What a case needs to fail, in words."""
+    """Property that a case needs to fail, in words."""
 
     path: str
     text: str

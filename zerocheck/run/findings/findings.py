@@ -125,7 +125,7 @@ class Findings:
 def failures_of(record: CaseFinished, causes: Collection[str] = ()) -> list[Finding]:
     """Return the failures of one case, each in the form of a finding; empty if all holds.
 
-    causes: those that the cases of a run left of one, which this case alone does not tell apart.
+    causes: of a finding, those that explain all failing cases of a run; others are not named.
     """
     bugs = Findings().add(record)
     for bug in bugs:
