@@ -13,12 +13,12 @@ from zerocheck.judge.diagnose.unwritten import memory_of_a_job, unwritten
 
 
 def test_in_a_case_and_in_a_job() -> None:
-    text, names = unwritten("it holds NaN")
-    assert "never written" in text and names == (bugs.UNINITIALISED_MEMORY,)
+    of_case = unwritten("it holds NaN")
+    assert "never written" in of_case.text and of_case.causes == (bugs.UNINITIALISED_MEMORY,)
     with memory_of_a_job():
-        text, names = unwritten("it holds NaN")
-    assert text == "it holds NaN, where a finite value is right" and names == ()
-    assert unwritten("it")[1]
+        of_job = unwritten("it holds NaN")
+    assert of_job.text == "it holds NaN, where a finite value is right" and of_job.causes == ()
+    assert unwritten("it").causes
 
 
 @pytest.mark.parametrize("filled", [True, False])
