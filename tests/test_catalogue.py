@@ -15,6 +15,7 @@ from zerocheck.catalogue import (
     OF_EXTRAS,
     WITH_OPTIMIZERS,
     apart,
+    check_config,
     check_spelling,
     extra_of,
     family,
@@ -102,6 +103,39 @@ def test_a_deepspeed_config(tmp_path: Path) -> None:
     assert family(name) == (name, str(path))  # there is no such file
     path.write_text('{"zero_optimization": {"stage": 2}}')
     assert family(name) == (name, str(path), "deepspeed2")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        (
+            "titan.toml",
+            '[job]\n[model]\nname = "llama3"\n[training]\nseq_len = 2048\n',
+            "is a config of torchtitan, .* as a build function, .*docs/torchtitan.md",
+        ),
+        (
+            "nanotron.yaml",
+            "model: {}\nparallelism: {dp: 2}\ntokens: {sequence_length: 256}\n",
+            "is a config of nanotron, .* as a build function",
+        ),
+        (
+            # It has fields of TrainingArguments, and its optimizer is none of them.
+            "axolotl.yaml",
+            "base_model: a/b\nmicro_batch_size: 2\noptimizer: adamw_8bit\nlearning_rate: 0.1\n"
+            "output_dir: out\n",
+            "is a config of axolotl, .*run the file that `deepspeed` names",
+        ),
+        ("mine.toml", "[tool]\n", "is TOML, and zerocheck reads configs in JSON and YAML"),
+        ("mine.toml", "[tool\n", "is not TOML: .*line 1"),
+    ],
+)
+def test_a_config_that_is_known_and_not_read(
+    tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    path = tmp_path / file
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        check_config(str(path))
 
 
 def test_every_injected_fault_is_there_and_in_the_catalogue_of_faults() -> None:

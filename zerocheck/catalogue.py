@@ -89,7 +89,7 @@ STACKS = frozenset(
 CHANGING = frozenset({"kernels", "liger_kernel", "peft", "transformers", "trl"})
 """Packages that change a model after its factory made it: what they do, a reference needs too."""
 
-CONFIG = (".json", ".yaml", ".yml")
+CONFIG = (".json", ".yaml", ".yml", ".toml")
 """Endings of names that are paths of a library's config, which stand for what it makes."""
 CONFIG_FILE = "the path of a config such as ds_config.json or fsdp.yaml"
 """Such a name, as messages show it."""
@@ -139,6 +139,7 @@ _LIGHTNING = ConfigKind(
 )
 CONFIG_KINDS = (_DEEPSPEED, _ACCELERATE, _TRANSFORMERS, _LIGHTNING)
 _CONFIG_READER = "zerocheck.adapters.shared.user_config.reader"
+_UNREAD = "zerocheck.adapters.shared.user_config.unread"
 _KNOWN_BY_KEYS = (_ACCELERATE, _TRANSFORMERS, _LIGHTNING)
 """Kinds that are known by their keys, in this order."""
 
@@ -231,13 +232,15 @@ def _kind_of(name: str) -> ConfigKind:
     """Return the kind of a config by the keys in it.
 
     Of one that is not known by them, and of one that cannot be read, it is accelerate's for YAML
-    and DeepSpeed's for JSON, whose reader says what is wrong.
+    and DeepSpeed's for JSON, whose reader says what is wrong. Raises UsageError for one of a
+    library that is known and not read.
     """
-    other = _ACCELERATE if name.endswith(CONFIG[1:]) else _DEEPSPEED
+    other = _DEEPSPEED if name.endswith(".json") else _ACCELERATE
     try:
         values = import_module(_CONFIG_READER).values_of(name)
     except UsageError:
         return other
+    import_module(_UNREAD).check_read(name, values)
     known = (one for one in _KNOWN_BY_KEYS if import_module(one.reader).recognises(values))
     return next(known, other)
 

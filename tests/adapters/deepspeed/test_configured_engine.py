@@ -175,6 +175,8 @@ STARTS: dict[str, dict[str, Any]] = {
     "auto": {"train_micro_batch_size_per_gpu": "auto"},
     "offload, and said so": {**OFFLOADED, "zero_force_ds_cpu_optimizer": False},
     "offload with its AdamW": {**OFFLOADED, **ADAM},
+    "offload that accelerate hands on": {**OFFLOADED, "gradient_accumulation_steps": "auto"},
+    "keys of another program": {"monitor_config": {"wandb": {"enabled": True}}},
 }
 
 
@@ -194,6 +196,16 @@ def test_with_what_deepspeed_does_not_start(pool: Pool, config: Write, which: st
 def test_with_what_deepspeed_starts(pool: Pool, config: Write, which: str) -> None:
     outcome = judged(pool, config(STARTS[which]), chosen("groups", 2))
     assert outcome.status == "holds", outcome.reason or outcome.judgement
+
+
+@needs_deepspeed
+def test_accelerate_offloads_another_optimizer_as_adam(pool: Pool, config: Write) -> None:
+    """`map_pytorch_optim_to_deepspeed` makes DeepSpeedCPUAdam of SGD without a word."""
+    handed_on = {**OFFLOADED, "train_micro_batch_size_per_gpu": "auto"}
+    case = merged(chosen("groups", 2), {"optimizer": {"kind": "sgd"}}, source="it")
+    outcome = judged(pool, config(handed_on), case)
+    assert outcome.status == "unsupported"
+    assert "accelerate puts DeepSpeedCPUAdam in place of" in outcome.reason
 
 
 @needs_deepspeed

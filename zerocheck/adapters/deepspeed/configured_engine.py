@@ -23,6 +23,9 @@ from .stage3 import DeepSpeed3
 from .stage12 import DeepSpeed1, DeepSpeed2
 from .user_config import DeepSpeedConfig, read, simulated_sizes
 
+MAPPED = ("adamw", "adam")
+"""Optimizers of which accelerate makes DeepSpeedCPUAdam, with the same equations."""
+
 _made: dict[str, type[ConfiguredEngine]] = {}
 
 STAGES: tuple[type[DeepSpeed], ...] = (DeepSpeed0, DeepSpeed1, DeepSpeed2, DeepSpeed3)
@@ -130,7 +133,7 @@ class ConfiguredEngine(DeepSpeed):
             config.pop(key, None)
             if size is not None:
                 config[key] = size
-        if given.own_kernel and given.adam is None:
+        if given.own_kernel and given.adam is None and not given.maps_optimizer:
             config.pop("zero_force_ds_cpu_optimizer", None)
         if given.data_types:
             config["data_types"] = {**config.get("data_types", {}), **given.data_types}
@@ -163,6 +166,11 @@ def _limit(given: DeepSpeedConfig, case: Case) -> str | None:
         return (
             f"gradient_predivide_factor {given.predivide:g} is larger than the number of ranks, "
             f"{case.world_size}"
+        )
+    if given.own_kernel and given.maps_optimizer and case.optimizer.kind not in MAPPED:
+        return (
+            "accelerate puts DeepSpeedCPUAdam in place of an optimizer whose states are offloaded, "
+            f"of {case.optimizer.kind} too"
         )
     idle = (*uncalled(case.model), *sometimes_used(case.model))
     if idle and given.optimizer and not given.zero.get("ignore_unused_parameters", True):

@@ -150,6 +150,11 @@ def test_of_deepspeed(given: Any, tmp_path: Path) -> None:
     apart.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
     inline["deepspeed_config"] = {"deepspeed_config_file": str(apart)}
     assert given(inline).code == "deepspeed1"
+    assert not given(inline).deepspeed.own_kernel
+    inline["deepspeed_config"] = {"zero_stage": 3, "offload_optimizer_device": "cpu", "wandb": 1}
+    offloaded = given(inline)
+    assert offloaded.deepspeed.own_kernel and offloaded.deepspeed.maps_optimizer
+    assert "deepspeed_config.wandb: accelerate ignores an unknown key" in offloaded.notes[-1]
 
 
 @pytest.mark.parametrize(

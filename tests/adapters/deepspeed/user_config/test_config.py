@@ -156,6 +156,29 @@ def test_offloading(given: Any) -> None:
     assert not none["sharding"] and none["options"] == {"deepspeed.own_optimizer": False}
 
 
+def test_accelerate_puts_the_kernel_of_deepspeed_in_place_of_adamw(given: Any) -> None:
+    """Only HuggingFace's integration fills in "auto", so that accelerate hands the config on."""
+    offloaded = zero(3, offload_optimizer={"device": "cpu"})
+    alone, handed_on = given(offloaded), given({**offloaded, "train_batch_size": "auto"})
+    assert alone.own_kernel and not alone.maps_optimizer
+    assert handed_on.own_kernel and handed_on.maps_optimizer
+    assert "DeepSpeedCPUAdam is what it asks for" in alone.notes[-1]
+    assert "not checked: DeepSpeedCPUAdam, which accelerate puts in" in handed_on.notes[-1]
+    assert not given({"optimizer": ADAM, **offloaded, "train_batch_size": "auto"}).notes[2:]
+
+
+def test_a_key_that_deepspeed_ignores_is_left_out_and_said(given: Any) -> None:
+    """A config with keys of another program trains all the same."""
+    monitors = {"enabled": True, "wandb": {"enabled": True}}
+    logger = {"comms_logger": {"enabled": True}}
+    made = given({"comms_config": logger, "monitor_config": monitors, "checkpoint": {"mine": 1}})
+    message = "\n".join(made.notes)
+    assert "left out: monitor_config: DeepSpeed ignores an unknown key" in message
+    assert "left out: checkpoint.mine: DeepSpeed ignores an unknown key" in message
+    assert "comms_config: DeepSpeed ignores an unknown key; did you mean 'comms_logger'" in message
+    assert not made.top and not made.checkpoint
+
+
 def test_dtypes(given: Any) -> None:
     bf16 = {"bf16": {"enabled": True, "immediate_grad_update": True}}
     wide = {"data_types": {"grad_accum_dtype": "float32", "param_dtype": "bf16"}}

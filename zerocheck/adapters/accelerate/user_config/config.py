@@ -14,7 +14,7 @@ from ...deepspeed.user_config.config import DeepSpeedConfig, config_of
 from ...shared.user_config.reader import Reader
 from ...shared.user_config.section import AUTO, Section
 from ...shared.user_config.text import plain
-from ...shared.user_config.treatment import treat_keys
+from ...shared.user_config.treatment import left_out_notes, treat_keys
 from .fsdp import Fsdp, check_whole, fsdp_of
 from .keys import DEEPSPEED, TOP
 
@@ -156,7 +156,7 @@ def _mixed(top: Section) -> Mixed:
 def _of_deepspeed(top: Section, mixed: Mixed) -> AccelerateConfig:
     """Return what accelerate makes of `deepspeed_config`: a config of DeepSpeed."""
     given = top.part("deepspeed_config")
-    treat_keys(given, DEEPSPEED, "it would ignore it without a word")
+    ignored = treat_keys(given, DEEPSPEED).left_out
     if given.says("deepspeed_config_file"):
         name = given.values["deepspeed_config_file"]
         values = plain(name, "DeepSpeed")
@@ -164,9 +164,12 @@ def _of_deepspeed(top: Section, mixed: Mixed) -> AccelerateConfig:
         values = _as_deepspeed(given)
         if mixed == "bf16":
             values["bf16"] = {"enabled": True}
-    deepspeed = config_of(Section("DeepSpeed", top.source, "", values))
+    deepspeed = config_of(Section("DeepSpeed", top.source, "", values), maps_optimizer=True)
     return AccelerateConfig(
-        name=top.source, fixed=deepspeed.fixed, deepspeed=deepspeed, notes=deepspeed.notes
+        name=top.source,
+        fixed=deepspeed.fixed,
+        deepspeed=deepspeed,
+        notes=(*deepspeed.notes, *left_out_notes(top.source, ignored)),
     )
 
 

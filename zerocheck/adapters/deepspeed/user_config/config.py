@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ....errors import UsageError
 from ...shared.user_config.reader import Reader
-from ...shared.user_config.section import Section
+from ...shared.user_config.section import AUTO, Section
 from ...shared.user_config.treatment import left_out_notes, treat_keys
 from ..options import stored_as
 from .batch import impossible_batch
@@ -28,8 +28,6 @@ CLIP = 1.0
 MOST_MICROBATCHES = 16
 """Most microbatches of a step of a case; more are drawn, for a step would take too long."""
 
-IGNORED = "it would ignore it without a word"
-
 Average = Literal["mean", "sum"]
 
 
@@ -43,9 +41,10 @@ class DeepSpeedConfig:
     predivide: what gradients are divided by before they are summed; batch: sizes of batches with
     which DeepSpeed does not start on any number of ranks, None for a key that the config has not;
     optimizer, param: whether these are offloaded; pinned: to pinned memory; own_kernel: DeepSpeed
-    insists on its own kernel for states on the host; adam: what the engine makes AdamW or Adam of;
-    large: sizes beyond those of cases, by key of `zero_optimization`; without: obligations that no
-    case can exercise, and why; notes: sentences for who runs it.
+    insists on its own kernel for states on the host; maps_optimizer: accelerate hands the config
+    on, and replaces an optimizer of torch by that kernel's; adam: what the engine makes AdamW or
+    Adam of; large: sizes beyond those of cases, by key of `zero_optimization`; without: obligations
+    that no case can exercise, and why; notes: sentences for who runs it.
     """
 
     name: str
@@ -64,6 +63,7 @@ class DeepSpeedConfig:
     param: bool = False
     pinned: bool = False
     own_kernel: bool = False
+    maps_optimizer: bool = False
     adam: EngineAdam | None = None
     large: Mapping[str, int] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
@@ -87,10 +87,13 @@ def code_of(name: str) -> str | None:
         return None
 
 
-def config_of(top: Section) -> DeepSpeedConfig:
-    """Sort a config that was read. Raises UsageError as `read` does."""
-    keys = treat_keys(top, TOP, IGNORED)
-    checkpoint = treat_keys(top.part("checkpoint"), CHECKPOINT, IGNORED)
+def config_of(top: Section, *, maps_optimizer: bool = False) -> DeepSpeedConfig:
+    """Sort a config that was read. Raises UsageError as `read` does.
+
+    maps_optimizer: accelerate hands it on.
+    """
+    keys = treat_keys(top, TOP)
+    checkpoint = treat_keys(top.part("checkpoint"), CHECKPOINT)
     zero = zero_of(top)
     dtypes = dtypes_of(top, zero.stage)
     adam = adam_of(top)
@@ -118,7 +121,7 @@ def config_of(top: Section) -> DeepSpeedConfig:
         without["buffers"] = (
             "DeepSpeed casts batch norms to bf16, which torch on the CPU cannot run"
         )
-    left_out = {**keys.left_out, **zero.left_out}
+    left_out = {**keys.left_out, **checkpoint.left_out, **zero.left_out}
     return DeepSpeedConfig(
         name=top.source,
         stage=zero.stage,
@@ -136,10 +139,11 @@ def config_of(top: Section) -> DeepSpeedConfig:
         param=zero.param,
         pinned=zero.pinned,
         own_kernel=_insists(top, zero),
+        maps_optimizer=maps_optimizer,
         adam=adam,
         large=zero.large,
         without=without,
-        notes=tuple(_notes(top, zero, left_out, clip_note)),
+        notes=(*_notes(top, zero, left_out, clip_note), *_kernel_notes(top, zero, maps_optimizer)),
     )
 
 
@@ -166,6 +170,17 @@ def _accumulation(top: Section) -> dict[str, int]:
 def _insists(top: Section, zero: Zero) -> bool:
     """Return True if DeepSpeed refuses a client's optimizer that is not its kernel for the CPU."""
     return zero.optimizer and top.flag("zero_force_ds_cpu_optimizer", True)
+
+
+def _of_file(top: Section) -> DeepSpeedConfig:
+    """Sort a config in a file. DeepSpeed itself fills in no "auto": accelerate hands it on."""
+    return config_of(top, maps_optimizer=_has_auto(top.values))
+
+
+def _has_auto(value: Any) -> bool:
+    """Return True if some value of a config is "auto"."""
+    inside = value.values() if isinstance(value, Mapping) else ()
+    return value == AUTO or any(_has_auto(one) for one in inside)
 
 
 def _average(top: Section, zero: Zero) -> Average:
@@ -218,11 +233,6 @@ def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str
     """Return notes on the differences between the run and the file."""
     notes = [f"{top.source} runs as stage {zero.stage} of DeepSpeed{clip_note}"]
     notes += left_out_notes(top.source, left_out)
-    if zero.optimizer and not top.says("optimizer"):
-        notes.append(
-            f"{top.source}: it names no optimizer, so DeepSpeed is given torch's AdamW"
-            + ("; DeepSpeedCPUAdam is what it asks for" if _insists(top, zero) else "")
-        )
     drawn = [f"zero_optimization.{name}" for name in zero.large]
     if top.says("gradient_accumulation_steps") and _accumulation(top) == {}:
         drawn.append("gradient_accumulation_steps")
@@ -234,4 +244,17 @@ def _notes(top: Section, zero: Zero, left_out: Mapping[str, str], clip_note: str
     return notes
 
 
-_reader = Reader("DeepSpeed", config_of)
+def _kernel_notes(top: Section, zero: Zero, maps_optimizer: bool) -> list[str]:
+    """Return a note on the optimizer of states on the host, which the config does not name."""
+    if not zero.optimizer or top.says("optimizer"):
+        return []
+    if _insists(top, zero) and maps_optimizer:
+        return [
+            f"{top.source}: not checked: DeepSpeedCPUAdam, which accelerate puts in place of AdamW "
+            "if optimizer states are offloaded: it is compiled first. torch's AdamW takes the steps"
+        ]
+    asked = "; DeepSpeedCPUAdam is what it asks for" if _insists(top, zero) else ""
+    return [f"{top.source}: it names no optimizer, so DeepSpeed is given torch's AdamW{asked}"]
+
+
+_reader = Reader("DeepSpeed", _of_file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -48,8 +47,6 @@ MARKS = ("trainer", "seed_everything")
 """Keys by which a config is known."""
 
 SUBCOMMAND = "fit"
-NEARLY = 0.8
-"""Likeness of a key to a known one from which on it is misspelt, and not one of the user's CLI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +103,7 @@ def code_of(name: str) -> str | None:
 def _sorted(top: Section) -> LightningConfig:
     if SUBCOMMAND in top.values:
         top = top.part(SUBCOMMAND)
-    others = _others(top)
+    others = list(top.ignored_names((*TOP, SUBCOMMAND), IGNORED))
     known = {key: one for key, one in top.values.items() if key not in others}
     outside = treat_keys(top._replace(values=known), TOP, IGNORED)
     trainer = top.part("trainer")
@@ -139,18 +136,6 @@ def _sorted(top: Section) -> LightningConfig:
         precision=precision,
         notes=tuple(notes),
     )
-
-
-def _others(top: Section) -> list[str]:
-    """Return the keys of a CLI of the user's own. UsageError for one that is misspelt."""
-    found = [key for key in top.values if key not in TOP and key != SUBCOMMAND]
-    for key in found:
-        for near in difflib.get_close_matches(key, TOP, n=1, cutoff=NEARLY):
-            raise UsageError(
-                f"{top.source}: LightningCLI has no key {top.prefix + key!r}; did you mean "
-                f"{near!r}? ({IGNORED})"
-            )
-    return found
 
 
 def _fixed(strategy: Strategy, precision: Precision) -> dict[str, Any]:

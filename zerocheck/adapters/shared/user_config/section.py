@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
@@ -9,8 +10,15 @@ from typing import Any, Final, NamedTuple
 from ....errors import UsageError, did_you_mean
 from .text import shown
 
+IGNORED = "it would ignore it without a word"
+"""What a library does with a key that it does not know."""
+
 AUTO: Final = "auto"
 """Value that a tool around the library replaces by one of its own: nothing is said here."""
+
+
+NEARLY = 0.85
+"""Likeness of an unknown key to a known one from which on it is a misspelling."""
 
 
 class Section(NamedTuple):
@@ -102,6 +110,21 @@ class Section(NamedTuple):
                     f"{did_you_mean(name, known)} "
                     f"({effect})"
                 )
+
+    def ignored_names(self, known: Collection[str], effect: str = IGNORED) -> dict[str, str]:
+        """Return the keys that the library does not know and ignores, each with that reason.
+
+        Raises UsageError, with the nearest spelling, for a misspelling of a known key. effect: what
+        the library does with it.
+        """
+        unknown = {}
+        for name in self.values:
+            if name in known or name.startswith("_") or name == "comment":
+                continue
+            if difflib.get_close_matches(name, known, n=1, cutoff=NEARLY):
+                self.check_names((*known, *unknown), effect)
+            unknown[name] = f"{self.library} ignores an unknown key{did_you_mean(name, known)}"
+        return unknown
 
     def wrong(self, key: str, allowed: str, more: str = "") -> UsageError:
         """Return the error for a value that is not one of those allowed."""

@@ -1,8 +1,9 @@
-"""Parsing of a config file into plain data: JSON, JSON as DeepSpeed relaxes it, or YAML."""
+"""Parsing of a config file into plain data: JSON, as DeepSpeed relaxes it too, YAML, or TOML."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +18,9 @@ MOST_VALUES = 100_000
 """Values of a YAML file, each alias counted where it stands."""
 
 YAML = (".yaml", ".yml")
-"""Endings of the names of files that are YAML; any other is JSON."""
+"""Endings of the names of files that are YAML."""
+TOML = ".toml"
+"""Ending of those that are TOML; any other is JSON."""
 
 
 def plain(name: str, library: str = "trainer") -> dict[str, Any]:
@@ -37,7 +40,10 @@ def plain(name: str, library: str = "trainer") -> dict[str, Any]:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise UsageError(f"{name} is not UTF-8 text") from None
-    given = _of_yaml(name, text) if name.endswith(YAML) else _of_json(name, text, library)
+    if name.endswith(YAML):
+        given = _of_yaml(name, text)
+    else:
+        given = _of_toml(name, text) if name.endswith(TOML) else _of_json(name, text, library)
     if not isinstance(given, dict):
         raise UsageError(f"{name} is no {library} config: it holds {shown(given)}, not an object")
     if {"case", "implementation"} <= given.keys():
@@ -72,6 +78,13 @@ def _of_json(name: str, text: str, library: str) -> Any:
         raise UsageError(f"{name} is no {library} config: {error}") from None
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply to be a {library} config") from None
+
+
+def _of_toml(name: str, text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{name} is not TOML: {error}") from None
 
 
 def _of_yaml(name: str, text: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from ....errors import UsageError
-from .section import AUTO, Section
+from .section import AUTO, IGNORED, Section
 from .text import shown
 
 
@@ -65,15 +65,20 @@ def left_out_notes(source: str, left_out: Mapping[str, str]) -> list[str]:
     return [f"{source}: left out: {', '.join(keys)}: {why}" for why, keys in by_reason.items()]
 
 
-def treat_keys(given: Section, table: Mapping[str, Key], effect: str) -> TreatedKeys:
+def treat_keys(given: Section, table: Mapping[str, Key], effect: str = IGNORED) -> TreatedKeys:
     """Sort the keys of a section into those passed on and those left out.
 
-    effect: what the library does with a key that it does not know. Raises UsageError for such a
-    key, and for one that is refused.
+    effect: what the library does with a key that it does not know. If it is to ignore the key,
+    the key is left out. Raises UsageError for one that the library refuses, for a misspelling, and
+    for a key that zerocheck refuses.
     """
-    given.check_names(table, effect)
     passed: dict[str, Any] = {}
     left_out: dict[str, str] = {}
+    if effect == IGNORED:
+        ignored = given.ignored_names(table)
+        left_out = {f"{given.prefix}{name}": why for name, why in ignored.items()}
+    else:
+        given.check_names(table, effect)
     for name, value in given.values.items():
         key = table.get(name)
         if key is None or value is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,9 +40,6 @@ NUMBERS = (
 )
 """Fields that are numbers, some of which YAML 1.1 takes for text: 3e-4 has no point."""
 
-NEARLY = 0.85
-"""Likeness of a key to a field from which on it is a misspelt field, and not one of a recipe."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig(AccelerateConfig):
@@ -75,7 +71,7 @@ def code_of(name: str) -> str | None:
 
 
 def _sorted(top: Section) -> TrainerConfig:
-    others = _others(top)
+    others = list(top.ignored_names(FIELDS))
     values = {key: one for key, one in top.values.items() if key not in others}
     texts = {key: number for key in NUMBERS if (number := _number(values.get(key))) is not None}
     top = top._replace(values={**values, **texts})
@@ -128,19 +124,9 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _others(top: Section) -> list[str]:
-    """Return the keys that are no fields, as recipes have them. UsageError for one misspelt."""
-    found = [key for key in top.values if key not in FIELDS]
-    for key in found:
-        for near in difflib.get_close_matches(key, FIELDS, n=1, cutoff=NEARLY):
-            raise UsageError(
-                f"{top.source}: TrainingArguments have no field {key!r}; did you mean {near!r}?"
-            )
-    return found
-
-
 def _of_deepspeed(top: Section, notes: list[str]) -> TrainerConfig:
-    deepspeed = config_of(Section("DeepSpeed", top.source, "", deepspeed_of(top)))
+    section = Section("DeepSpeed", top.source, "", deepspeed_of(top))
+    deepspeed = config_of(section, maps_optimizer=True)
     return TrainerConfig(
         name=top.source,
         fixed=deepspeed.fixed,
