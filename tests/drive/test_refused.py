@@ -12,9 +12,11 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from zerocheck.case.schema import Case, Optimizer, OptimizerKind
+from zerocheck.contract.refusals import refused_cast, refused_dtypes
 from zerocheck.drive.checkpoints import gist
 from zerocheck.drive.steps import Driver
 from zerocheck.errors import Unsupported
+from zerocheck.models.network import build_model
 
 
 def test_type_and_message() -> None:
@@ -55,6 +57,7 @@ def test_what_torch_cannot_run_at_all_is_no_refusal_of_a_checkpoint(
     kind: OptimizerKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver: Any = Driver.__new__(Driver)
+    driver._model = None
     driver.device, driver.case = torch.device("cpu"), Case(optimizer=Optimizer(kind=kind))
     driver.progress = SimpleNamespace(at=lambda text: None)
     driver.checkpoints = _Checkpoints(RuntimeError(f"{IN_PLACE}. The input has placement"))
@@ -64,3 +67,27 @@ def test_what_torch_cannot_run_at_all_is_no_refusal_of_a_checkpoint(
         return
     with pytest.raises(Unsupported, match=f"torch refuses Muon of DTensors: {IN_PLACE}"):
         driver.load_checkpoint(None)
+
+
+def test_a_model_that_is_cast_is_refused_where_torch_has_no_kernel() -> None:
+    """And an operator of an implementation, whose parameters have their dtypes, is not excused."""
+    case = Case()
+    model = build_model(case)
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(2, 2) @ torch.zeros(2, 2, dtype=torch.bfloat16)
+    assert refused_cast(model, raised.value, case) is None
+    cast = model.to(torch.bfloat16)
+    reason = refused_cast(cast, raised.value, case)
+    assert reason is not None and "a model that is cast to bfloat16 cannot run this ca" in reason
+    assert refused_cast(cast, RuntimeError("shapes cannot be multiplied"), case) is None
+
+
+def test_a_reference_without_a_kernel_is_no_failure_of_the_judge() -> None:
+    norm = torch.nn.BatchNorm1d(3).to(torch.bfloat16)
+    with (
+        pytest.raises(Unsupported, match="in the declared dtypes: mixed dtype"),
+        refused_dtypes(),
+    ):
+        norm(torch.zeros(4, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot"), refused_dtypes():
+        torch.zeros(2, 3) @ torch.zeros(2, 3)

@@ -21,6 +21,7 @@ from ..case.shapes import (
     calls_twice,
     empties,
     leaves_a_rank_empty,
+    parameter_dtypes,
     sometimes_used,
     transposed,
     unfrozen,
@@ -29,6 +30,8 @@ from ..compat import reduces_unused
 from ..errors import Unsupported
 from ..optimizers import optimizer_of
 from .names import named_parameters
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Refusal(NamedTuple):
@@ -120,6 +123,16 @@ CALLED_TWICE = (
 )
 
 
+NO_KERNEL = (
+    # aten/src/ATen: a kernel takes operands of one dtype, or there is none for it on the device
+    Refusal(RuntimeError, r"expected scalar type \w+ but found \w+"),
+    Refusal(RuntimeError, r"mixed dtype \(\w+\): expect \w+ to have scalar type of \w+"),
+    Refusal(RuntimeError, r"(mat1 and mat2|m1 and m2|self and mat2) (must|to) have the same dtype"),
+    Refusal(RuntimeError, r"Input type \(.*\) and (weight|bias) type \(.*\) should be the same"),
+    Refusal(RuntimeError, r"not implemented for '(BFloat16|Half|Float8\w*)'"),
+)
+
+
 WITHOUT_CLOSURE = (
     # torch/distributed/checkpoint/state_dict.py: `_init_optim_state`
     Refusal(TypeError, r"unexpected keyword argument 'closure'"),
@@ -158,6 +171,45 @@ def refused_while_run(device: torch.device, error: BaseException, case: Case) ->
             if isinstance(error, refusal.kind) and re.search(refusal.message, str(error)):
                 return f"{words}: {str(error).splitlines()[0]}"
     return None
+
+
+def without_kernel(error: BaseException) -> str | None:
+    """Return the sentence of torch if it has no kernel for the dtypes of an operator, or None."""
+    for refusal in NO_KERNEL:
+        if isinstance(error, refusal.kind) and re.search(refusal.message, str(error)):
+            return str(error).splitlines()[0]
+    return None
+
+
+def refused_cast(model: nn.Module, error: BaseException, case: Case) -> str | None:
+    """Return the reason why a model that the code under test cast cannot run here, or None.
+
+    Only if its parameters have other dtypes than the case says, so that no operator can be blamed
+    for what an implementation casts in a forward.
+    """
+    sentence = without_kernel(error)
+    if sentence is None:
+        return None
+    dtypes = parameter_dtypes(case.model)
+    for name, parameter in named_parameters(model):
+        if name in dtypes and parameter.dtype != DTYPES[dtypes[name]]:
+            dtype, kind = str(parameter.dtype).removeprefix("torch."), parameter.device.type
+            return f"a model that is cast to {dtype} cannot run this case on {kind}: {sentence}"
+    return None
+
+
+@contextmanager
+def refused_dtypes() -> Iterator[None]:
+    """Raise Unsupported where torch has no kernel for the dtypes of the reference."""
+    try:
+        yield
+    except RuntimeError as error:
+        sentence = without_kernel(error)
+        if sentence is None:
+            raise
+        raise Unsupported(
+            f"one device cannot compute it in the declared dtypes: {sentence}"
+        ) from error
 
 
 ADVICE = (

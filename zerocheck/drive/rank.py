@@ -23,7 +23,7 @@ from ..catalogue import INJECTED, PLANTING, apart, installed
 from ..compat_memory import quiet_profiler
 from ..contract import loading
 from ..contract.implementation import Implementation
-from ..contract.refusals import advise, refused_while_run
+from ..contract.refusals import advise
 from ..contract.semantics import Semantics
 from ..errors import Unsupported, UsageError, unknown
 from ..execution.kernels import deterministic
@@ -279,7 +279,7 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
     except Unsupported as refusal:
         return CaseUnsupported(str(refusal))
     except Exception as error:
-        reason = refused_while_run(device, error, case)
+        reason = driver.refused(error)
         if reason is None:
             advise(error)
             raise

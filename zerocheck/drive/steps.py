@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import fields
@@ -26,7 +27,7 @@ from ..contract.implementation import (
     Step,
     StepReport,
 )
-from ..contract.refusals import refused_while_run
+from ..contract.refusals import refused_cast, refused_while_run
 from ..contract.start import initial_state
 from ..errors import Unsupported, UsageError, unknown
 from ..execution.graph import GraphNotes
@@ -95,6 +96,7 @@ class Driver:
         self._notes = True
         self._loss_of = loss_of(case)
         self._overflow = Overflow(case)
+        self._model: weakref.ref[nn.Module] | None = None
 
     def bare(self) -> StepsTaken:
         """Take the steps like a user's loop: nothing observed, nothing poisoned."""
@@ -160,7 +162,7 @@ class Driver:
             try:
                 self.checkpoints.load(subject)
             except (Exception, CheckpointException) as error:  # that of dcp is no Exception
-                reason = refused_while_run(self.device, error, self.case)
+                reason = self.refused(error)
                 if reason is not None:  # of any case like it, and not of the checkpoint
                     raise Unsupported(reason) from error
                 refused = CheckpointObservation(refused=gist(error))
@@ -203,6 +205,7 @@ class Driver:
         if self.device.type != CPU:  # made on the CPU, so that its bits are the same everywhere
             model = model.to(self.device)
         probe = ForwardProbe(model)
+        self._model = weakref.ref(model)
         self._random.start()
         self.progress.at(f"{self.implementation.__name__}(model, case, mesh)")
         subject = self.implementation(model, case, self.mesh)
@@ -214,6 +217,14 @@ class Driver:
             self.checkpoints.load(subject)
         self._restored = state is not None
         return subject, probe
+
+    def refused(self, error: BaseException) -> str | None:
+        """Return the reason why torch cannot run the case, which raised `error`, or None."""
+        reason = refused_while_run(self.device, error, self.case)
+        model = None if self._model is None else self._model()
+        if reason is None and model is not None:
+            return refused_cast(model, error, self.case)
+        return reason
 
     def _start_state(self, model: nn.Module) -> RestoreState | None:
         """Return the state to restore, or None for a start at step 0.

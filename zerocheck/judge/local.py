@@ -18,6 +18,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import without_recomputation
 from ..compat_compiler import use_deterministic, without_compiler
+from ..contract.refusals import refused_dtypes
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
@@ -275,7 +276,8 @@ class LocalRunner:
         if dtype is not None and self._computing.inputs:
             inputs = cast_inputs(dtype, None, inputs)
         outputs: torch.Tensor
-        with torch.autocast(self._device.type, dtype, enabled=self._computing.autocast):
+        autocast = torch.autocast(self._device.type, dtype, enabled=self._computing.autocast)
+        with refused_dtypes(), autocast:
             outputs = call_with(model, inputs, drawn.keywords)
         return cast_outputs(dtype, outputs) if self._computing.outputs else outputs
 
