@@ -117,7 +117,7 @@ class Section(NamedTuple):
         Raises UsageError, with the nearest spelling, for a misspelling of a known key. effect: what
         the library does with it.
         """
-        unknown = {}
+        unknown: dict[str, str] = {}
         for name in self.values:
             if name in known or name.startswith("_") or name == "comment":
                 continue
