@@ -12,7 +12,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from zerocheck.case.schema import Case, Optimizer, OptimizerKind
-from zerocheck.contract.refusals import refused_cast, refused_dtypes
+from zerocheck.contract.no_kernel import refused_dtypes
+from zerocheck.contract.refusals import refused_cast
 from zerocheck.drive.checkpoints import gist
 from zerocheck.drive.steps import Driver
 from zerocheck.errors import Unsupported

@@ -8,6 +8,7 @@
 - `loading.py`: loading of an implementation by name
 - `memory_order.py`: ranges in the order of memory, as boxes of a tensor
 - `names.py`: names of parameters in the unwrapped model, whatever wraps it
+- `no_kernel.py`: errors of torch's kernels for dtypes
 - `optimizers.py`: torch optimizers inside the object that trains a model
 - `partitions.py`: partition of a flat group of parameters on one rank, as shards
 - `refusals.py`: refusals by torch of any caller's code: such cases are unsupported

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -30,15 +29,9 @@ from ..compat import reduces_unused
 from ..errors import Unsupported
 from ..optimizers import optimizer_of
 from .names import named_parameters
+from .no_kernel import Refusal, without_kernel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-class Refusal(NamedTuple):
-    """Exception that torch raises for a model that it rejects: type, message (regex)."""
-
-    kind: type[Exception]
-    message: str
 
 
 REFUSALS = (
@@ -123,16 +116,6 @@ CALLED_TWICE = (
 )
 
 
-NO_KERNEL = (
-    # aten/src/ATen: a kernel takes operands of one dtype, or there is none for it on the device
-    Refusal(RuntimeError, r"expected scalar type \w+ but found \w+"),
-    Refusal(RuntimeError, r"mixed dtype \(\w+\): expect \w+ to have scalar type of \w+"),
-    Refusal(RuntimeError, r"(mat1 and mat2|m1 and m2|self and mat2) (must|to) have the same dtype"),
-    Refusal(RuntimeError, r"Input type \(.*\) and (weight|bias) type \(.*\) should be the same"),
-    Refusal(RuntimeError, r"not implemented for '(BFloat16|Half|Float8\w*)'"),
-)
-
-
 WITHOUT_CLOSURE = (
     # torch/distributed/checkpoint/state_dict.py: `_init_optim_state`
     Refusal(TypeError, r"unexpected keyword argument 'closure'"),
@@ -173,14 +156,6 @@ def refused_while_run(device: torch.device, error: BaseException, case: Case) ->
     return None
 
 
-def without_kernel(error: BaseException) -> str | None:
-    """Return the sentence of torch if it has no kernel for the dtypes of an operator, or None."""
-    for refusal in NO_KERNEL:
-        if isinstance(error, refusal.kind) and re.search(refusal.message, str(error)):
-            return str(error).splitlines()[0]
-    return None
-
-
 def refused_cast(model: nn.Module, error: BaseException, case: Case) -> str | None:
     """Return the reason why a model that the code under test cast cannot run here, or None.
 
@@ -196,20 +171,6 @@ def refused_cast(model: nn.Module, error: BaseException, case: Case) -> str | No
             dtype, kind = str(parameter.dtype).removeprefix("torch."), parameter.device.type
             return f"a model that is cast to {dtype} cannot run this case on {kind}: {sentence}"
     return None
-
-
-@contextmanager
-def refused_dtypes() -> Iterator[None]:
-    """Raise Unsupported where torch has no kernel for the dtypes of the reference."""
-    try:
-        yield
-    except RuntimeError as error:
-        sentence = without_kernel(error)
-        if sentence is None:
-            raise
-        raise Unsupported(
-            f"one device cannot compute it in the declared dtypes: {sentence}"
-        ) from error
 
 
 ADVICE = (

@@ -18,7 +18,7 @@ from ..case.schema import Case
 from ..case.shapes import unfrozen
 from ..compat import without_recomputation
 from ..compat_compiler import use_deterministic, without_compiler
-from ..contract.refusals import refused_dtypes
+from ..contract.no_kernel import refused_dtypes
 from ..execution.alignment import lies, place
 from ..execution.graph import GraphNotes
 from ..execution.kernels import deterministic, kept
