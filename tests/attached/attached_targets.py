@@ -15,6 +15,7 @@ import failing_scenarios
 import load_scenarios
 import output_scenarios
 import scenarios
+import script_change_scenarios
 import token_scenarios
 import torch
 import train_attached
@@ -35,6 +36,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
         else:
             rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
             rooms = (*rooms, token_scenarios, comparison_scenarios, exchange_scenarios)
+            rooms = (*rooms, script_change_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

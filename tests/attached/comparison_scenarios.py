@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import planted
 import torch
 import torch.distributed as dist
 from scenarios import WRAPS, net
+from wrong_reductions import after_backward, multiplied
 
 import zerocheck
 from zerocheck.attached.holdings import local
@@ -32,11 +34,11 @@ def compared(
     size, rank = dist.get_world_size(), dist.get_rank()
     for step in range(2):
         batch = torch.randn(12, 6, generator=torch.Generator().manual_seed(seed + step))
-        with check.step():
+        factor = 2 if fault == "doubled" else 1
+        with after_backward(partial(multiplied, model, factor)), check.step():
             model(batch.chunk(size)[rank]).square().mean().backward()
-            if fault == "doubled":
-                for parameter in model.parameters():
-                    local(parameter.grad).mul_(2)
+            if fault == "scaled":
+                multiplied(model, 0.7)
             planted.clip(model, 0.1)
             optimizer.step()
             optimizer.zero_grad()

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from wrong_reductions import after_backward, multiplied
 
 import zerocheck
 from zerocheck.attached.holdings import local
@@ -430,10 +431,19 @@ def referenced(
         on_violation="warn",
     )
     message = io.StringIO()
+    number = microbatch = 0
+
+    def spoil() -> None:
+        factors = {"short": 0.8, "world": dist.get_world_size()}
+        if number and microbatch and fault in factors:
+            multiplied(model, factors[fault])
+        if number and microbatch and fault == "not finite":
+            multiplied(model, torch.nan)
+
     for number in range(2):
         if stale:
             model(batch()).sum().backward()
-        with redirect_stderr(message), check.step():
+        with redirect_stderr(message), after_backward(spoil), check.step():
             for microbatch in range(2):
                 alone = nullcontext()
                 if fault == "local":
@@ -454,13 +464,6 @@ def referenced(
                     loss = loss * torch.nn.Parameter(torch.ones(())) + 0.0 * (out.detach().sum())
                 scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            for parameter in model.parameters():
-                if fault == "not finite" and number:
-                    local(parameter.grad).reshape(-1)[:1] = torch.nan
-                if fault == "short" and number:
-                    local(parameter.grad).mul_(0.8)
-                if fault == "world" and number:
-                    local(parameter.grad).mul_(dist.get_world_size())
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

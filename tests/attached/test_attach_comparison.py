@@ -55,6 +55,15 @@ def test_a_bug_in_one_of_them(step: Any) -> None:
     assert done.exit_code == 1 and "a bug: the step of A is wrong" in done.output
 
 
+def test_another_change_of_gradients(step: Any) -> None:
+    """Each is right for its author, and the two jobs do not do the same."""
+    one, other = step("one", 2, "fsdp2"), step("other", 3, "ddp", fault="scaled")
+    done = compared(one, other, "--model", MODEL)
+    assert done.exit_code == 1
+    assert "in B it multiplies every gradient by 0.7" in done.output, done.output
+    assert "not the same step" in done.output
+
+
 def test_other_samples(step: Any) -> None:
     one, other = step("one", 2, "fsdp2"), step("other", 3, "ddp", seed=6)
     done = compared(one, other, "--model", MODEL)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from wrong_reductions import after_backward, multiplied
 
 import zerocheck
 from zerocheck.attached.forwards import declared_autocast
@@ -59,10 +60,8 @@ def trained(model: nn.Module, tmp_path: Path, factor: float = 1.0) -> zerocheck.
     check = zerocheck.attach(
         model, optimizer, reference=make_model, directory=tmp_path, on_violation="warn"
     )
-    with check.step():
+    with after_backward(functools.partial(multiplied, model, factor)), check.step():
         model(torch.randn(32, 8)).square().sum().backward()
-        for parameter in model.parameters():
-            parameter.grad.mul_(factor)
         optimizer.step()
     return check
 

@@ -213,7 +213,7 @@ def test_a_scaler_that_skips_says_what_it_skipped(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-def test_nan_of_a_script_is_no_memory_that_was_never_written(ask: Ask, wrap: str) -> None:
+def test_nan_of_a_job_is_no_memory_that_was_never_written(ask: Ask, wrap: str) -> None:
     """Nothing fills the memory of a job; local gradients are finite, so the gradient is wrong."""
     for answer in ask("referenced", wrap=wrap, fault="not finite"):
         violations = {one["obligation"]: one for one in answer["violations"]}

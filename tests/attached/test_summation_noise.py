@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from wrong_reductions import after_backward, multiplied
 
 import zerocheck
 from zerocheck.attached.summation_noise import SumNoise, as_summed
@@ -71,12 +73,10 @@ def checked(tmp_path: Path, model: nn.Module, kind: str, error: float = 0.0) -> 
     )
     torch.manual_seed(1)
     x = torch.randn(16, SAMPLES // 16, 8) if kind == "three dims" else torch.randn(SAMPLES, 8)
-    with check.step():
+    with after_backward(partial(multiplied, model.head, 1 + error)), check.step():
         out = model(x)
         target = torch.zeros_like(out).uniform_(-1, 1)
         (out if kind == "loss" else (out - target).square().mean()).backward()
-        for parameter in model.head.parameters():
-            parameter.grad.mul_(1 + error)
         optimizer.step()
     return check
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from wrong_reductions import after_backward, multiplied
 
 import zerocheck
 from zerocheck.protocol.verdicts import Judgement
@@ -24,8 +26,8 @@ def trained(
 ) -> Judgement:
     """The verdict on the third step.
 
-    loss: of the model, with new samples each time; factor: that gradients are multiplied by before
-    the update, which is a fault; after: what the script does to the model behind it.
+    loss: of the model, with new samples each time; factor: that the backward multiplies gradients
+    by, which is a fault; after: what the script does to the model behind it.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     check = zerocheck.attach(
@@ -33,12 +35,9 @@ def trained(
     )
     torch.manual_seed(1)
     for _ in range(3):
-        with check.step():
+        with after_backward(partial(multiplied, model, factor)), check.step():
             optimizer.zero_grad()
             loss(model).backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.mul_(factor)
             optimizer.step()
             with torch.no_grad():
                 after(model)

@@ -60,6 +60,8 @@
 - `run_parameters.py`: parameters of a live run and the places of their shards, from what its ranks
   report
 - `same_model.py`: comparison of the models of all ranks: a sharded or replicated run has only one
+- `script_changes.py`: changes that a script makes to gradients between the end of their
+  reduction and the step
 - `samples.py`: samples that a run is given: none comes twice in an epoch, on any rank
 - `saved_state.py`: record of the state that was saved, and its comparison with what was loaded
 - `session.py`: session of an attached run: which steps are observed, and what is done with each

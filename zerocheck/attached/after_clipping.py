@@ -94,10 +94,11 @@ def _all_times(found: list[_Changed], factor: float) -> bool:
     There are three: of the factor, of the product by it, and of the product that the factor was
     taken from. What underflows is off by the smallest normal number.
     """
-    return all(_times(one.given, one.clipped, factor) for one in found)
+    return all(times(one.given, one.clipped, factor) for one in found)
 
 
-def _times(given: torch.Tensor, clipped: torch.Tensor, factor: float) -> bool:
+def times(given: torch.Tensor, clipped: torch.Tensor, factor: float) -> bool:
+    """Return True if a gradient is `factor` times another one, but for three roundings."""
     expected = clipped.double() * factor
     bound = 3 * unit_roundoff(given.dtype) * expected.abs() + torch.finfo(given.dtype).tiny
     return bool(((given.double() - expected).abs() <= bound).all())

@@ -20,9 +20,10 @@ from ..errors import ExitCode, UsageError
 from ..foreign_text import one_line
 from ..optimizers import STATES
 from ..protocol.observations import Entry
-from .reduced_gradient import enclosure, gradient_of, put
+from .reduced_gradient import enclosure, put
 from .replay import ReplayedBundle, replay
 from .run_parameters import RunParameter, run_parameters
+from .script_changes import REPORTED
 from .step_record import AFTER, BEFORE, GroupOptions, Observed
 from .text import first_of
 
@@ -47,7 +48,7 @@ class Job:
         """Put a tensor together from the shards of all ranks: flat float32; None without any."""
         found = None
         for rank, number, entry in self._pieces[tensor.name]:
-            value = gradient_of(rank, number)
+            value = rank.gradient(number)
             if what != "gradient":
                 value = rank.values.get((what, number))
             if value is not None:
@@ -141,7 +142,7 @@ def compare_bundles(
     unjudged = first.replayed.local.reason or second.replayed.local.reason
     differences = [*_options(first, second)]
     if not unjudged:
-        differences += _samples(first, second, tensors)
+        differences += [*_samples(first, second, tensors), *_changes(first, second)]
     rows = tuple(
         (name, *(_distance(job_a, job_b) for job_a, job_b in pairs))
         for name, tensor in tensors.items()
@@ -213,6 +214,14 @@ def _samples(one: Job, other: Job, tensors: dict[str, RunParameter]) -> Iterator
             f"the samples or the losses are not the same: local gradients of {wrong[0]}{more} add "
             "up to something else in A and in B"
         )
+
+
+def _changes(one: Job, other: Job) -> Iterator[str]:
+    """Yield a sentence if scripts change gradients in other ways after their reduction."""
+    done = [job.replayed.judgement.unjudged.get("gradient", "") for job in (one, other)]
+    mine, theirs = (text.removeprefix(f"{REPORTED}: ") or "it changes nothing" for text in done)
+    if mine != theirs:
+        yield f"{REPORTED} is not the same: in A {mine}, in B {theirs}"
 
 
 def _pairs(

@@ -102,6 +102,8 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     copies = [one for one in judgement.violations if one.obligation == "gradient"]
     found = [full.violation] if full.violation is not None else copies
     status: Status = "violated" if found else "holds"
+    reasons: dict[Obligation, str] = {"gradient": full.changes, "loss": full.loss_reason}
+    unjudged = {obligation: reason for obligation, reason in reasons.items() if reason}
     loss: dict[Obligation, Status] = {}
     if full.loss_status is not None:
         loss["loss"] = full.loss_status
@@ -110,7 +112,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
         statuses={**judgement.statuses, **loss, "gradient": status},
         share={**judgement.share, "gradient": full.share},
         violations=(*others, *found, *([] if full.loss is None else [full.loss])),
-        unjudged=judgement.unjudged | ({"loss": full.loss_reason} if full.loss_reason else {}),
+        unjudged=judgement.unjudged | unjudged,
         tier="full",
         estimated=("gradient",),
     )

@@ -44,7 +44,8 @@ DTensor, SyncBatchNorm."""
 class ExchangeWatch:
     """Observation of the collectives of a step that the script's own code calls.
 
-    call: the first one in a forward or backward of the model, in words, or "".
+    call: the first one in a forward or backward of the model, in words, or ""; elements: of tensors
+    in those outside of both, since it was last set to 0.
     """
 
     def __init__(self, model: nn.Module, guard: ErrorGuard) -> None:
@@ -54,6 +55,7 @@ class ExchangeWatch:
         self._packages = () if engine is None else (package_of(type(engine.optimizer)),)
         self._hooks = {*_codes_of_hooks(model)}
         self.call = ""
+        self.elements = 0
 
     def hooked(self) -> ExitStack:
         """Observe the collectives; closing the stack ends it."""
@@ -75,7 +77,7 @@ class ExchangeWatch:
 
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def noting(owner: Any, *args: Any, **named: Any) -> Any:
-            if not torch.compiler.is_compiling() and not self.call:
+            if not torch.compiler.is_compiling():
                 with self._guard():
                     if called := collective_of(name, owner):
                         self._note(called, (args, named), sys._getframe(1))
@@ -85,7 +87,9 @@ class ExchangeWatch:
 
     def _note(self, name: str, given: Any, frame: FrameType) -> None:
         phase = "backward" if in_backward() else "forward" if any(self._open) else ""
-        if not phase or _is_number(given):
+        if not phase:
+            self.elements += sum(one.numel() for one in tensors_in(given, every=True).values())
+        if self.call or not phase or _is_number(given):
             return
         caller, function = self._caller(frame)
         if caller is not None:

@@ -7,7 +7,7 @@ ranks.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -26,6 +26,7 @@ from .reduced_gradient import (
     Judged,
     compare_shards,
     exhibit,
+    first_right,
     put,
     share_of,
     violation,
@@ -33,7 +34,8 @@ from .reduced_gradient import (
 )
 from .reference import Factory, Local, Reference
 from .run_parameters import RunParameter, run_parameters
-from .step_record import Observed, RankVerdict, StepSummary
+from .script_changes import ScriptChanges
+from .step_record import ACCUMULATED, GIVEN, Observed, Point, RankVerdict, StepSummary
 from .token_weights import TokenWeights, judge_weights
 
 
@@ -41,25 +43,29 @@ class _Plan(msgspec.Struct, frozen=True):
     """First message of rank 0.
 
     entries: of each tensor by rank, none where every rank holds all of it; reason: why no gradient
-    is judged; hooks: whether a rank has hooks of the script that change something.
+    is judged; hooks: whether a rank has hooks of the script that change something; points: at
+    which the gradient is judged.
     """
 
     tensors: tuple[RunParameter, ...] = ()
     entries: tuple[tuple[tuple[Entry, ...], ...], ...] = ()
     reason: str = ""
     hooks: bool = False
+    points: tuple[Point, ...] = (GIVEN,)
 
 
 class Full(msgspec.Struct, frozen=True):
     """The verdict on the gradient; rank 0 has it.
 
-    reason: why there is none; loss, loss_status, loss_reason: that on the weights of tokens, None
-    and "" where they are not declared alike.
+    reason: why there is none; changes: what the script did to the gradient after it was judged;
+    loss, loss_status, loss_reason: that on the weights of tokens, None and "" where they are not
+    declared alike.
     """
 
     share: float = 0.0
     violation: Violation | None = None
     reason: str = ""
+    changes: str = ""
     loss: Violation | None = None
     loss_status: Status | None = None
     loss_reason: str = ""
@@ -77,6 +83,7 @@ def judge_gradient(
     verdicts: of all ranks, on rank 0.
     """
     plan = _Plan()
+    changes = ScriptChanges.of(verdicts)
     if ranks.rank == 0:
         reason = why_not([one.summary for one in verdicts])
         if not reason and parted_before(verdicts):
@@ -85,7 +92,11 @@ def judge_gradient(
             [one.summary.pieces for one in verdicts], [one.hashes for one in verdicts]
         )
         plan = _Plan(reason=reason) if reason else _planned([one.summary for one in verdicts], own)
-        plan = msgspec.structs.replace(plan, hooks=any(one.summary.hooks for one in verdicts))
+        plan = msgspec.structs.replace(
+            plan,
+            hooks=any(one.summary.hooks for one in verdicts),
+            points=changes.points(semantics),
+        )
     plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
     if plan.reason:
         return Full(reason=plan.reason)
@@ -106,17 +117,23 @@ def judge_gradient(
         )
     if reason := _of_any_rank(local.reason, ranks):
         return Full(reason=reason)
-    found = Judged(0.0, {}, (), ())
+    found = {point: Judged(0.0, {}, (), ()) for point in plan.points}
     for tensor in tensors:
         if tensor.trains:
             total = ranks.total(share_of(local, tensor))
-            found = joined(found, compare_shards(observed, tensor, total, semantics))
-    full = _verdict(observed, local, found, tensors, semantics, ranks)
-    if semantics.weight != "token":
+            for point, judged in found.items():
+                one = compare_shards(observed, tensor, total, semantics, point)
+                found[point] = joined(judged, one)
+    full, point = _verdict(observed, local, found, tensors, semantics, ranks)
+    every: list[list[TokenWeights]] = []
+    if semantics.weight == "token":
+        gathered = ranks.gather(msgspec.msgpack.encode(local.tokens))
+        every = [msgspec.msgpack.decode(one, type=list[TokenWeights]) for one in gathered]
+    if ranks.rank:
         return full
-    gathered = ranks.gather(msgspec.msgpack.encode(local.tokens))
-    every = [msgspec.msgpack.decode(one, type=list[TokenWeights]) for one in gathered]
-    return full if ranks.rank else with_tokens(full, observed.summary, every, semantics)
+    return with_weights(
+        full, observed.summary, every, semantics, changes if point == ACCUMULATED else None
+    )
 
 
 def _of_any_rank(reason: str, ranks: AllRanks) -> str:
@@ -125,19 +142,31 @@ def _of_any_rank(reason: str, ranks: AllRanks) -> str:
     return ranks.broadcast(next(filter(None, every), b"")).decode()
 
 
-def with_tokens(
+def with_weights(
     full: Full,
     summary: StepSummary,
     every: Sequence[Sequence[TokenWeights]],
     semantics: Semantics,
+    changes: ScriptChanges | None,
 ) -> Full:
-    """Return the verdict with that on the weights of tokens. every: of each rank's microbatches."""
+    """Return the verdict with what the script did after the reduction, and on weights of tokens.
+
+    every: of each rank's microbatches; changes: None where what the optimizer was given was judged.
+    """
+    factor = 1.0
+    if changes is not None:
+        factor = changes.factor
+        violation = full.violation or changes.unequal()
+        full = msgspec.structs.replace(full, violation=violation, changes=changes.text(semantics))
+    if semantics.weight != "token":
+        return full
     averaged = semantics.reduction == "mean"
     loss, reason = judge_weights(
         every,
         step=summary.number,
         scale=summary.loss_scale,
         world_size=len(every) if averaged else 1,
+        factor=factor,
     )
     status: Status = "violated" if loss is not None else "holds"
     return msgspec.structs.replace(
@@ -224,23 +253,36 @@ def _whole(
 def _verdict(
     observed: Observed,
     local: Local,
-    found: Judged,
+    found: Mapping[Point, Judged],
     tensors: Sequence[RunParameter],
     semantics: Semantics,
     ranks: AllRanks,
-) -> Full:
-    gathered = ranks.gather(msgspec.msgpack.encode(found))
-    every = [Judged(*one) for one in (msgspec.msgpack.decode(g, type=list) for g in gathered)]
-    asked = worst(every, tensors) if ranks.rank == 0 else []
-    names = msgspec.msgpack.encode([one.name for one in asked])
-    wanted = msgspec.msgpack.decode(ranks.broadcast(names), type=list[str])
+) -> tuple[Full, Point]:
+    """Return the verdict, and the point at which the gradient was judged; rank 0 has both."""
+    gathered = [msgspec.msgpack.decode(one, type=list) for one in ranks.gather(_encoded(found))]
+    at: Point = GIVEN
+    every: Sequence[Judged] = ()
+    asked: list[RunParameter] = []
+    if ranks.rank == 0:
+        points = {
+            point: [Judged(*of_rank[number]) for of_rank in gathered]
+            for number, point in enumerate(found)
+        }
+        at, every = first_right(points, observed.summary)
+        asked = worst(every, tensors)
+    names = msgspec.msgpack.encode((at, [one.name for one in asked]))
+    at, wanted = msgspec.msgpack.decode(ranks.broadcast(names), type=tuple[Point, list[str]])
     by_name = {one.name: one for one in tensors}
     asked = [by_name[name] for name in wanted]
     shown: list[Exhibit] = []
     if asked:
-        given = ranks.gather(msgspec.msgpack.encode(exhibit(observed, local, asked)))
+        given = ranks.gather(msgspec.msgpack.encode(exhibit(observed, local, asked, at)))
         shown = [msgspec.msgpack.decode(one, type=Exhibit) for one in given]
     if ranks.rank:
-        return Full()
+        return Full(), at
     share = max(one.share for one in every)
-    return Full(share, violation(every, asked, shown, observed.summary, semantics))
+    return Full(share, violation(every, asked, shown, observed.summary, semantics)), at
+
+
+def _encoded(found: Mapping[Point, Judged]) -> bytes:
+    return msgspec.msgpack.encode([*found.values()])

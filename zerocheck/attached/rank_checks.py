@@ -29,6 +29,7 @@ from ..optimizers.specification import Reading
 from ..protocol.verdicts import Violation
 from .after_clipping import after_clipping
 from .samples import hash_of_samples
+from .script_changes import change_of
 from .slices import Slice, SliceContext
 from .step_record import AFTER, BEFORE, Clip, Observed, RankVerdict, StepSummary, element_of
 from .workers import in_threads
@@ -57,6 +58,7 @@ def judge_rank(observed: Observed) -> RankVerdict:
             shares=shares,
             violations=tuple(violations),
             samples=hash_of_samples((one.args, one.kwargs) for one in observed.forwards),
+            change=change_of(context),
         )
 
 
@@ -69,9 +71,7 @@ def _sizes(context: SliceContext) -> tuple[tuple[float, ...], tuple[float, ...]]
     """Return the sum of squares and the largest magnitude of each gradient before clipping."""
     squares, peaks = [], []
     for number in range(len(context.summary.pieces)):
-        gradient = context.value("reduced", number)
-        if gradient is None:
-            gradient = context.value("gradient", number)
+        gradient = context.observed.gradient(number)
         if gradient is None:
             squares.append(-1.0)
             peaks.append(-1.0)

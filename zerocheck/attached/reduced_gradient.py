@@ -7,7 +7,7 @@ tensors, and asks which known cause explains them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from .dtypes import dtype_of
 from .gradient_scale import NO_SCALE, Scale, added, projected, scaled
 from .reference import Local
 from .run_parameters import RunParameter, layout_of
-from .step_record import Observed, StepSummary
+from .step_record import Observed, Point, StepSummary
 from .workers import in_threads
 
 ASKED = 1 << 20
@@ -126,16 +126,10 @@ def enclosure(
     return Enclosure(exact, derived.bound + total.noise / divisor)
 
 
-def gradient_of(observed: Observed, number: int) -> torch.Tensor | None:
-    """Return the reduced gradient of a piece, before clipping."""
-    reduced = observed.values.get(("reduced", number))
-    return observed.values.get(("gradient", number)) if reduced is None else reduced
-
-
 def compare_shards(
-    observed: Observed, tensor: RunParameter, total: Total, semantics: Semantics
+    observed: Observed, tensor: RunParameter, total: Total, semantics: Semantics, point: Point
 ) -> Judged:
-    """Compare this rank's shards of one tensor with the enclosure."""
+    """Compare this rank's shards of one tensor, at a point, with the enclosure."""
     share, wrong = 0.0, 0.0
     missing = needless = False
     scale = NO_SCALE
@@ -146,7 +140,7 @@ def compare_shards(
         step = observed.summary.optimizer_of(piece)
         if piece.name != tensor.name or step is None or not step.reached:
             continue
-        gradient = gradient_of(observed, number)
+        gradient = observed.gradient(number, point)
         if gradient is None:
             missing |= total.arrived > 0
             continue
@@ -211,6 +205,17 @@ class Exhibit(msgspec.Struct, frozen=True):
     held: tuple[bytes, ...]
 
 
+def first_right(
+    found: Mapping[Point, Sequence[Judged]], summary: StepSummary
+) -> tuple[Point, Sequence[Judged]]:
+    """Return the first point at which the gradient of all ranks is right, else the first one."""
+    for point, every in found.items():
+        faults = any(one.wrong or one.missing or one.needless for one in every)
+        if not faults and scaled([one.scale for one in every], summary) is None:
+            return point, every
+    return next(iter(found.items()))
+
+
 def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunParameter]:
     """Return the wrong tensors to examine: the worst first, not more than ASKED elements."""
     ratios: dict[str, float] = {}
@@ -227,12 +232,14 @@ def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunP
     return [one for one in tensors if one.name in asked]
 
 
-def exhibit(observed: Observed, local: Local, asked: Sequence[RunParameter]) -> Exhibit:
+def exhibit(
+    observed: Observed, local: Local, asked: Sequence[RunParameter], point: Point
+) -> Exhibit:
     """Collect this rank's evidence on the tensors asked for."""
     names = {one.name for one in asked}
     entries, held = [], []
     for number, piece in enumerate(observed.summary.pieces):
-        gradient = gradient_of(observed, number)
+        gradient = observed.gradient(number, point)
         if piece.name in names and gradient is not None:
             entries.append(piece.entry)
             held.append(_bytes(gradient))

@@ -19,7 +19,7 @@ from ..user_code import import_user_code
 from .bundle import Bundle, read
 from .cross_rank_checks import judge_all_ranks
 from .exchange import with_gradient
-from .full_gradient import Full, joined, why_not, with_tokens
+from .full_gradient import Full, joined, why_not, with_weights
 from .rank_checks import judge_rank
 from .ranks_own import own_of_ranks
 from .reduced_gradient import (
@@ -27,6 +27,7 @@ from .reduced_gradient import (
     Total,
     compare_shards,
     exhibit,
+    first_right,
     put,
     share_of,
     total_of,
@@ -35,8 +36,9 @@ from .reduced_gradient import (
 )
 from .reference import Local, Reference
 from .run_parameters import RunParameter, run_parameters
+from .script_changes import ScriptChanges, change_of
 from .slices import SliceContext
-from .step_record import Observed
+from .step_record import ACCUMULATED, Observed
 from .text import violated_text
 
 FULL = ("gradient", "loss")
@@ -217,16 +219,21 @@ def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> F
     tensors, locals_, _ = local
     every = [one.summary for one in ranks]
     semantics = bundle.declared
-    found = [Judged(0.0, {}, (), ()) for _ in ranks]
+    changes = ScriptChanges(every, [change_of(SliceContext(one)) for one in ranks])
+    points = {
+        point: [Judged(0.0, {}, (), ()) for _ in ranks] for point in changes.points(semantics)
+    }
     for tensor in tensors:
         if tensor.trains:
             total = local.total(tensor)
-            for rank, one in enumerate(ranks):
-                found[rank] = joined(found[rank], compare_shards(one, tensor, total, semantics))
+            for point, judged in points.items():
+                for rank, one in enumerate(ranks):
+                    part = compare_shards(one, tensor, total, semantics, point)
+                    judged[rank] = joined(judged[rank], part)
+    at, found = first_right(points, every[0])
     asked = worst(found, tensors)
-    shown = [exhibit(one, mine, asked) for one, mine in zip(ranks, locals_, strict=True)]
+    shown = [exhibit(one, mine, asked, at) for one, mine in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)
     full = Full(share, violation(found, asked, shown, every[0], semantics))
-    if semantics.weight != "token":
-        return full
-    return with_tokens(full, every[0], [one.tokens for one in locals_], semantics)
+    tokens = [one.tokens for one in locals_]
+    return with_weights(full, every[0], tokens, semantics, changes if at == ACCUMULATED else None)

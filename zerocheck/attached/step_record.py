@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import msgspec
 import torch
@@ -29,7 +30,14 @@ FROZEN, NO_OPTIMIZER, ELSEWHERE = -1, -2, -3
 Key = tuple[str, int]
 """(what, number of the piece). what: "before.parameter", or "after." and the role of a state;
 "gradient", as the optimizer was given it; "reduced" and "clipped", the gradient around clipping;
-"reclipped", after the last clipping where there were several."""
+"reclipped", after the last clipping where there were several; "accumulated", the gradient as the
+last backward left it, where the script changed it after that."""
+
+Point = Literal["accumulated", "given"]
+ACCUMULATED: Final = "accumulated"
+GIVEN: Final = "given"
+"""Points at which a gradient is read: where its reduction ends, and where the optimizer is given
+it, before it is clipped."""
 
 
 class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -238,13 +246,39 @@ class Observed:
     norms: dict[int, DTensor] = field(default_factory=dict)
     model: nn.Module | None = None
 
+    def gradient(self, number: int, point: Point = GIVEN) -> torch.Tensor | None:
+        """Return the gradient of a piece at a point, or None if it has none there."""
+        keys = ("reduced", "gradient")
+        for what in (ACCUMULATED, *keys) if point == ACCUMULATED else keys:
+            value = self.values.get((what, number))
+            if value is not None:
+                return value
+        return None
+
+
+class GradientChange(msgspec.Struct, frozen=True, array_like=True):
+    """Change of the gradients of a rank by the script, between their reduction and the step.
+
+    factor: of all of them, None where there is none; bound: relative, of a factor; count: gradients
+    that are not 0; scaled: names of those with a factor that is not 1; edited: of those whose
+    elements changed otherwise; removed: of those that the optimizer was not given.
+    """
+
+    factor: float | None
+    bound: float
+    count: int
+    scaled: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
 
 class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Message of a rank to the others, sent after it judged its own shards.
 
     hashes: per piece, by hashed role, as in Key; squares, peaks: per piece, the sum of squares and
     the largest magnitude of its gradient before clipping, -1 where there is none; shares,
-    violations: of its own judgement; samples: hash of those of its recorded calls, or "".
+    violations: of its own judgement; samples: hash of those of its recorded calls, or ""; change:
+    of its gradients by the script, if there is one.
     """
 
     summary: StepSummary
@@ -254,6 +288,7 @@ class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[str, float] = {}
     violations: tuple[Violation, ...] = ()
     samples: str = ""
+    change: GradientChange | None = None
 
 
 Fetch = Callable[[int, str, int], torch.Tensor | None]

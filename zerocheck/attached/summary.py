@@ -39,6 +39,7 @@ class CheckedSteps:
     _share: float = 0.0
     _held: dict[str, None] = field(default_factory=dict)
     _unjudged: Counter[str] = field(default_factory=Counter)
+    _reasons: dict[str, str] = field(default_factory=dict)
     _found: dict[str, _Found] = field(default_factory=dict)
 
     @property
@@ -55,7 +56,11 @@ class CheckedSteps:
             if status == "holds":
                 self._held.setdefault(obligation)
         self._share = max([self._share, *judgement.share.values()])
-        self._unjudged.update(f"{what}: {why}" for what, why in judgement.unjudged.items())
+        for what, why in judgement.unjudged.items():
+            # Behind a colon is what differs from step to step; that of the first is shown.
+            kind = f"{what}: {why.partition(': ')[0]}"
+            self._reasons.setdefault(kind, f"{what}: {why}")
+            self._unjudged[kind] += 1
 
     def add_load(self, judgement: Judgement) -> None:
         """Count a load of a checkpoint."""
@@ -85,8 +90,8 @@ class CheckedSteps:
         for one in {id(found): found for found in self._found.values()}.values():
             again = f", and in {one.times - 1} more" if one.times > 1 else ""
             lines.append(f"  from step {one.step}{again}: {one_line(one.text)}")
-        for reason, times in self._unjudged.items():
-            lines.append(f"  not judged in {times} of them: {one_line(reason)}")
+        for kind, times in self._unjudged.items():
+            lines.append(f"  not judged in {times} of them: {one_line(self._reasons[kind])}")
         if self.alike:
             lines.append(
                 f"  all ranks computed with the same samples in {self.alike} of them: right for "

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from zerocheck_reference import unit_roundoff
 
@@ -92,13 +93,18 @@ def weights_of(logits: torch.Tensor | None, gradient: torch.Tensor | None) -> To
 
 
 def judge_weights(
-    every: Sequence[Sequence[TokenWeights]], *, step: int, scale: float, world_size: int
+    every: Sequence[Sequence[TokenWeights]],
+    *,
+    step: int,
+    scale: float,
+    world_size: int,
+    factor: float = 1.0,
 ) -> tuple[Violation | None, str]:
     """Judge that all tokens count alike, and that their weights add up to 1.
 
     every: of each rank's microbatches; scale: of the loss, which an optimizer divides by;
-    world_size: what the reduction divides by, 1 for a sum. Returns the violation, or the reason why
-    nothing is judged.
+    world_size: what the reduction divides by, 1 for a sum; factor: by which the script multiplies
+    gradients after it. Returns the violation, or the reason why nothing is judged.
     """
     there = [(r, m, one) for r, rank in enumerate(every) for m, one in enumerate(rank)]
     reason = next((one.reason for _, _, one in there if one.reason), "")
@@ -108,14 +114,19 @@ def judge_weights(
     bound = max(one.bound for _, _, one in there)
     least = min(there, key=lambda one: one[2].low)
     most = max(there, key=lambda one: one[2].high)
-    divisor = scale * world_size
+    divisor = scale * world_size / factor
     total = sum(one.count * (one.low + one.high) / 2 for _, _, one in there) / divisor
     unsure = sum(one.unsure for rank in every for one in rank) * most[2].high / divisor
     ratio = most[2].high / least[2].low if least[2].low > 0 else math.inf
     if ratio <= 1 + bound:
         if total < 1 <= total + unsure:
             return None, ""
-        return _scaled(total, bound, step, len(every), _microbatches(every)), ""
+        violation = _scaled(total, bound, step, len(every), _microbatches(every))
+        if violation is not None and factor != 1.0:
+            text = f"{violation.explanation}; each is the weight in the loss times {factor:.6g}, "
+            text += "by which the script multiplies the gradient after the backward"
+            violation = replace(violation, explanation=text)
+        return violation, ""
     text = (
         f"a token of microbatch {most[1]} of rank {most[0]} counts {ratio:.4g} times as much as "
         f"one of microbatch {least[1]} of rank {least[0]}; they have {most[2].count} and "

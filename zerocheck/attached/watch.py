@@ -24,6 +24,7 @@ from ..errors import UsageError
 from ..judge import vectors
 from ..judge.compare import all_finite
 from ..protocol.observations import Entry
+from .after_clipping import times
 from .call_state import OF_CUDNN, Numbers, draws_in_cudnn
 from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
@@ -47,6 +48,7 @@ from .optimizers import JobOptimizers, group_options
 from .published_copies import master_parts
 from .ranks_own import left_out
 from .step_record import (
+    ACCUMULATED,
     AFTER,
     BEFORE,
     ELSEWHERE,
@@ -183,6 +185,7 @@ class Watch:
                     f"the {kind} took {step.ran} steps within one checked step (allowed: 1); put "
                     "check.step() around one update"
                 )
+        self._keep_changed()
         found = holdings(self._model)
         self._state(AFTER, found)
         versions = versions_of(found)
@@ -265,9 +268,51 @@ class Watch:
                 self._backwards += 1
                 if any(grad is not None and bool(local(grad).any()) for grad in grads):
                     self._unjudged = ADDED_TO
-            return observed(*args, **named)
+            result = observed(*args, **named)
+            if not listens.gradients.running:
+                with self._guard():
+                    self._end_of_backward(found)
+            return result
 
         return backward
+
+    def _end_of_backward(self, found: Sequence[Holding]) -> None:
+        """Copy the gradients that the backward left, in place of those of the one before."""
+        self._exchanges.elements = 0
+        if self._engine is not None:  # it reduces after the backward
+            return
+        final = {number for step in self._steps for number in step.pieces}
+        clipped = {number for clip in self._clips.clips for number in clip.pieces}
+        for number in clipped - final:
+            self._values.pop((ACCUMULATED, number), None)
+        try:
+            for number, tensor in self._with_gradients(found):
+                if number not in final | clipped:
+                    self._put(ACCUMULATED, number, tensor)
+        except ValueError:  # FSDP1 keeps gradients whole on each rank where it does not reduce them
+            self._drop_accumulated()
+
+    def _drop_accumulated(self, numbers: Collection[int] | None = None) -> None:
+        for what, number in [*self._values]:
+            if what == ACCUMULATED and (numbers is None or number in numbers):
+                del self._values[what, number]
+
+    def _reduced_after_backward(self) -> bool:
+        """Return True if collectives after the backward had as many elements as the gradients."""
+        left = [value for (what, _), value in self._values.items() if what == ACCUMULATED]
+        return self._exchanges.elements >= sum(map(len, left)) > 0
+
+    def _keep_changed(self) -> None:
+        """Unscale the gradients that the backward left, and drop those that did not change."""
+        self._unscale(ACCUMULATED)
+        for what, number in [*self._values]:
+            if what != ACCUMULATED:
+                continue
+            given = self._values.get(("reduced", number), self._values.get(("gradient", number)))
+            accumulated = self._values[what, number]
+            same = given is not None and times(given, accumulated, 1.0)
+            if same or self._pieces[number].group < 0:
+                del self._values[what, number]
 
     def _not_finite(self, forwards: Sequence[Forward]) -> tuple[NotFinite, ...]:
         groups = [one.record for one in self._steps for _ in one.options]
@@ -314,20 +359,27 @@ class Watch:
         """Copy the gradients; returns the numbers of their pieces. only, without: ids."""
         numbers = []
         clipped = {one for clip in self._clips.clips for one in clip.pieces}
-        for holding in holdings(self._model):
-            grad = holding.held.grad
-            if grad is None or (only is not None and id(holding.held) not in only):
-                continue
-            if id(holding.held) in without:
-                continue
-            for shard in holding.shards("gradient", grad):
-                number = self._numbers[entry_of(shard)]
-                if what == "gradient" or number not in clipped:
-                    self._put(what, number, shard.tensor)
-                elif what == "clipped":  # a second time
-                    self._put("reclipped", number, shard.tensor)
-                numbers.append(number)
+        chosen = [
+            holding
+            for holding in holdings(self._model)
+            if (only is None or id(holding.held) in only) and id(holding.held) not in without
+        ]
+        for number, tensor in self._with_gradients(chosen):
+            if what == "gradient" or number not in clipped:
+                self._put(what, number, tensor)
+            elif what == "clipped":  # a second time
+                self._put("reclipped", number, tensor)
+            numbers.append(number)
         return numbers
+
+    def _with_gradients(
+        self, found: Iterable[Holding]
+    ) -> Iterator[tuple[int, torch.Tensor | None]]:
+        """Yield (number of the piece, its gradient) for the parameters that have one."""
+        for holding in found:
+            grad = holding.held.grad
+            for shard in () if grad is None else holding.shards("gradient", grad):
+                yield self._numbers[entry_of(shard)], shard.tensor
 
     def _entered(self, step: _OptimizerWatch, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Pre-hook of `step`; returns other arguments where there is a closure."""
@@ -376,6 +428,8 @@ class Watch:
             these |= self._unoptimized
             numbers = self._gradients("gradient", these)
         step.pieces += numbers
+        if self._reduced_after_backward():
+            self._drop_accumulated()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:  # a fused optimizer, which a GradScaler tells what to do
             step.skipped = bool(found_inf != 0)
@@ -383,7 +437,7 @@ class Watch:
             scale = getattr(optimizer, "grad_scale", None)
             if scale is not None:
                 self._scale = float(scale)
-                self._unscale(numbers)
+                self._unscale("gradient", numbers)
 
     def _of_others(self, step: _OptimizerWatch) -> set[int]:
         """Return the ids of the parameters that other optimizers have."""
@@ -391,12 +445,14 @@ class Watch:
         mine = {one for one, owner in self._owners.items() if owner != number}
         return mine | self._optimizers.elsewhere
 
-    def _unscale(self, numbers: Iterable[int]) -> None:
-        """Divide the gradients by the loss scale as the kernel is about to do, in fp32."""
-        for number in numbers:
-            gradient = self._values["gradient", number]
-            scaled = (gradient.float() / self._scale).to(gradient.dtype)
-            self._values["gradient", number] = scaled
+    def _unscale(self, role: str, numbers: Collection[int] | None = None) -> None:
+        """Divide gradients by the loss scale as the kernel is about to do, in fp32."""
+        if self._scale == 1.0:
+            return
+        for (what, number), gradient in [*self._values.items()]:
+            if what == role and (numbers is None or number in numbers):
+                scaled = (gradient.float() / self._scale).to(gradient.dtype)
+                self._values[what, number] = scaled
 
     def _left(self, step: _OptimizerWatch, *_: Any) -> None:
         step.depth -= 1
