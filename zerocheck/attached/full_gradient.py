@@ -268,7 +268,7 @@ def _verdict(
             point: [Judged(*of_rank[number]) for of_rank in gathered]
             for number, point in enumerate(found)
         }
-        at, every = first_right(points, observed.summary)
+        at, every = first_right(points, observed.summary, semantics)
         asked = worst(every, tensors)
     names = msgspec.msgpack.encode((at, [one.name for one in asked]))
     at, wanted = msgspec.msgpack.decode(ranks.broadcast(names), type=tuple[Point, list[str]])

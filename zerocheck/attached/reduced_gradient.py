@@ -206,12 +206,12 @@ class Exhibit(msgspec.Struct, frozen=True):
 
 
 def first_right(
-    found: Mapping[Point, Sequence[Judged]], summary: StepSummary
+    found: Mapping[Point, Sequence[Judged]], summary: StepSummary, semantics: Semantics
 ) -> tuple[Point, Sequence[Judged]]:
     """Return the first point at which the gradient of all ranks is right, else the first one."""
     for point, every in found.items():
         faults = any(one.wrong or one.missing or one.needless for one in every)
-        if not faults and scaled([one.scale for one in every], summary) is None:
+        if not faults and scaled([one.scale for one in every], summary, semantics) is None:
             return point, every
     return next(iter(found.items()))
 

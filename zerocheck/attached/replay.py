@@ -230,7 +230,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> F
                 for rank, one in enumerate(ranks):
                     part = compare_shards(one, tensor, total, semantics, point)
                     judged[rank] = joined(judged[rank], part)
-    at, found = first_right(points, every[0])
+    at, found = first_right(points, every[0], semantics)
     asked = worst(found, tensors)
     shown = [exhibit(one, mine, asked, at) for one, mine in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)
