@@ -66,6 +66,13 @@ class Cell:
         return sum(self.counts[status] for status in _LOOKED_AT) - self.broken
 
     @property
+    def only_broken(self) -> bool:
+        """True if cases crashed or hung, and no other one said anything of it."""
+        looked_at = sum(self.counts[status] for status in ("violated", "holds", "not exercised"))
+        broken = self.counts["crashed"] + self.counts["hung"]
+        return broken > 0 and not looked_at and self.counts["known"] == self.broken
+
+    @property
     def informative(self) -> int:
         """Number of cases in which the obligation was checked and could have failed."""
         return self.checked - self.vacuous
@@ -318,6 +325,14 @@ def why_of(counted: Tally, name: str) -> list[str]:
     """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     reasons: list[str] = []
+    findings = counted.findings_of(name)
+    stopped = next((finding for finding in findings if finding.left_out), None)
+    if stopped is not None:
+        place = f" at {stopped.place}" if stopped.place else ""
+        return [
+            f"{name}: stopped after {stopped.cases} cases that crash alike{place}, as the simplest "
+            f"case does (1 finding): {stopped.left_out} cases were not run"
+        ]
     failing = [
         f"{implementation.cases[status]} {status}"
         for status in FAILING
