@@ -32,11 +32,12 @@ ALLOWED: dict[str, set[str]] = {
     "sizes": {"errors"},
     "case": {"catalogue", "machine", "errors"},
     "execution": {"compat", "compat_compiler", "floating_point", "zerocheck_reference"},
-    "user_code": {"catalogue", "errors"},
+    "session_objects": {"errors"},
+    "user_code": {"catalogue", "session_objects", "errors"},
     "models": {"case", "user_code", "catalogue", "machine", "errors"},
     "optimizers": {
-        "case", "execution", "user_code", "catalogue", "causes", "floating_point", "machine",
-        "errors", "zerocheck_reference",
+        "case", "execution", "user_code", "session_objects", "catalogue", "causes",
+        "floating_point", "machine", "errors", "zerocheck_reference",
     },
     "protocol": {"case"},
     "ranks": {"execution", "machine", "errors"},
@@ -52,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"contract", "errors", "foreign_text"},
     "drive": {
         "contract", "models", "optimizers", "protocol", "case", "execution", "user_code",
-        "catalogue", "compat", "compat_memory", "machine", "errors",
+        "session_objects", "catalogue", "compat", "compat_memory", "machine", "errors",
     },
     "judge": {
         "contract", "models", "optimizers", "protocol", "case", "execution", "causes", "compat",
@@ -72,7 +73,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run": {
         "drive", "judge", "contract", "timing", "models", "protocol", "ranks", "case",
-        "catalogue", "causes", "machine", "errors", "foreign_text", "version",
+        "user_code", "session_objects", "catalogue", "causes", "machine", "errors",
+        "foreign_text", "version",
     },
     "attached": {
         "job_metrics", "run", "checkpoint", "drive", "judge", "catalogue", "contract", "optimizers",
@@ -90,15 +92,17 @@ ALLOWED: dict[str, set[str]] = {
     "strategies": {"run", "protocol", "case", "user_code", "errors"},
     "cli": {
         "attached", "kill_matrix", "report", "script", "faults", "memory", "run", "checkpoint",
-        "protocol", "case", "user_code", "catalogue", "machine", "sizes", "errors",
-        "foreign_text", "version",
+        "protocol", "case", "user_code", "session_objects", "catalogue", "machine", "sizes",
+        "errors", "foreign_text", "version",
     },
     "integrations": {"attached", "contract", "errors"},
     "testing": {
         "report", "strategies", "run", "protocol", "case", "user_code", "catalogue", "errors",
         "foreign_text",
     },
-    "__init__": {"testing", "attached", "job_metrics", "contract", "errors", "version"},
+    "__init__": {
+        "testing", "attached", "cli", "job_metrics", "contract", "errors", "version",
+    },
     "__main__": {"cli", "errors"},
     "pytest_plugin": {"testing", "report", "run", "errors", "foreign_text"},
 }  # fmt: skip

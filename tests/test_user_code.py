@@ -58,14 +58,179 @@ def test_a_file_that_fails_can_be_mended(folder: Path) -> None:
 
 def test_a_file_that_is_not_there_names_the_nearest(folder: Path) -> None:
     (folder / "my_sharding.py").write_text("raise SystemExit\n")
-    check_file(f"{folder / 'my_sharding.py'}:build")  # nothing is import_user_code
-    check_file("no.such.module:build")
+    check_file(f"{folder / 'my_sharding.py'}:build")  # nothing is imported
     for check in (check_file, import_user_code):
-        with pytest.raises(UsageError, match=r"did you mean 'my_sharding\.py'") as refused:
+        with pytest.raises(UsageError) as refused:
             check(f"{folder / 'my_shardign.py'}:build")
+        assert f"did you mean '{folder / 'my_sharding.py'}'?" in str(refused.value)
         assert f"(looked at {folder / 'my_shardign.py'})" in str(refused.value)
-    with pytest.raises(UsageError, match="there is no file"):
-        check_file("no/such/folder/a.py:build")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        # Files that only end alike are not near.
+        ("trainer.py:f", "there is no file 'trainer.py' (looked at "),
+        ("their_modle.py:f", "there is no file 'their_modle.py'; did you mean 'their_model.py'?"),
+        ("pgk/shard.py:f", "there is no folder '{folder}/pgk'; did you mean 'pkg'?"),
+        ("a/b/c.py:f", "there is no file 'a/b/c.py': there is no folder '{folder}/a'"),
+        ("pkg.py:f", "there is no file 'pkg.py' (looked at "),
+        ("pkg/shard:f", "there is no module 'pkg/shard', neither in the current directory nor"),
+        ("pkg/shard:f", "; did you mean 'pkg/shard.py:f'?"),
+        ("pkgg.shard:f", "there is no module 'pkgg.shard', neither in the current directory nor"),
+        ("pkgg.shard:f", "; did you mean 'pkg.shard:f'?"),
+        ("plain/:f", "'plain/' is a folder: name a file in it, plain/FILE.py:f"),
+        (
+            "__main__:f",
+            "'__main__:f' is of a notebook or a script that ran, and is not here; put it",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said_at_once(package: Path, name: str, message: str) -> None:
+    """Before rank processes start."""
+    with pytest.raises(UsageError) as refused:
+        check_file(name)
+    assert message.format(folder=package) in str(refused.value)
+
+
+def test_a_missing_name_says_which_are_there(package: Path) -> None:
+    for name, message in (
+        ("their_model.py:Layr", "their_model.py has no 'Layr'; did you mean 'Layer'?"),
+        ("their_model.py:build", "their_model.py has no 'build'; it defines Layer"),
+        ("pkg.shrad:f", "No module named 'pkg.shrad'; did you mean 'pkg.shard:f'?"),
+        ("plain:f", "plain has no 'f'; 'plain' is a folder: name a file in it, plain/FILE.py:f"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            import_user_code(name)
+        assert message in str(refused.value)
+
+
+@pytest.fixture
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder as the current directory, with `pkg.shard`, and `plain.shard` without __init__."""
+    for name in ("pkg", "plain"):
+        (folder / name).mkdir()
+        (folder / name / "shard.py").write_text("from .model import Layer\nf = Layer\n")
+        (folder / name / "model.py").write_text("class Layer:\n    pass\n")
+    (folder / "pkg" / "__init__.py").write_text("")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return folder
+
+
+@pytest.mark.parametrize("name", ["pkg.shard:f", "pkg/shard.py:f", "plain/shard.py:f"])
+def test_a_file_of_a_package_is_imported_as_its_module(package: Path, name: str) -> None:
+    package_name = name[: name.index("g") + 1] if name.startswith("pkg") else "plain"
+    layer = import_user_code(name)
+    assert layer.__module__ == f"{package_name}.model"
+    assert import_user_code(f"{package_name}/model.py:Layer") is layer
+    assert import_user_code(f"{package_name}.model:Layer") is layer
+
+
+def test_modules_of_the_current_directory_come_last(package: Path) -> None:
+    """Nothing that is installed, or of the standard library, changes its meaning."""
+    for name in ("their_model", "tabulate", "imaplib"):
+        (package / f"{name}.py").write_text("here = True\n")
+    assert import_user_code("their_model:here")
+    assert sys.path[-1] == str(package)
+    with pytest.raises(UsageError, match=r"installed in .*: did you mean 'tabulate\.py:here'"):
+        import_user_code("tabulate:here")
+    with pytest.raises(UsageError, match=r"did you mean 'imaplib\.py:here'"):
+        import_user_code("imaplib:here")
+    assert import_user_code("tabulate.py:here")
+
+
+def test_files_beside_a_named_file_come_before_what_is_installed(package: Path) -> None:
+    """As for `python file.py`, but behind the standard library."""
+    other = package / "other"
+    other.mkdir()
+    for name in ("filelock", "imaplib"):
+        (other / f"{name}.py").write_text("here = True\n")
+    for name in ("filelock", "imaplib"):
+        sys.modules.pop(name, None)
+    (other / "uses.py").write_text("import filelock\nimport imaplib\n")
+    assert import_user_code("other/uses.py:filelock").here
+    assert not hasattr(import_user_code("other/uses.py:imaplib"), "here")
+
+
+def test_a_package_of_that_name_elsewhere_is_named(package: Path) -> None:
+    other = package / "other"
+    (other / "pkg").mkdir(parents=True)
+    (other / "pkg" / "__init__.py").write_text("")
+    (other / "pkg" / "own.py").write_text("f = 1\n")
+    assert import_user_code("pkg/shard.py:f")
+    message = (
+        f"other/pkg/own.py is the module pkg.own, but Python finds another 'pkg', in {package}/pkg"
+    )
+    with pytest.raises(UsageError) as refused:
+        import_user_code("other/pkg/own.py:f")
+    assert message in str(refused.value)
+
+
+def test_a_module_that_changed_is_imported_anew(package: Path) -> None:
+    assert import_user_code("their_model:Layer").__name__ == "Layer"
+    (package / "their_model.py").write_text("Layer = 3\n")
+    assert import_user_code("their_model:Layer") == 3
+
+
+UNDER_MAIN = '; put what it runs under `if __name__ == "__main__":`'
+PARSES = """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", required=True)
+parser.parse_args([])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            PARSES,
+            f"it parses command-line arguments (line 4), and gets none of its own{UNDER_MAIN}",
+        ),
+        (
+            "import sys\nsys.exit(3)\n",
+            f"it ends the process, as by sys.exit(3) (line 2){UNDER_MAIN}",
+        ),
+        ("raise SystemExit\n", f"it ends the process, as by sys.exit() (line 1){UNDER_MAIN}"),
+        (
+            "open('/no/data')\n",
+            "No such file or directory: '/no/data' (line 1); if that is a script, put what it runs",
+        ),
+        ("def f(:\n", "it.py does not import: SyntaxError: "),
+        ("def f():\nx = 1\n", "does not import: IndentationError: expected an indented block"),
+        ("import faulty\n", "SyntaxError: invalid syntax (faulty.py, line 2)"),
+        ("import failing\n", "NameError: name 'undefined' is not defined (failing.py, line 2)"),
+        (
+            "import no_such_library\n",
+            f"No module named 'no_such_library' (line 1); install it where zerocheck runs, in "
+            f"{sys.prefix}",
+        ),
+        ("import their_model\n", "their_model is in {folder}: run zerocheck there"),
+        (
+            "from .outer import x\n",
+            "top-level package (outer.py, line 1); name it from the folder above its package",
+        ),
+    ],
+)
+def test_each_failure_is_one_sentence(folder: Path, text: str, message: str) -> None:
+    sub = folder / "sub"
+    sub.mkdir()
+    (sub / "faulty.py").write_text("\nx =\n")
+    (sub / "failing.py").write_text("\nundefined\n")
+    (sub / "outer.py").write_text("from ..x import x\n")
+    (sub / "it.py").write_text(text)
+    with pytest.raises(UsageError) as refused:
+        import_user_code(f"{sub / 'it.py'}:f")
+    said = str(refused.value)
+    assert f"{sub / 'it.py'} does not import: " in said and "\n" not in said
+    assert message.format(folder=folder) in said
+
+
+def test_an_interrupt_is_no_failure_of_an_import(folder: Path) -> None:
+    (folder / "it.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        import_user_code(f"{folder / 'it.py'}:f")
 
 
 def test_a_deepspeed_config_is_read_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@
 - `floating_point.py`: model of rounding: formats, enclosures, and the last rounding of a result
 - `foreign_text.py`: foreign text, made safe for a terminal, a report or a shell
 - `pytest_plugin.py`: pytest plugin: options, report directories, terminal summary
+- `session_objects.py`: objects that no file has, such as functions of a notebook
 - `sizes.py`: sizes in bytes, as people write them
 - `strategies.py`: hypothesis strategies for cases
 - `user_code.py`: import of the user's code by name, and the name by which to import an object
@@ -51,6 +52,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .attached.attach import attach as attach
+    from .cli.python_run import run as run
     from .contract.build import Built as Built
     from .contract.build import BuiltImplementation as BuiltImplementation
     from .contract.groups import groups as groups
@@ -88,7 +90,13 @@ _WHERE = {
     "attach": "attached.attach",
     "groups": "contract.groups",
     "parametrize_with_checks": "testing.checks",
+    "run": "cli.python_run",
 }
+
+# The import of the package `run` binds this name to it, once. From then on the name is the
+# function, and modules of the package are imported by `from zerocheck.run import ...`.
+import_module(".run", __name__)
+del globals()["run"]
 
 __all__ = [*_WHERE]
 

@@ -14,12 +14,13 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 
-from .errors import UsageError, unknown
+from .errors import UsageError, did_you_mean, unknown
 from .version import DISTRIBUTION, install_extra
 
 BUILT_IN: dict[str, str] = {
@@ -341,34 +342,87 @@ def check_spelling(name: str) -> None:
     if is_config(name):
         return
     names = {**NAMED, **installed()}
-    if ":" not in name and name not in names:
-        if name.endswith(".py"):
-            raise UsageError(
-                f"{name!r} names a file; name the class or build function in it too: {name}:NAME"
+    if ":" in name:
+        _check_place(
+            name,
+            "not an implementation",
+            f"give package.module:Name, path/to/file.py:Name or {CONFIG_FILE}",
+        )
+    elif name not in names:
+        raise _without_colon(name, names)
+
+
+def _without_colon(name: str, names: Iterable[str]) -> UsageError:
+    """Return the error for an unknown implementation that names nothing in a file or module."""
+    wanted = "the class or build function in it"
+    if name.endswith(".py"):
+        return UsageError(f"{name!r} names a file; name {wanted} too: {name}:NAME")
+    if not did_you_mean(name, names):
+        if Path(name).is_dir():
+            example = Path(name) / "FILE.py"
+            return UsageError(
+                f"{name!r} is a folder; name a file of it, and {wanted}: {example}:NAME"
             )
-        error = unknown("implementation", name, names)
-        raise UsageError(
-            f"{error}; or give package.module:Name, path/to/file.py:Name or {CONFIG_FILE}"
-        )
-    where, colon, attribute = name.rpartition(":")
-    if colon and not (where and attribute.isidentifier()):
-        raise UsageError(
-            f"{name!r} is not an implementation; give package.module:Name, path/to/file.py:Name or "
-            f"{CONFIG_FILE}"
-        )
+        if Path(f"{name}.py").is_file():
+            return UsageError(
+                f"{name!r} names no file; name {name}.py, and {wanted}: {name}.py:NAME"
+            )
+        local = Path(*name.split("."))
+        if local.is_dir() or local.with_suffix(".py").is_file():
+            return UsageError(f"{name!r} names a module; name {wanted} too: {name}:NAME")
+    error = unknown("implementation", name, names)
+    return UsageError(
+        f"{error}; or give package.module:Name, path/to/file.py:Name or {CONFIG_FILE}"
+    )
 
 
-def check_factory(name: str) -> None:
-    """Raise UsageError for a name that cannot be that of a user's model factory."""
+_USER_OBJECTS = {
+    "model": ("function that makes the model", "factory"),
+    "optimizer": ("class", "Class"),
+}
+"""Objects of the user's beside implementations -> how messages name them, and an example."""
+
+
+def check_factory(name: str, kind: str = "model") -> None:
+    """Raise UsageError for a name that cannot be that of a user's object. kind: which one."""
+    noun, example = _USER_OBJECTS[kind]
+    if ":" not in name and name.endswith(".py"):
+        raise UsageError(f"{name!r} names a file; name the {noun} too: {name}:NAME")
+    allowed = f"give package.module:{example} or path/to/file.py:{example}"
+    _check_place(name, f"no {kind}", allowed)
+
+
+def _check_place(name: str, verdict: str, allowed: str) -> None:
+    """Raise UsageError for a name that is not `where:attribute`."""
     where, colon, attribute = name.rpartition(":")
-    if not colon and name.endswith(".py"):
-        raise UsageError(
-            f"{name!r} names a file; name the function that makes the model too: {name}:NAME"
-        )
-    if not where or not attribute.isidentifier():
-        raise UsageError(
-            f"{name!r} is no model; give package.module:factory or path/to/file.py:factory"
-        )
+    if where.strip(":") == where != "" and attribute.isidentifier():
+        return
+    intended = f"{where.rstrip(':')}:{attribute.removesuffix('()')}"
+    if where and intended != name and intended.rpartition(":")[2].isidentifier():
+        raise UsageError(f"{name!r} is {verdict}; did you mean {intended!r}?")
+    if not colon:
+        reason = "it has no colon"
+    elif not where:
+        reason = "it names no file or module before the colon"
+    elif not attribute:
+        reason = "it names nothing after the colon"
+    else:
+        reason = f"{attribute!r} cannot be a name at the top of a file"
+    raise UsageError(f"{name!r} is {verdict}: {reason}; {allowed}")
+
+
+SESSION = "__main__"
+"""Module of objects that are defined in a notebook or a script, and go to ranks by their code."""
+
+
+def in_session(name: str) -> bool:
+    """Return True for the name of an object that only the process that defined it has."""
+    return innermost(name).startswith(f"{SESSION}:")
+
+
+def command_name(name: str) -> str:
+    """Return the name as a command takes it: an object of a session must be put into a file."""
+    return f"FILE.py{name.removeprefix(SESSION)}" if in_session(name) else name
 
 
 GROUP = "zerocheck.implementations"

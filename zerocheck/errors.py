@@ -78,13 +78,15 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """Return the nearest allowed word, or an empty string where none is near."""
+    """Return the nearest allowed word, or an empty string if none is near.
+
+    A word is near if it is a third of its letters away, or one letter.
+    """
     spelled = {name.casefold(): name for name in allowed}
     word = given.casefold()
     close = difflib.get_close_matches(word, list(spelled), n=len(spelled) or 1, cutoff=0.5)
-    if not close:
-        return ""
-    return spelled[min(close, key=lambda name: _distance(word, name))]
+    best = min(close, key=lambda name: _distance(word, name), default="")
+    return spelled[best] if best and _distance(word, best) <= max(1, len(word) // 3) else ""
 
 
 def _distance(word: str, name: str) -> int:
@@ -97,16 +99,19 @@ def _distance(word: str, name: str) -> int:
     return _edits(word, name)
 
 
-def _edits(one: str, other: str) -> int:
-    """Return the Levenshtein distance: letters to insert, delete or replace."""
-    before = list(range(len(other) + 1))
-    for row, letter in enumerate(one, 1):
-        now = [row]
-        for column, its in enumerate(other, 1):
-            replaced = before[column - 1] + (letter != its)
-            now.append(min(before[column] + 1, now[-1] + 1, replaced))
-        before = now
-    return before[-1]
+def _edits(word: str, name: str) -> int:
+    """Return the number of letters to insert, delete, replace or swap with the next one."""
+    rows = [list(range(len(name) + 1))]
+    for row, letter in enumerate(word, 1):
+        costs = [row]
+        for column, other in enumerate(name, 1):
+            replaced = rows[-1][column - 1] + (letter != other)
+            cost = min(rows[-1][column] + 1, costs[-1] + 1, replaced)
+            if row > 1 and column > 1 and (letter, word[row - 2]) == (name[column - 2], other):
+                cost = min(cost, rows[-2][column - 2] + 1)
+            costs.append(cost)
+        rows.append(costs)
+    return rows[-1][-1]
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> UsageError:
@@ -139,17 +144,35 @@ def did_you_mean_path(path: Path) -> str:
 def file_of(name: str) -> Path:
     """Return the path of the file of that name.
 
-    Raises UsageError, with the nearest one of its kind in its folder, if it does not exist.
+    Raises UsageError if it does not exist, with the nearest one of its kind in its folder, or with
+    the folder if that is missing.
     """
     path = Path(name).resolve()
     if path.is_file():
         return path
-    hint = did_you_mean(path.name, [one.name for one in path.parent.glob(f"*{path.suffix}")])
+    if path.is_dir():
+        raise UsageError(f"{name!r} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        missing = next(p for p in reversed(path.parents) if not p.is_dir())
+        hint = did_you_mean(missing.name, _names(missing.parent, ""))
+        raise UsageError(f"there is no file {name!r}: there is no folder {str(missing)!r}{hint}")
+    stem = nearest(path.stem, [Path(n).stem for n in _names(path.parent, path.suffix)])
+    hint = f"; did you mean {str(Path(name).with_name(stem + path.suffix))!r}?" if stem else ""
     raise UsageError(f"there is no file {name!r}{hint} (looked at {path})")
+
+
+def _names(folder: Path, suffix: str) -> list[str]:
+    """Return the names of files in a folder that end with `suffix`, or of folders if it is ""."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [p.name for p in entries if (p.suffix == suffix if suffix else p.is_dir())]
 
 
 DEPENDENCIES = (
     "click",
+    "cloudpickle",
     "hypothesis",
     "jinja2",
     "msgspec",

@@ -18,6 +18,9 @@ from zerocheck.case.schema import Case, Model, Optimizer, UserModel, UserOptimiz
 from zerocheck.cli import main
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.protocol.verdicts import MEMORY, Status
+from zerocheck.run import engine as run_engine
+from zerocheck.run import replay
+from zerocheck.run.execute import launch
 from zerocheck.run.findings.case_file import write
 from zerocheck.run.findings.findings import failures_of
 from zerocheck.run.known_issues.entries import ours
@@ -49,8 +52,8 @@ def with_engine(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> list[RunOpti
         asked.append(options)
         return engine(options, handlers)
 
-    monkeypatch.setattr("zerocheck.run.engine.run", run)
-    monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", no_ranks)
+    monkeypatch.setattr(run_engine, "run", run)
+    monkeypatch.setattr(launch, "start_ranks", no_ranks)
     return asked
 
 
@@ -438,7 +441,7 @@ def test_only_rank_0_of_torchrun_reports(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert (kind, device, backend, timeout_s) == ("torchrun", "cpu", None, 7.0)
         return 1  # what rank 0 said, at its end
 
-    monkeypatch.setattr("zerocheck.run.execute.launch.with_ranks", serve)
+    monkeypatch.setattr(launch, "with_ranks", serve)
     assert invoke("run", "--ranks", "torchrun", "--timeout", "7").exit_code == 1
     assert invoke("replay", "x.json", "--ranks", "torchrun", "--timeout", "7").exit_code == 1
     assert not list(tmp_path.iterdir())
@@ -459,8 +462,8 @@ def test_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: Status,
         asked.append((file, given))
         return replayed
 
-    monkeypatch.setattr("zerocheck.run.replay.replay", note)
-    monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", no_ranks)
+    monkeypatch.setattr(replay, "replay", note)
+    monkeypatch.setattr(launch, "start_ranks", no_ranks)
     weight = UserParameter(name="weight", shape=(2, 2))
     file = CaseFile(
         implementation="zero2",

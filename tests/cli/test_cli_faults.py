@@ -15,6 +15,7 @@ from zerocheck.cli import main
 from zerocheck.errors import UsageError
 from zerocheck.faults.registry import FAULTS, OF_EXTRAS
 from zerocheck.kill_matrix.options import MatrixOptions
+from zerocheck.run.execute import launch
 from zerocheck.run.records.matrix_records import MatrixRecord
 
 
@@ -46,7 +47,7 @@ def with_engine(
         return code
 
     monkeypatch.setattr("zerocheck.kill_matrix.engine.run", run)
-    monkeypatch.setattr("zerocheck.run.execute.launch.start_ranks", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(launch, "start_ranks", lambda *_, **__: nullcontext())
     return asked
 
 

@@ -173,10 +173,10 @@ def test_a_module_that_is_a_file_here_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_own_sharding.py").write_text("def my_fsdp(model, case, mesh): ...\n")
-    with pytest.raises(UsageError, match=r"did you mean 'my_own_sharding\.py:my_fsdp'\?"):
-        load("my_own_sharding:my_fsdp")
-    with pytest.raises(UsageError, match=r"No module named 'no_sharding'$"):
-        load("no_sharding:my_fsdp")
+    with pytest.raises(UsageError, match=r"did you mean 'my_own_sharding:my_fsdp'\?"):
+        load("my_own_shardign:my_fsdp")
+    with pytest.raises(UsageError, match=r"no module 'other', neither .* nor installed$"):
+        load("other:my_fsdp")
 
 
 @pytest.mark.parametrize(

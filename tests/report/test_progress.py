@@ -57,10 +57,34 @@ def shown(
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_final_matrix(terminal: bool) -> None:
     text = shown(failed(), terminal=terminal)
-    assert "1 violated of 2" in text and "1 crashed of 1" in text
+    assert "1 violated of 2" in text and "not judged" in text
     assert "VIOLATED zero2: the reduced gradient is 4 times too large" in text
     assert "zero2: 1 finding in 2 cases: 1 violated" in text
     assert "all obligations hold" not in text
+
+
+def test_a_run_that_was_stopped_says_so_once() -> None:
+    """And not that each obligation crashed."""
+    crashed = finding(
+        implementation="zero2",
+        status="crashed",
+        title="the ranks crashed: NameError",
+        obligation=None,
+        violation=None,
+        place="build (a.py:5)",
+        cases=2,
+        left_out=46,
+    )
+    cases = [case(number, "zero2", "crashed") for number in range(2)]
+    records = [started("zero2", planned=48), *cases, crashed, finished(1)]
+    text = shown(records, terminal=False)
+    assert text.endswith("zero2 --known-issues known.toml\n")
+    line = (
+        "zero2: stopped after 2 cases that crash alike at build (a.py:5), as the simplest case "
+        "does (1 finding): 46 cases were not run"
+    )
+    assert text.count(line) == 1
+    assert "ownership" not in text and "2 crashed" not in text and "not exercised" not in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])

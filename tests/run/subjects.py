@@ -101,6 +101,15 @@ class ConstructorRaises(Sharder):
         raise LookupError("no such layer")
 
 
+class RaisesWithClip(Sharder):
+    """Everything else is right."""
+
+    def build(self, model, case, mesh):
+        if case.training.clip is not None:
+            raise LookupError("no clip")
+        return build(model, case, mesh)
+
+
 class Refuses(Sharder):
     def build(self, model, case, mesh):
         raise zerocheck.Unsupported("this machine is too small")

@@ -19,11 +19,12 @@ from slices import sliced
 from zerocheck.case.schema import Case, Model, Training
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.engine import run
+from zerocheck.run.engine import AHEAD, run
 from zerocheck.run.execute.trial import Trial
 from zerocheck.run.findings.case_file import read as read_case
 from zerocheck.run.findings.case_file import read_for_replay
 from zerocheck.run.findings.case_file import write as write_case
+from zerocheck.run.findings.crash_watch import ALIKE
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.journal import Journal, read
 from zerocheck.run.records.records import CaseFinished, Drift, Finding, RunFinished
@@ -154,6 +155,38 @@ def test_a_hang_names_the_collective_that_each_rank_was_in(run_subject: Run) -> 
     assert records.of(Finding)[-1].causes == ("different collectives",)
 
 
+def test_a_run_stops_where_every_case_crashes_alike(run_subject: Run) -> None:
+    """One finding of the simplest case, which is not searched for; the rest is not run."""
+    code, records = run_subject("ConstructorRaises", world_sizes=(1, 2), max_cases=20)
+    assert code == 1
+    count = len(records.of(CaseFinished))
+    assert ALIKE <= count <= ALIKE + AHEAD
+    assert {record.status for record in records.of(CaseFinished)} == {"crashed"}
+    assert {finding.number for finding in records.of(Finding)} == {0}
+    finding = records.of(Finding)[-1]
+    line = SUBJECTS.read_text().splitlines().index('        raise LookupError("no such layer")') + 1
+    assert finding.place.startswith("build (") and finding.place.endswith(f"subjects.py:{line})")
+    assert (finding.cases, finding.left_out) == (count, 20 - count)
+    assert finding.size == "1 rank, no blocks, 1 step"
+    assert finding.extent == "with all options at their default, on one rank already"
+    (why,) = records.of(RunFinished)[0].why
+    assert f"stopped after {count} cases that crash alike at {finding.place}" in why
+    assert why.endswith(f"(1 finding): {20 - count} cases were not run")
+
+
+def test_a_run_goes_on_where_a_feature_crashes(run_subject: Run) -> None:
+    """Though all of its cases have that: the simplest one does not crash."""
+    code, records = run_subject("RaisesWithClip", max_cases=8, features=("clip",), shrink=False)
+    finished = [record.status for record in records.of(CaseFinished)]
+    assert code == 1 and len(finished) == 8 and {*finished} == {"crashed", "unsupported"}
+    assert finished.count("crashed") > ALIKE
+    finding = records.of(Finding)[-1]
+    assert finding.left_out == 0 and finding.size == ""
+    _, records = run_subject("RaisesWithClip", max_cases=8)
+    assert {record.status for record in records.of(CaseFinished)} >= {"crashed", "holds"}
+    assert records.of(Finding)[-1].left_out == 0
+
+
 @pytest.mark.long
 def test_two_bugs_are_two_findings(run_subject: Run) -> None:
     """Whatever shows in which case: each bug keeps its own obligation and cause."""
@@ -209,7 +242,7 @@ def test_unsupported_everywhere_is_nothing_checked(
         ("NoBuild", "lacks build()"),
         ("Misdeclared", "capabilities 'loss_scaling'; did you mean 'loss_scale'"),
         ("OldName", "`handles` is called `capabilities`"),
-        ("NoStep", "lacks train_step()"),
+        ("NoStep", "is a class without train_step()"),
         ("number", "is of type int; needed is a subclass of zerocheck.Implementation"),
         ("two_arguments", "a build function takes (model, case, mesh)"),
         ("Buidl", "has no 'Buidl'; did you mean 'build'?"),
@@ -229,7 +262,7 @@ def test_what_cannot_be_used_is_said(run_subject: Run, name: str, message: str) 
             "No module named 'no_such_module' (line 1)",
         ),
         ("def build(:\n", "SyntaxError"),
-        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("raise SystemExit(3)\n", "it ends the process, as by sys.exit(3) (line 1)"),
         ("import os\nos._exit(4)\n", "ended the process that tried it"),
     ],
 )

@@ -129,7 +129,7 @@ def test_settings_of_files_and_arguments_arrive(monkeypatch: pytest.MonkeyPatch)
     ("implementation", "case", "message"),
     [
         ("fsdp2", "a case", "case is 'a case'; needed is a Case, as zerocheck.strategies.cases"),
-        (3, SMALL, "3 is a int; needed is a class, a function"),
+        (3, SMALL, r"got 3 \(int\); needed is a class, a function"),
         ("fsdp3", SMALL, r"unknown implementation 'fsdp3'; did you mean 'fsdp2'\?"),
     ],
 )

@@ -223,7 +223,7 @@ def _check_optimizer(case: Case) -> None:
             f"{'not given' if user is None else 'given'}; allowed: optimizer.user with kind 'user'"
         )
     if user is not None:
-        check_factory(user.location)
+        check_factory(user.location, "optimizer")
         names = [one.name for one in user.states]
         if RESERVED.intersection(names) or len({*names}) < len(names):
             raise UsageError(

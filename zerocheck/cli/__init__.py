@@ -9,6 +9,7 @@
 - `options.py`: options that several commands have
 - `output.py`: printing, with every character made printable
 - `program.py`: failures of the command line: one line for people, and an exit code
+- `python_run.py`: the command `zerocheck run` from Python: `zerocheck.run`
 - `replay.py`: the command `zerocheck replay`
 - `report.py`: the command `zerocheck report`
 - `run.py`: the command `zerocheck run`

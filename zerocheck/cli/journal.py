@@ -42,6 +42,7 @@ def start_run(
 
     history: where the journals of runs are kept.
     """
+    note_configs(options.implementations)
     if options.ranks != "torchrun":
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
@@ -84,6 +85,37 @@ def _run_recorded(
         code, f"zerocheck ends with exit code {code}: see {options.report_dir}/report.md"
     )
     return code
+
+
+def start_replay(
+    read: Callable[[], CaseFile],
+    implementation: str | None,
+    own: tuple[str | None, str | None],
+    *,
+    kind: str = "processes",
+    device: str | None = None,
+    backend: str | None = None,
+    timeout: float = 60.0,
+) -> int:
+    """Replay a case on ranks of this kind, print the result; return the exit code.
+
+    read: reads the case file, on rank 0 alone; own: as for `show_replay`; device: None for that on
+    which the case was found.
+    """
+    from ..run.execute.launch import device_for, with_ranks
+
+    most_ranks = 1
+    if kind == "processes":
+        file = read()
+        most_ranks, device = file.case.world_size, device or device_for(file.environment.device)
+    return with_ranks(
+        kind,
+        lambda opened: show_replay(read(), implementation, own, opened),
+        most_ranks=most_ranks,
+        device=device or CPU,
+        backend=backend,
+        timeout_s=timeout,
+    )
 
 
 def show_replay(

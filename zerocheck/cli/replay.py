@@ -10,7 +10,7 @@ import click
 from ..errors import UsageError, did_you_mean_path
 from ..machine.devices import CPU, CUDA
 from . import options as option
-from .journal import show_replay
+from .journal import start_replay
 from .output import say
 
 
@@ -69,9 +69,10 @@ def replay(
 
     if implementation is not None:
         check_spelling(implementation)
-    for location in filter(None, (model, optimizer)):
-        check_factory(location)
-    kind = choose_ranks(ranks)
+    for kind, location in (("model", model), ("optimizer", optimizer)):
+        if location is not None:
+            check_factory(location, kind)
+    chosen = choose_ranks(ranks)
     check_device(device or CPU)
     check_backend(backend, device or CUDA)
     check_timeout(timeout)
@@ -81,27 +82,17 @@ def replay(
         attached = again(case, model, device)
         say(attached.text)
         return attached.exit_code
-    if kind == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
+    if chosen == "processes" and not case.is_file():  # under torchrun rank 0 needs it, on its host
         raise UsageError(_no_case(case))
     if script is not None:
         return _write_script(case, implementation, script)
     own = model, optimizer
-    from ..run.execute.launch import device_for, with_ranks
     from ..run.findings.case_file import read_for_replay
 
     given = {"implementation": implementation, "model": model, "optimizer": optimizer}
     read = cache(partial(read_for_replay, case, **given))
-    most_ranks = 1
-    if kind == "processes":
-        file = read()
-        most_ranks, device = file.case.world_size, device or device_for(file.environment.device)
-    return with_ranks(
-        kind,
-        lambda opened: show_replay(read(), implementation, own, opened),
-        most_ranks=most_ranks,
-        device=device or CPU,
-        backend=backend,
-        timeout_s=timeout,
+    return start_replay(
+        read, implementation, own, kind=chosen, device=device, backend=backend, timeout=timeout
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..machine.devices import CPU
 from ..run.plan.settings import as_options, project_settings
 from . import options as option
-from .journal import note_configs, start_run
+from .journal import start_run
+
+if TYPE_CHECKING:
+    from ..run.plan.options import RunOptions
 
 
 @click.command()
@@ -75,30 +79,52 @@ def run(
     Exits with 0 if all obligations hold, 1 with findings or if nothing was checked, 2 for wrong
     usage.
     """
-    from ..catalogue import BUILT_IN, innermost
-    from ..run.plan.options import RunOptions, choose_ranks
-    from ..run.plan.profiles import FIRST_LOOK
-    from ..run.plan.run_shard import RunShard
-    from ..user_code import check_file
+    from ..run.plan.options import choose_ranks
 
     detail = option.detail_of(quiet, verbose)
-    settings = {**project_settings(Path.cwd()), **option.given_settings(given)}
-    if not implementations:
-        settings.setdefault("profile", FIRST_LOOK)
-    options = RunOptions(
-        implementations=implementations or tuple(BUILT_IN),
+    options = run_options(
+        implementations,
+        option.given_settings(given),
         features=features,
         model=model,
         ranks=choose_ranks(ranks),
         timeout=timeout,
         device=device or CPU,
         backend=backend,
-        shard=None if shard is None else RunShard.parse(shard),
+        shard=shard,
         reuse=reuse,
-        **as_options(settings),
     )
-    own = [one for one in (options.model, options.optimizer) if one is not None and ":" in one]
-    for name in (*options.implementations, *own):
-        check_file(innermost(name))
-    note_configs(options.implementations)
     return start_run(options, detail=detail, history=history)
+
+
+def run_options(
+    implementations: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    shard: str | None,
+    **fields: Any,
+) -> RunOptions:
+    """Return the options of a run; what `settings` leaves out is that of the project.
+
+    fields: further ones of RunOptions. Raises UsageError for what cannot be used, and for files
+    and modules that do not exist.
+    """
+    from ..catalogue import BUILT_IN, innermost
+    from ..run.plan.options import RunOptions
+    from ..run.plan.profiles import FIRST_LOOK
+    from ..run.plan.run_shard import RunShard
+    from ..user_code import check_file
+
+    merged = {**project_settings(Path.cwd()), **settings}
+    if not implementations:
+        merged.setdefault("profile", FIRST_LOOK)
+    options = RunOptions(
+        implementations=tuple(implementations) or tuple(BUILT_IN),
+        shard=None if shard is None else RunShard.parse(shard),
+        **fields,
+        **as_options(merged),
+    )
+    own = (options.model, options.optimizer)
+    for name in (*options.implementations, *(name for name in own if name and ":" in name)):
+        check_file(innermost(name))
+    return options

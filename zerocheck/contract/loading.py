@@ -63,11 +63,7 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
     if made is not None:
         return made
     if inspect.isfunction(given) or isinstance(given, partial):
-        if len(inspect.signature(given).parameters) < 3:
-            raise UsageError(
-                f"{name}: a build function takes (model, case, mesh) and returns zerocheck.Built; "
-                f"this one takes {inspect.signature(given)}"
-            )
+        _check_takes(name, given, "a build function", "model", "case", "mesh")
         return from_function(given, name.rpartition(":")[2])
     if not inspect.isclass(given):
         raise UsageError(
@@ -83,7 +79,21 @@ def _as_class(name: str, given: Any) -> type[Implementation]:
     lacking = [method for method in required if getattr(given, method) is getattr(base, method)]
     if lacking:
         raise UsageError(f"{name} lacks {_listed(lacking)}, which every implementation must have")
+    if base is BuiltImplementation and inspect.isfunction(vars(given).get("build")):
+        _check_takes(name, given.build, "build()", "self", "model", "case", "mesh")
     return given  # type: ignore[no-any-return]
+
+
+def _check_takes(name: str, function: Any, noun: str, *arguments: str) -> None:
+    """Raise UsageError for a function that cannot be called with these positional arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"{name}: {noun} takes ({', '.join(arguments)}) and returns zerocheck.Built; this one "
+            f"takes {signature}"
+        ) from error
 
 
 def _made_of_object(name: str, given: Any) -> type[Implementation] | None:
@@ -98,7 +108,10 @@ def _made_of_object(name: str, given: Any) -> type[Implementation] | None:
         try:
             one = given()
         except Exception as error:
-            raise UsageError(f"{name}() raises {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"{name}() raises {type(error).__name__}: {error}; a function without arguments "
+                "returns an object of a library, and a build function takes (model, case, mesh)"
+            ) from error
     maker = maker_of(one)
     return None if maker is None else import_user_code(maker)(name, given)
 
@@ -107,9 +120,13 @@ def _adopted(name: str, given: type) -> type[Implementation]:
     """Adopt a class that follows the contract without subclassing it."""
     lacking = [method for method in ("train_step", "shards") if not hasattr(given, method)]
     if lacking:
-        raise UsageError(f"{name} lacks {_listed(lacking)}, which every implementation must have")
+        raise UsageError(
+            f"{name} is a class without {_listed(lacking)}; needed is a subclass of "
+            "zerocheck.Implementation or a function build(model, case, mesh)"
+        )
     return type(given.__name__, (given, Implementation), {})
 
 
 def _listed(methods: list[str]) -> str:
-    return " and ".join(f"{method}()" for method in methods)
+    *rest, last = (f"{method}()" for method in methods)
+    return f"{', '.join(rest)} and {last}" if rest else last

@@ -54,6 +54,7 @@ from ..protocol.replies import (
     Refusals,
     Reply,
 )
+from ..session_objects import receive_session_code
 from ..user_code import import_user_code
 from .checkpoints import NO_CHECKPOINTS, Checkpoints, kept, resumes
 from .collectives import CollectiveTrace
@@ -93,8 +94,12 @@ class Context(Protocol):
     def condition(self) -> LeakSink: ...
 
 
-def prepare() -> None:
-    """Do once what all ranks would do, in the process that they are forked from."""
+def prepare(session_code: bytes) -> None:
+    """Do once what all ranks would do, in the process that they are forked from.
+
+    session_code: objects that no file has, see session_objects.py.
+    """
+    receive_session_code(session_code)
     installed()
     _inherited[:] = all_code()
 

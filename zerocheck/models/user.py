@@ -126,6 +126,12 @@ _factories: dict[str, Callable[[], Any]] = {}
 _parts: dict[str, Parts] = {}
 
 
+def forget_factories() -> None:
+    """Import the user's functions anew where they are needed next: they may have changed."""
+    _factories.clear()
+    _parts.clear()
+
+
 def factory_of(name: str) -> Callable[[], Any]:
     """Return the function of that name, import_user_code once per process. Runs the user's code.
 

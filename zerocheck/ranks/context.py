@@ -66,10 +66,10 @@ def load_target(target: str) -> Target:
     return function
 
 
-def prepare(target: Target) -> None:
-    """Call `prepare()` of the target's module, if it has one, in the process that ranks are forked
-    from: it does once what each of them would do at its first job."""
-    function: Callable[[], object] | None
+def prepare(target: Target, preparation: bytes) -> None:
+    """Call `prepare(preparation)` of the target's module, if it has one, in the process that ranks
+    are forked from: it does once what each of them would do at its first job."""
+    function: Callable[[bytes], object] | None
     function = getattr(sys.modules[target.__module__], "prepare", None)
     if function is not None:
-        function()
+        function(preparation)

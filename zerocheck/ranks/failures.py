@@ -21,6 +21,8 @@ _ECHO = re.compile(
 )
 
 _FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)', re.M)
+_TYPED = re.compile(r"<(stdin|string|cell|ipython-input).*>")
+"""Names that Python and notebooks give to code without a file."""
 _FIRST = re.compile(r"\(most recent call first\)")
 _STANDARD = re.compile(re.escape(sysconfig.get_path("stdlib")) + r"[/\\](?!site-packages)")
 
@@ -98,15 +100,18 @@ def _not_the_users() -> tuple[str, ...]:
 
 def place_in_users_code(text: str) -> str:
     """`"average (my_ddp.py:11)"`: the innermost call of a user's file in a traceback or in a stack
-    of faulthandler; empty where there is none, as in what zerocheck brings. Of an installed package
-    only if no other file is there."""
+    of faulthandler; empty where there is none, as in what zerocheck brings. If there is no file of
+    the user's, what was typed without one counts, and then an installed package."""
     frames = [
         match
         for match in _FRAME.finditer(text)
-        if not match["path"].startswith((*_not_the_users(), "<"))
+        if not match["path"].startswith((*_not_the_users(), "<frozen"))
         and not _STANDARD.match(match["path"])
     ]
-    frames = [one for one in frames if "site-packages" not in one["path"]] or frames
+    typed = [frame for frame in frames if _TYPED.match(frame["path"])]
+    files = [frame for frame in frames if not frame["path"].startswith("<")]
+    own = [frame for frame in files if "site-packages" not in frame["path"]]
+    frames = own or typed or files
     if not frames:
         return ""
     # A traceback ends with the innermost call, faulthandler begins with it.

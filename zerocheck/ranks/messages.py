@@ -26,7 +26,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Hello(Message, frozen=True):
     """Parent to zygote, first. `scratch` is removed by the zygote when the parent is gone.
 
-    warm: modules to import once for all ranks, in addition to those that every rank needs.
+    warm: modules to import once for all ranks, in addition to those that every rank needs;
+    preparation: what the target's `prepare` gets.
     """
 
     parent_pid: int
@@ -36,6 +37,7 @@ class Hello(Message, frozen=True):
     directory: str
     scratch: list[str]
     warm: list[str]
+    preparation: bytes = b""
 
 
 class Spawn(Message, frozen=True):

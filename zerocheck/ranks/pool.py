@@ -55,6 +55,7 @@ class Pool:
         shared_memory: str = SHARED_MEMORY,
         cores: Cores | None = None,
         warm: Sequence[str] = (),
+        preparation: bytes = b"",
     ) -> None:
         """`target` is "package.module:function", (payload, RankContext) -> bytes.
 
@@ -65,10 +66,11 @@ class Pool:
         a rank failed. Teams beyond `max_idle_ranks` ranks in all are closed, the oldest first,
         and those on several hosts before all others.
         `warm`: modules that take long to import, once for all ranks. One that does not import is
-        left to whoever needs it.
+        left to whoever needs it. `preparation`: what `prepare` of the target's module gets.
         """
         self._target = target
         self._warm = warm
+        self._preparation = preparation
         self.device = device
         self._backend = backend
         on_cpu = device == CPU
@@ -93,7 +95,11 @@ class Pool:
         self._scratch = Scratch(shared_memory=self._shared_memory)
         log = os.path.join(self._scratch.slow, "zygote.log")
         self._spawner = Spawner(
-            self._target, scratch=self._scratch.directories, log=log, warm=self._warm
+            self._target,
+            scratch=self._scratch.directories,
+            log=log,
+            warm=self._warm,
+            preparation=self._preparation,
         )
         # Runs at exit too. A fork of this process must not end what is not its own.
         self._finalizer = weakref.finalize(

@@ -43,6 +43,11 @@ class RankOutcome:
     stack: str = ""
     output: str = ""
 
+    @property
+    def place_in_code(self) -> str:
+        """Innermost call of the user's code, as `"average (my_ddp.py:11)"`, or ""."""
+        return place_in_users_code(self.traceback or self.stack or self.output)
+
     def headline(self) -> str:
         """One line: what happened to the rank, and where, in the user's own code too."""
         if self.state == "raised":
@@ -63,7 +68,7 @@ class RankOutcome:
                 self.state
             ]
         place = f" at {self.where}" if self.where else ""
-        code = place_in_users_code(self.traceback or self.stack or self.output)
+        code = self.place_in_code
         if code and self.state != "finished":
             place += f", in {code}"
         if self.collective and self.state != "finished":

@@ -49,10 +49,16 @@ class Spawner:
     """Requests are posted at once and answered later, so that imports overlap with other work."""
 
     def __init__(
-        self, target: str, *, scratch: Sequence[str], log: str, warm: Sequence[str] = ()
+        self,
+        target: str,
+        *,
+        scratch: Sequence[str],
+        log: str,
+        warm: Sequence[str] = (),
+        preparation: bytes = b"",
     ) -> None:
         """Start the zygote; do not wait for it. `log` takes its stdout and stderr, `warm` are
-        modules that it imports too.
+        modules that it imports too, `preparation` is for the target's `prepare`.
 
         Raises OSError when no process can be started.
         """
@@ -85,6 +91,7 @@ class Spawner:
                 directory=os.getcwd(),
                 scratch=list(scratch),
                 warm=list(warm),
+                preparation=preparation,
             )
         )
 

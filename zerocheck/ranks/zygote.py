@@ -136,7 +136,7 @@ def _prepare(hello: Hello) -> Target:
         torch.optim.AdamW([parameter]).step()
     import zerocheck.ranks.worker  # noqa: F401
 
-    prepare(target)
+    prepare(target, hello.preparation)
     sys.stdout.flush()
     sys.stderr.flush()
     freeze()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ..catalogue import BUILT_IN, OF_EXTRAS
+from collections.abc import Sequence
+
+from ..catalogue import BUILT_IN, OF_EXTRAS, in_session
 from ..foreign_text import copyable, one_line
 from ..protocol.verdicts import OBLIGATION_SETS
-from ..run.records.finding_text import replay_line
+from ..run.records.finding_text import replay_call, replay_line
 from ..run.records.tally import Tally, why
 
 
@@ -28,12 +30,21 @@ def next_lines(counted: Tally) -> list[str]:
 
 def _after_findings(counted: Tally) -> list[tuple[str, str]]:
     first = next((one for one in counted.findings if one.case_file), counted.findings[0])
-    steps = [("the same case again", replay)] if (replay := replay_line(first)) else []
-    name = copyable([first.implementation])
+    names = [first.implementation]
+    replay = replay_call(first) if in_session(first.implementation) else replay_line(first)
+    steps = [("the same case again", replay)] if first.case_file else []
     if first.obligation is not None:
-        alone = f"zerocheck run {name} --obligations {first.obligation}"
+        alone = _run_with(names, "obligations", first.obligation)
         steps.append(("nothing but what is wrong", alone))
-    return [*steps, ("if it must wait", f"zerocheck run {name} --known-issues known.toml")]
+    return [*steps, ("if it must wait", _run_with(names, "known-issues", "known.toml"))]
+
+
+def _run_with(names: Sequence[str], option: str, value: str) -> str:
+    """Return the command with an option, or the call in Python for objects that have no file."""
+    if not any(map(in_session, names)):
+        return f"zerocheck run {copyable(list(names))} --{option} {value}"
+    arguments = [name.partition(":")[2] if in_session(name) else repr(name) for name in names]
+    return f"zerocheck.run({', '.join(arguments)}, {option.replace('-', '_')}={value!r})"
 
 
 def _after_holding(counted: Tally) -> list[tuple[str, str]]:
@@ -44,13 +55,13 @@ def _after_holding(counted: Tally) -> list[tuple[str, str]]:
     steps = []
     if not own:
         steps.append(("your own code", "zerocheck run my_sharding.py:my_fsdp"))
-    names = copyable(list(own or started.implementations[:1]))
+    names = own or started.implementations[:1]
     unasked = [name for name, of in OBLIGATION_SETS.items() if not {*of} & {*counted.obligations}]
     if unasked:
         asked = ",".join(OBLIGATION_SETS)
         words = {"resume": "checkpoints", "memory": "memory", "equivalence": "every step"}
         what = " and ".join(words.get(name, name) for name in unasked)
-        steps.append((f"{what} too", f"zerocheck run {names} --obligations {asked}"))
+        steps.append((f"{what} too", _run_with(names, "obligations", asked)))
     if not any(one.covered.counted for one in counted.implementations.values()):
-        steps.append(("all pairs of features", f"zerocheck run {names} --profile ci"))
+        steps.append(("all pairs of features", _run_with(names, "profile", "ci")))
     return steps

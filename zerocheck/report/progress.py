@@ -291,8 +291,7 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
     """
     if detail != "quiet":
         _print_figures(console, counted, detail)
-    more = counted.finished.why if counted.finished is not None else ()
-    reasons = dict.fromkeys((*why(counted), *more))
+    reasons = reasons_of(counted)
     if reasons and counted.complete and len(counted.implementations) > 1:
         console.print(Text(counted.outcomes))
     for reason in reasons:
@@ -304,7 +303,7 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
         console.print(Text(all_hold(counted), style="bold green"))
     for line in counted.unsupported_lines:
         console.print(Text(one_line(line)))
-    if missing := not_exercised(counted):
+    if any_judged(counted) and (missing := not_exercised(counted)):
         console.print(Text(missing))
     for line in () if detail == "quiet" else next_lines(counted):
         console.print(Text(line))
@@ -312,6 +311,8 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
 
 def _print_figures(console: Console, counted: Tally, detail: Detail) -> None:
     """Print the matrix, loads, memory and communication, times, leaks and coverage."""
+    if not any_judged(counted):
+        return
     if console.is_terminal:
         console.print(matrix(counted, console.width))
     else:
@@ -336,6 +337,19 @@ def _print_figures(console: Console, counted: Tally, detail: Detail) -> None:
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):
         console.print(Text(line))
+
+
+def reasons_of(counted: Tally) -> list[str]:
+    """Return why the run fails, one sentence each; none if all obligations hold."""
+    finished = counted.finished.why if counted.finished is not None else ()
+    return [*dict.fromkeys((*why(counted), *finished))]
+
+
+def any_judged(counted: Tally) -> bool:
+    """Return False if all cases crashed or hung, so that nothing can be said of an obligation."""
+    implementations = counted.implementations.values()
+    cells = [cell for tallied in implementations for cell in tallied.cells.values()]
+    return not cells or not all(cell.only_broken for cell in cells)
 
 
 def ended(counted: Tally) -> str:

@@ -9,11 +9,14 @@ from ..run.records.tally import FAILING, Cell
 def cell_text(cell: Cell) -> str:
     """Format a cell of the matrix.
 
-    `46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`.
+    `46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`,
+    `not judged` if all cases crashed or hung.
     """
     status: Status = cell.status
     if not cell.counts:
         return "–"
+    if cell.only_broken:
+        return "not judged"
     if status in FAILING:
         parts = [f"{cell.counts[s]} {s}" for s in (*FAILING, "known") if cell.counts[s]]
         return f"{', '.join(parts)} of {cell.checked + cell.broken}"

@@ -18,6 +18,7 @@ from ..errors import ExitCode, RanksLost, UsageError
 from ..judge.local import as_on_a_rank
 from ..machine import signals
 from ..machine.devices import CPU
+from ..models.user import forget_factories
 from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
@@ -35,6 +36,7 @@ from .execute.user_model import with_models
 from .execute.user_optimizer import with_optimizers
 from .findings.bug import Bug
 from .findings.confirmation import TRIES, confirm
+from .findings.crash_watch import CrashWatch, simplest_crash
 from .findings.findings import Findings
 from .findings.issue_matcher import KnownIssueMatcher
 from .findings.recorder import FindingRecorder
@@ -108,12 +110,16 @@ class _RunUnderWay:
         """Cases of the plan that were, or were left out."""
         self.timed = TimingChoice(options.world_sizes)
         self.hangs: Counter[str] = Counter()
+        self.crash_watch = CrashWatch()
+        self.stopped: dict[str, Bug] = {}
+        """Implementations that crash alike in every case, and the bug."""
         self.left_out: Counter[str] = Counter()
         self.mine: frozenset[int] | None = None
         """Numbers in the plan of the cases that a shard takes; None for a whole run."""
 
     def run(self) -> int:
         options = self.options
+        forget_factories()
         if options.ranks == "processes":
             check_world_size(max(options.world_sizes))  # before anything is run
         with as_on_a_rank():
@@ -257,7 +263,8 @@ class _RunUnderWay:
         if self.mine is not None and number not in self.mine:
             self.timed.next(item)  # the choice is that of the whole run
             return None
-        if self.hangs[name] >= HANGS and number not in self.issue_matcher.own:
+        ended = name in self.stopped or self.hangs[name] >= HANGS
+        if ended and number not in self.issue_matcher.own:
             self.left_out[name] += 1
             return None
         timed = self.timed.next(item)
@@ -281,6 +288,18 @@ class _RunUnderWay:
             self._finished(finished)
             for bug in bugs:
                 self.recorder.write(bug)
+        if self.crash_watch.add(finished):
+            self._stop(finished.implementation)
+
+    def _stop(self, name: str) -> None:
+        """Leave out the other cases of an implementation whose simplest case crashes alike too."""
+        bug = self.findings.of_last[0]
+        if not bug.confirmed:
+            return
+        bug.shrunk = simplest_crash(bug, self.ranks, self.options.obligations, self.fixed[name])
+        if bug.shrunk is not None:
+            self.stopped[name] = bug
+            self.recorder.write(bug)
 
     def _marked(self, number: int, trial: Trial | ReusedTrial, outcome: Outcome) -> CaseFinished:
         return self.issue_matcher.marked(outcome.record(number, trial.implementation, trial.case))
@@ -305,6 +324,8 @@ class _RunUnderWay:
             if bug.issue is not None or (launched and bug.violation is None):
                 continue
             if not bug.confirmed or bug.merged is not None:
+                continue
+            if self.stopped.get(bug.implementation) is bug:
                 continue
             if not worth(bug):
                 bug.extent = "not searched for, since it does not show every time"
@@ -370,6 +391,8 @@ class _RunUnderWay:
                 self.bus.handle(self.issue_matcher.stale(issue, tries))
 
     def _finish(self, outcome: Literal["done", "interrupted", "lost"], *more: str) -> int:
+        for name, bug in self.stopped.items():
+            bug.left_out = self.left_out.pop(name, 0)
         for bug in self.findings.bugs:
             self.recorder.report(bug)
         tallied = tally(self.records)

@@ -13,6 +13,7 @@ import msgspec
 from ..case.schema import Case
 from ..errors import ExitCode
 from ..machine.devices import CPU, kind_of
+from ..models.user import forget_factories
 from ..ranks.pool import Pool
 from .execute.environment import environment
 from .execute.rank_pool import RankPool
@@ -40,6 +41,7 @@ def replay(
     by their names or where they are here.
     """
     name = implementation or case_file.implementation
+    forget_factories()
     smallest = 1 if isinstance(ranks, Pool) else case_file.case.world_size
     describe(ranks, name, world_size=smallest)
     changed = ""

@@ -16,7 +16,7 @@ from ..errors import Unsupported, UsageError, unknown
 from ..protocol.verdicts import Obligation
 from ..report.checks import TestOutcome, coverage_outcome, groups_of, outcome_of
 from ..run.plan.options import RunOptions
-from ..run.plan.settings import as_options
+from ..run.plan.settings import as_options, of_python
 from ..run.records.tally import Tally
 from ..user_code import Nameable, importable_name
 from . import session
@@ -150,7 +150,7 @@ def check(
     __tracebackhide__ = True
     if not isinstance(case, Case):
         raise UsageError(f"case is {case!r}; needed is a Case, as zerocheck.strategies.cases draws")
-    given = _given(obligations=obligations, known_issues=known_issues)
+    given = of_python({"obligations": obligations, "known_issues": known_issues})
     _check(importable_name(implementation), case, session.settings(given))
 
 
@@ -231,17 +231,20 @@ def parametrize_with_checks(
         raise UsageError(f"parametrize_with_checks takes a list: [{implementations!r}]")
     if strategy not in STRATEGIES:
         raise unknown("strategy", strategy, STRATEGIES)
-    given = _given(
-        profile=profile,
-        world_sizes=None if world_sizes is None else tuple(world_sizes),
-        max_cases=max_cases,
-        seed=seed,
-        obligations=obligations,
-        known_issues=known_issues,
-        shrink=shrink,
-        model=model,
-        optimizer=optimizer,
+    given = of_python(
+        {
+            "profile": profile,
+            "world_sizes": world_sizes,
+            "max_cases": max_cases,
+            "seed": seed,
+            "obligations": obligations,
+            "known_issues": known_issues,
+            "shrink": shrink,
+            "optimizer": optimizer,
+        }
     )
+    if model is not None:
+        given["model"] = model
     settings = session.settings(given)
     options = as_options(settings)
     if strategy == "hypothesis":
@@ -314,26 +317,5 @@ def _tests_of_hypothesis(
     return decorated
 
 
-def _given(
-    *,
-    obligations: str | Sequence[str] | None,
-    known_issues: str | Sequence[str] | None,
-    **others: Any,
-) -> dict[str, Any]:
-    """Return the settings that were given, without those that are None."""
-    files = (known_issues,) if isinstance(known_issues, str) else _listed(known_issues)
-    given = {**others, "obligations": _names(obligations), "known_issues": files}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _label(name: str) -> str:
     return Path(name).name if is_config(name) else name.rpartition(":")[2]
-
-
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Names with commas between, or a list of them."""
-    return _listed(given.split(",") if isinstance(given, str) else given)
-
-
-def _listed(given: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if given is None else tuple(given)

@@ -11,6 +11,7 @@ from collected import Collect
 from hand_made import ENVIRONMENT, VIOLATION, case
 
 from zerocheck.ranks.pool import Pool
+from zerocheck.run import engine
 from zerocheck.run.engine import run
 from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.confirmation import TRIES, runs_to_see
@@ -70,7 +71,7 @@ class Gradient(zerocheck.BuiltImplementation):
 def nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sharders here count their runs."""
     monkeypatch.setattr(TimingChoice, "next", lambda *_: False)
-    monkeypatch.setattr("zerocheck.run.engine.check_builds", lambda *_: None)
+    monkeypatch.setattr(engine, "check_builds", lambda *_: None)
 
 
 def findings(

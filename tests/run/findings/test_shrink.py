@@ -19,6 +19,7 @@ from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
 from zerocheck.run.engine import run
 from zerocheck.run.execute.trial import Trial
+from zerocheck.run.findings import shrink as shrinking
 from zerocheck.run.findings.bug import Bug, Shrunk
 from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.findings import Findings
@@ -196,7 +197,7 @@ def test_the_clock_decides_nothing(smallest: Smallest, monkeypatch: pytest.Monke
     quick = smallest("not_averaged")
     now = iter(range(0, 10**6, 20))
     clock = SimpleNamespace(monotonic=lambda: float(next(now)))
-    monkeypatch.setattr("zerocheck.run.findings.shrink.time", clock)
+    monkeypatch.setattr(shrinking, "time", clock)
     slow = smallest("not_averaged")
     assert (slow.finished.case, slow.extent, slow.tries) == (
         quick.finished.case, quick.extent, quick.tries

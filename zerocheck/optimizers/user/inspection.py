@@ -36,7 +36,7 @@ def inspect_optimizer(location: str) -> UserOptimizer:
 
     Raises UsageError, with what is given and what is needed, for a class that cannot be judged.
     """
-    check_factory(location)
+    check_factory(location, "optimizer")
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         return _Inspection(location).result()
 

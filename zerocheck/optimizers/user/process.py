@@ -25,6 +25,7 @@ from ...errors import Unsupported, UsageError
 from ...execution.kernels import deterministic
 from ...floating_point import Enclosure, Format
 from ...machine.signals import die_with
+from ...session_objects import receive_session_code, session_code
 from ...user_code import import_user_code
 from ..specification import UpdateElements
 from ..state_shape import shape_of_user_state
@@ -41,12 +42,14 @@ _LENGTH = struct.Struct("<Q")
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request to run one step. Tensors are vectors, fp64, as bytes.
 
-    directory: the judge's, which a relative location is of; dtype: of the parameter, "float32"; see
-    `UpdateElements` and `UnshardedScalars` for the rest.
+    directory: the judge's, which a relative location is of; session_code: objects that no file
+    has; dtype: of the parameter, "float32"; see `UpdateElements` and `UnshardedScalars` for the
+    rest.
     """
 
     user: UserOptimizer
     directory: str
+    session_code: bytes
     options: dict[str, float | bool]
     taken: int
     held: bool
@@ -85,6 +88,7 @@ def enclosures(
     request = StepRequest(
         user=user,
         directory=os.getcwd(),
+        session_code=session_code(),
         options=dict(scalars.options),
         taken=scalars.taken,
         held=e.held,
@@ -203,6 +207,7 @@ def answered(request: StepRequest) -> StepReply:
     names = tuple(one.name for one in user.states)
     try:
         os.chdir(request.directory)
+        receive_session_code(request.session_code)
         torch.manual_seed(0)
         scalars = UnshardedScalars(
             import_user_code(user.location),

@@ -14,6 +14,7 @@ from ...machine import launcher
 from ...machine.devices import CPU
 from ...machine.signals import StopSignals
 from ...ranks.pool import Pool
+from ...session_objects import session_code
 from .machine import check_machine
 from .rank_pool import TARGET, RankPool
 
@@ -96,6 +97,7 @@ def start_ranks(
         backend=backend,
         patience_s=PATIENCE_S,
         warm=modules_of(implementations),
+        preparation=session_code(),
     )
 
 

@@ -182,9 +182,10 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
     begun: the loads that had begun; a segment that only loads has two of them.
     """
     status: Status = "hung" if result.outcome == "hung" else "crashed"
-    error = ""
+    error = place = ""
     if result.first_failed is not None:
         failed = result.rank_outcomes[result.first_failed]
+        place = failed.place_in_code
         error = failed.type_name or failed.signal_name or f"exit code {failed.exit_code}"
     if status == "crashed" and not error and result.outcome == "finished":
         raise HarnessError(f"a rank gave no reply: {result.summary()}")
@@ -194,6 +195,7 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
         reason=where + result.summary(stacks=False),
         error=error,
         title=where + _title(status, error, result),
+        place=place if status == "crashed" else "",
         detail=result.summary(stacks=True),
         causes=_causes(result),
         begun=begun,

@@ -11,6 +11,8 @@ from ...case.schema import Case, UserModel, UserOptimizer
 from ...errors import UsageError
 from ...protocol.jobs import Build, Describe, Job, LookAtModel, LookAtOptimizer, Supports
 from ...protocol.replies import Description, ModelLook, OptimizerLook, Refusals
+from ...ranks.result import JobResult
+from ...user_code import UNDER_MAIN
 from .rank_pool import RankPool
 from .rank_replies import expect
 
@@ -23,7 +25,7 @@ def look(ranks: RankPool, name: str, *, world_size: int = 1) -> UserModel:
 
     Raises UsageError if it cannot be judged.
     """
-    found = _answer(ranks, LookAtModel(name), ModelLook, world_size, f"a look at {name}").model
+    found = _answer(ranks, LookAtModel(name), ModelLook, world_size, name).model
     assert found is not None  # or there is an error
     return found
 
@@ -33,8 +35,8 @@ def look_at_optimizer(ranks: RankPool, location: str, *, world_size: int = 1) ->
 
     Raises UsageError if it cannot be judged.
     """
-    job, words = LookAtOptimizer(location), f"a look at {location}"
-    found = _answer(ranks, job, OptimizerLook, world_size, words).optimizer
+    job = LookAtOptimizer(location)
+    found = _answer(ranks, job, OptimizerLook, world_size, location).optimizer
     assert found is not None  # or there is an error
     return found
 
@@ -44,8 +46,8 @@ def describe(ranks: RankPool, implementation: str, *, world_size: int = 1) -> De
 
     Raises UsageError if it cannot be loaded.
     """
-    job, words = Describe(implementation), f"loading {implementation}"
-    return _answer(ranks, job, Description, world_size, words)
+    job = Describe(implementation)
+    return _answer(ranks, job, Description, world_size, implementation)
 
 
 def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
@@ -80,26 +82,30 @@ def refusals(
     return [reasons[number] for number in refused.of]
 
 
-def _answer(ranks: RankPool, job: Job, kind: type[A], world_size: int, words: str) -> A:
-    """Ask all ranks, and return the reply of rank 0. words: of the request.
+def _answer(ranks: RankPool, job: Job, kind: type[A], world_size: int, name: str) -> A:
+    """Ask all ranks about code that they import by `name`, and return the reply of rank 0.
 
-    Raises UsageError with the error in the reply, or if the process ended.
+    Raises UsageError with the error in the reply, or if there is none.
     """
-    found, summary = _reply(ranks, job, kind, world_size)
-    if found is None:
-        raise UsageError(f"{words} ended the process that tried it: {summary}")
-    if found.error:
-        raise UsageError(found.error)
-    return found
+    reply, result = _reply(ranks, job, kind, world_size)
+    if reply is None:
+        what = "does not end" if result.outcome == "hung" else "ended the process that tried it"
+        rank = result.rank_outcomes[0]
+        output = f": {rank.output.strip().splitlines()[-1]}" if rank.output.strip() else ""
+        raise UsageError(
+            f"loading {name} {what} ({rank.headline()}{output}); if the file is a script, "
+            f"{UNDER_MAIN}"
+        )
+    if reply.error:
+        raise UsageError(reply.error)
+    return reply
 
 
-def _reply(ranks: RankPool, job: Job, kind: type[R], world_size: int) -> tuple[R | None, str]:
-    """Ask all ranks, and return the reply of rank 0, or None and how its process ended."""
+def _reply(ranks: RankPool, job: Job, kind: type[R], world_size: int) -> tuple[R | None, JobResult]:
+    """Ask all ranks, and return the reply of rank 0, or None if it gave none, and the result."""
     result = ranks.wait(ranks.submit(world_size, msgspec.msgpack.encode(job)))
     try:
         payload = result.payloads[0]
-        if payload is None:
-            return None, result.summary(stacks=True)
-        return expect(payload, kind), ""
+        return None if payload is None else expect(payload, kind), result
     finally:
         result.release()

@@ -57,7 +57,7 @@ def _location(name: str, fixed: object, asked: str | None) -> str | None:
     """Return the class that an implementation is checked with, or None for another optimizer."""
     of_run = asked if asked is not None and ":" in asked else None
     if isinstance(fixed, str):
-        check_factory(fixed)
+        check_factory(fixed, "optimizer")
         if asked is not None and asked != fixed:
             raise UsageError(
                 f"--optimizer {asked}: {name} has the optimizer {fixed} of its own (fixed)"

@@ -5,6 +5,7 @@
 - `confirmation.py`: confirmation of findings in freshly started rank processes, with counts
 - `consequences.py`: violations that follow from others: of one bug only the source is a finding
 - `contrast.py`: what wrong cases and tensors have, and right ones have not
+- `crash_watch.py`: watch for implementations that crash alike in every case
 - `extent.py`: extent of a bug, in one sentence: the features it needs, its ranks, its parameters
 - `findings.py`: findings from failing cases: one bug is one finding
 - `issue_matcher.py`: known-issue matcher of one run: cases added or left out, stale issues

@@ -128,6 +128,8 @@ class Bug:
     refuted: tuple[str, ...] = ()
     listed: tuple[str, ...] = ()
     merged: int | None = None
+    left_out: int = 0
+    """Cases that were not run, since every case crashed in this way."""
 
     @property
     def fingerprint(self) -> str:
@@ -283,6 +285,8 @@ class Bug:
             optimizer=optimizer.location if optimizer is not None else "",
             estimated=self._estimated,
             words=self.words,
+            place=self.replayed.place,
+            left_out=self.left_out,
             suspicion=self.suspicion,
             merged=self.merged,
         )

@@ -10,7 +10,7 @@ import msgspec
 from ...case.codec import from_plain, parse
 from ...case.schema import Case
 from ...case.validity import check
-from ...catalogue import is_built_in
+from ...catalogue import command_name, is_built_in
 from ...errors import UsageError
 from ...protocol.verdicts import Obligation
 from ..records.journal import encode
@@ -103,7 +103,7 @@ def read_for_replay(
     if user is not None and model is None:
         raise UsageError(
             f"{path} names the model {user.factory}; say so again to let its code run: "
-            f"--model {user.factory}"
+            f"--model {command_name(user.factory)}"
         )
     if user is None and model is not None:
         raise UsageError(f"--model: the model of {path} is zerocheck's own; leave --model out")
@@ -115,7 +115,8 @@ def not_without_asking(path: Path, name: str) -> None:
     """Raise UsageError for an implementation that only the file names, and is not built in."""
     if not is_built_in(name):
         raise UsageError(
-            f"{path} names {name}; say so again to let its code run: --implementation {name}"
+            f"{path} names {name}; say so again to let its code run: "
+            f"--implementation {command_name(name)}"
         )
 
 
@@ -125,7 +126,7 @@ def _check_optimizer(path: Path, case: Case, given: str | None) -> None:
     if user is not None and given is None:
         raise UsageError(
             f"{path} names the optimizer {user.location}; say so again to let its code run: "
-            f"--optimizer {user.location}"
+            f"--optimizer {command_name(user.location)}"
         )
     if user is None and given is not None:
         raise UsageError(

@@ -95,7 +95,7 @@ class RunOptions:
                 f"optimizer {self.optimizer!r} is not judged: {reason} (allowed: {allowed})"
             )
         if self.optimizer is not None and ":" in self.optimizer:
-            check_factory(self.optimizer)
+            check_factory(self.optimizer, "optimizer")
         elif self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
         for obligation in self.obligations:

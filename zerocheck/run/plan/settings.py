@@ -7,9 +7,10 @@ this file in every session of an environment, so it imports nothing that takes t
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +69,17 @@ class Setting:
                 split = "," if self.kind == "names" else "\n"
                 return tuple(part.strip() for part in text.split(split) if part.strip())
         return text
+
+    def of_python(self, value: Any) -> Any:
+        """Convert a value of Python code, where text is parsed as on a command line.
+
+        Raises UsageError for another type.
+        """
+        if isinstance(value, str | os.PathLike):
+            return self.of_text(os.fspath(value))
+        if isinstance(value, Iterable):
+            value = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
+        return self.of_toml(value)
 
     def of_toml(self, given: Any) -> Any:
         """Convert a value of a TOML file. Raises UsageError for another type."""
@@ -270,6 +282,13 @@ def of_texts(texts: Mapping[str, str], where: str) -> dict[str, Any]:
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
     return checked(values, where)
+
+
+def of_python(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings of Python code; those that are None are left out. Raises UsageError."""
+    return {
+        name: SETTINGS[name].of_python(value) for name, value in values.items() if value is not None
+    }
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...catalogue import is_config
+from ...catalogue import command_name, in_session, is_config
 from ...foreign_text import copyable, one_line, printable
 from ...protocol.verdicts import ESTIMATED, TITLES, Violation
 from .records import Finding, KnownReference
@@ -52,10 +52,26 @@ def finding_lines(finding: Finding) -> list[str]:
     lines += row("fingerprint", finding.fingerprint)
     if finding.size:
         lines += row("smallest", finding.size)
-    replay = replay_line(finding)
-    if replay:
-        lines += row("replay", replay)
+    if finding.case_file:
+        lines += row("replay", _replay(finding))
     return lines
+
+
+def replay_call(finding: Finding) -> str:
+    """Return the call that replays a finding of `zerocheck.run` in Python."""
+    return f"result.findings[{'N' if finding.number else 0}].replay()"
+
+
+def _replay(finding: Finding) -> str:
+    """Return how to replay a finding; code without a file is replayed where it was defined."""
+    names = (finding.implementation, finding.model, finding.optimizer)
+    labels = [name.partition(":")[2] for name in names if in_session(name)]
+    if not labels:
+        return replay_line(finding)
+    return (
+        f"{replay_call(finding)} on the result of zerocheck.run\n"
+        f"or put {' and '.join(labels)} into a file: {replay_line(finding)}"
+    )
 
 
 def known_lines(known: KnownReference) -> list[str]:
@@ -99,11 +115,11 @@ def replay_line(finding: Finding) -> str:
         return ""
     command = ["zerocheck", "replay", finding.case_file]
     if ":" in finding.implementation or is_config(finding.implementation):
-        command += ["--implementation", finding.implementation]
+        command += ["--implementation", command_name(finding.implementation)]
     if finding.model:
-        command += ["--model", finding.model]
+        command += ["--model", command_name(finding.model)]
     if finding.optimizer:
-        command += ["--optimizer", finding.optimizer]
+        command += ["--optimizer", command_name(finding.optimizer)]
     return copyable(command)
 
 

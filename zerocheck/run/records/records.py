@@ -146,6 +146,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Exception type of a crash, for the fingerprint."""
     title: str = ""
     """One sentence on a crash or hang."""
+    place: str = ""
+    """Innermost call of the user's code in a crash: `"build (my_ddp.py:5)"`."""
     detail: str = ""
     """Tracebacks, stacks and output of the ranks of a crash or hang."""
     causes: tuple[str, ...] = ()
@@ -246,6 +248,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """Other declared semantics under which all failing cases hold, such as "buffers='rank0'"."""
     merged: int | None = None
     """Number of the finding that this one turned out to be: it is no finding of its own."""
+    place: str = ""
+    """Innermost call of the user's code, if it is a crash."""
+    left_out: int = 0
+    """Cases that were not run, since every case crashed in this way."""
     suspicion: str = ""
     """Of what no fresh rank processes showed: what may be behind it. It does not fail the run."""
 

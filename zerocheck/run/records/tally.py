@@ -67,6 +67,13 @@ class Cell:
         return sum(self.counts[status] for status in _LOOKED_AT) - self.broken
 
     @property
+    def only_broken(self) -> bool:
+        """True if cases crashed or hung, and no other one said anything of it."""
+        looked_at = sum(self.counts[status] for status in ("violated", "holds", "not exercised"))
+        broken = self.counts["crashed"] + self.counts["hung"]
+        return broken > 0 and not looked_at and self.counts["known"] == self.broken
+
+    @property
     def informative(self) -> int:
         """Number of cases in which the obligation was checked and could have failed."""
         return self.checked - self.vacuous
@@ -333,13 +340,20 @@ def why_of(counted: Tally, name: str) -> list[str]:
     """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     reasons: list[str] = []
+    findings = counted.findings_of(name)
+    stopped = next((finding for finding in findings if finding.left_out), None)
+    if stopped is not None:
+        place = f" at {stopped.place}" if stopped.place else ""
+        return [
+            f"{name}: stopped after {stopped.cases} cases that crash alike{place}, as the simplest "
+            f"case does (1 finding): {stopped.left_out} cases were not run"
+        ]
     failing = any(implementation.cases[status] for status in FAILING)
-    count = len(counted.findings_of(name))
-    if failing or count:
-        findings = f"{count} finding{'s' if count != 1 else ''} in "
+    if failing or findings:
+        count = f"{len(findings)} finding{'s' if len(findings) != 1 else ''} in "
         alone = len(counted.implementations) == 1
         cases = counted.outcomes if alone else outcomes(implementation.cases)
-        reasons.append(f"{name}: {findings if count else ''}{cases}")
+        reasons.append(f"{name}: {count if findings else ''}{cases}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
         return reasons  # what was not checked may stand in a case that was not run
     if counted.started is not None and counted.started.shard:
