@@ -118,6 +118,21 @@ def fp16_hooked(model: nn.Module) -> nn.Module:
     return ddp
 
 
+def fp16_wrapped(model: nn.Module) -> nn.Module:
+    ddp = DistributedDataParallel(model)
+    exact = default_hooks.allreduce_hook
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_wrapper(exact))
+    return ddp
+
+
+def wrapped_power_sgd(model: nn.Module) -> nn.Module:
+    ddp = DistributedDataParallel(model)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    hook: Any = powerSGD_hook.powerSGD_hook
+    ddp.register_comm_hook(state, default_hooks.fp16_compress_wrapper(hook))
+    return ddp
+
+
 def own_hooked(model: nn.Module) -> nn.Module:
     """A hook as users write them."""
 
@@ -155,6 +170,8 @@ WRAPS: dict[str, Wrap] = {
     "compiled_ddp": compiled_ddp,
     "compiled_whole": compiled_whole,
     "fp16_hooked": fp16_hooked,
+    "fp16_wrapped": fp16_wrapped,
+    "wrapped_power_sgd": wrapped_power_sgd,
     "own_hooked": own_hooked,
     "power_sgd": power_sgd,
     "fsdp1": original_fsdp1,

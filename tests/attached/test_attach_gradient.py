@@ -29,6 +29,7 @@ from zerocheck.cli import main
         {"wrap": "compiled_ddp"},
         {"wrap": "compiled_whole"},
         {"wrap": "fp16_hooked", "ranks": 3},
+        {"wrap": "fp16_wrapped", "ranks": 3},
         {"wrap": "own_hooked"},
         {"wrap": "fsdp1"},
         {"wrap": "flat_fsdp1"},
@@ -75,6 +76,7 @@ def test_the_same_samples_on_all_ranks_are_said(ask: Ask, alike: bool) -> None:
         ({"wrap": "bf16_fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
         ({"wrap": "reduced_fsdp2", "fault": "world"}, "gradient x W"),
         ({"wrap": "fp16_hooked", "fault": "world", "ranks": 3}, "gradient x W"),
+        ({"wrap": "fp16_wrapped", "fault": "world", "ranks": 3}, "gradient x W"),
         ({"wrap": "ddp", "fault": "local"}, "local gradient only"),
         ({"wrap": "ddp", "fault": "cleared", "ranks": 3}, "last microbatch only"),
         ({"wrap": "fsdp2", "fault": "cleared", "ranks": 3}, "last microbatch only"),
@@ -139,8 +141,9 @@ def held_by(check: zerocheck.Attached) -> set[str]:
     return {name for name, status in check.last.statuses.items() if status == "holds"}
 
 
-def test_what_a_hook_approximates_is_not_judged(ask: Ask) -> None:
-    for answer in ask("referenced", wrap="power_sgd"):
+@pytest.mark.parametrize("wrap", ["power_sgd", "wrapped_power_sgd"])
+def test_what_a_hook_approximates_is_not_judged(ask: Ask, wrap: str) -> None:
+    for answer in ask("referenced", wrap=wrap):
         assert answer["tier"] == "state only" and "update" in held(answer)
         assert answer["unjudged"]["gradient"].startswith("powerSGD_hook, a communication hook of")
 

@@ -51,7 +51,7 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
         share=shares,
         violations=tuple(violations.values()),
         tier="state only",
-        unjudged=_waiting(context) | _skipped(context) | _own(context),
+        unjudged=_waiting(context) | _outer(context) | _skipped(context) | _own(context),
     )
 
 
@@ -62,6 +62,18 @@ def _waiting(context: JointContext) -> dict[Obligation, str]:
     if not idle or len(idle) == len(steps):
         return {}
     return {"update": f"of what {' and '.join(idle)} has, which took no step, as its gradient"}
+
+
+def _outer(context: JointContext) -> dict[Obligation, str]:
+    """Return that what an optimizer around another one does after its step is not judged."""
+    changes = [one for summary in context.summaries for one in summary.outer]
+    if not changes:
+        return {}
+    names = {name for one in changes for name in one.tensors}
+    layout = layout_of(run_parameters(context.summaries))
+    outer, inner = changes[0].outer, changes[0].inner
+    text = f"{outer} changes {tensors(names, layout)} after the step of {inner}, which is judged"
+    return {"update": text}
 
 
 def _own(context: JointContext) -> dict[Obligation, str]:

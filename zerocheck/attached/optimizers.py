@@ -11,19 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from ..errors import UsageError
 from ..optimizers import BY_EQUATIONS, NAMES_BY_EQUATIONS, UpdateRule, known_optimizer
 from .step_record import GroupOptions
 
-INNER = ("optimizer", "optim")
-"""Attributes under which an optimizer keeps the one that it is around."""
-
 
 class JobOptimizers(Sequence[Optimizer]):
-    """Optimizers of a job, each with parameters of its own.
+    """Optimizers of a job, each with parameters of its own. given: with their wrappers.
 
     Parameter groups are numbered through all of them, in order.
     """
@@ -36,7 +33,8 @@ class JobOptimizers(Sequence[Optimizer]):
         Raises UsageError for what is no torch optimizer and has none inside.
         """
         several = isinstance(optimizers, (list, tuple))
-        self._all = tuple(map(observed_optimizer, optimizers if several else [optimizers]))
+        self.given = tuple(optimizers if several else [optimizers])
+        self._all = tuple(map(observed_optimizer, self.given))
         self._attached.add(self)
 
     def __getitem__(self, number: Any) -> Any:
@@ -96,6 +94,11 @@ def observed_optimizer(optimizer: Any) -> Optimizer:
 
     Raises UsageError for what is no torch optimizer and has none inside.
     """
+    if isinstance(optimizer, PostLocalSGDOptimizer):
+        raise UsageError(
+            "attach does not check PostLocalSGDOptimizer, since each rank trains parameters of its "
+            "own between two averages (allowed: optimizers whose ranks have equal parameters)"
+        )
     inner = _wrapped(optimizer)
     while inner is not None and _parameters(inner) == _parameters(optimizer):
         if isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -121,7 +124,7 @@ def check_kind(optimizer: Optimizer) -> None:
     inner = owned_part(optimizer)
     allowed = "allowed: torch.optim.AdamW, Adam, SGD without dampening, Adagrad without lr_decay, "
     allowed += "RMSprop that is not centered, their subclasses, and these in "
-    allowed += "ZeroRedundancyOptimizer or a wrapper that has them as .optimizer or .optim"
+    allowed += "ZeroRedundancyOptimizer or a wrapper that has them in an attribute"
     known = _rule(inner)
     if known is None or known.whole:  # a rank has a slice of a matrix
         raise UsageError(
@@ -183,8 +186,7 @@ def _inner(optimizer: Any) -> Optimizer | None:
 
 def _wrapped(optimizer: Any) -> Any:
     """Return what an optimizer is around, a torch optimizer or not, or None."""
-    for name in INNER:
-        inner = getattr(optimizer, name, None)
+    for inner in getattr(optimizer, "__dict__", {}).values():
         if hasattr(inner, "param_groups") and _parameters(inner) <= _parameters(optimizer):
             return inner
     return None

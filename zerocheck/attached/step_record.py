@@ -151,6 +151,17 @@ class OptimizerStep(msgspec.Struct, frozen=True, array_like=True):
         return self.ran > 0 or self.skipped
 
 
+class OuterChange(msgspec.Struct, frozen=True, array_like=True):
+    """Change of parameters by an optimizer around another one, after the step of that one.
+
+    outer, inner: names of the classes; tensors: names of the parameters.
+    """
+
+    outer: str
+    inner: str
+    tensors: tuple[str, ...]
+
+
 class NotFinite(msgspec.Struct, frozen=True, array_like=True):
     """First value of a phase of a step, on one rank, that is not finite.
 
@@ -175,7 +186,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     reason in the step; not_finite: first values that are not, by phase; masters: before the step
     and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
     script, those that changed something; late: parameters that were changed after the optimizer's
-    step.
+    step; outer: those that an optimizer around it changed.
     """
 
     rank: int
@@ -197,6 +208,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     casts: Casts | None = None
     hooks: tuple[ScriptHook, ...] = ()
     late: tuple[str, ...] = ()
+    outer: tuple[OuterChange, ...] = ()
 
     @property
     def took(self) -> bool:

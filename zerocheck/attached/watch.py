@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import msgspec
@@ -60,6 +60,7 @@ from .step_record import (
     NotFinite,
     Observed,
     OptimizerStep,
+    OuterChange,
     ShardPiece,
     StepSummary,
 )
@@ -76,6 +77,14 @@ EXCHANGES = (
 ADDED_TO = (
     "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
     "another step?"
+)
+
+INNER = "inner"
+"""In place of AFTER: the state between the steps of an inner optimizer and the one around it."""
+
+MOVED = (
+    "the script changes parameters within the step before a backward, as SAM does, so the gradient "
+    "is not that of the parameters with which the step begins"
 )
 
 
@@ -103,6 +112,8 @@ class Watch:
         self._owners = optimizers.owners
         self._unoptimized: set[int] = set()
         self._steps = [_OptimizerWatch(type(one).__name__) for one in optimizers]
+        self._versions: dict[Entry, int] = {}
+        self._moved = False
         self._engine = zero_engine(model)
         self._masters: list[MasterParts] = []
         self._casts: Casts | None = None
@@ -145,6 +156,7 @@ class Watch:
         self._state(BEFORE, found)
         if self._engine is not None:
             self._masters.append(master_parts(self._engine))
+        self._versions = versions_of(found)
         self._early = [float(group["lr"]) for group in self._optimizers.groups]
         for optimizer, step in zip(self._optimizers, self._steps, strict=True):
             # An engine takes groups away while it steps the others.
@@ -153,9 +165,18 @@ class Watch:
             left = optimizer.register_step_post_hook(partial(self._left, step))
             self._hooks.callback(entered.remove)
             self._hooks.callback(left.remove)
+        for outer, optimizer, step in zip(
+            self._optimizers.given, self._optimizers, self._steps, strict=True
+        ):
+            if outer is not optimizer:
+                step.outer = type(outer).__name__
+                noting = partial(self._noting_outer, step)
+                self._hooks.enter_context(replaced(outer, "step", noting))
         self._hooks.enter_context(self._outputs.hooked())
         if self._listens is not None:
             self._listen(self._listens, found)
+        moved = partial(self._noting_moved, found)
+        self._hooks.enter_context(replaced(torch.autograd, "backward", moved))
         for owner, name, make in self._wrappers():
             self._hooks.enter_context(replaced(owner, name, make))
 
@@ -188,6 +209,7 @@ class Watch:
         self._keep_changed()
         found = holdings(self._model)
         self._state(AFTER, found)
+        self._take_inner()
         versions = versions_of(found)
         # Of a step that the optimizer did not take, nothing comes after.
         late = {
@@ -231,6 +253,15 @@ class Watch:
             casts=self._casts,
             hooks=self._script_hooks.changing,
             late=tuple(sorted(late)),
+            outer=tuple(
+                OuterChange(
+                    step.outer,
+                    step.name,
+                    tuple(self._pieces[number].name for number in step.changed),
+                )
+                for step in self._steps
+                if step.changed
+            ),
         )
         device = str(computes_on(self._model))
         norms, model = self._clips.norms, self._model
@@ -292,6 +323,33 @@ class Watch:
         except ValueError:  # FSDP1 keeps gradients whole on each rank where it does not reduce them
             self._drop_accumulated()
 
+    def _noting_moved(
+        self, found: Sequence[Holding], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Wrap torch.autograd.backward: note that parameters changed before it.
+
+        A change between the backward and the step is one of the update, and may be wrong.
+        """
+
+        def backward(*args: Any, **named: Any) -> Any:
+            result = original(*args, **named)
+            with self._guard():
+                self._moved = self._moved or self._is_moved(found)
+            return result
+
+        return backward
+
+    def _is_moved(self, found: Iterable[Holding]) -> bool:
+        """Return True if parameters changed that no optimizer, and no forward, has changed."""
+        changing = shards_changed_by_forwards(self._model, ())
+        known = {number for step in self._steps for number in step.pieces}
+        known |= {self._numbers[entry_of(shard)] for shard in changing}
+        return any(
+            version != self._versions[entry] and self._pieces[self._numbers[entry]].group >= 0
+            for entry, version in versions_of(found).items()
+            if self._numbers[entry] not in known
+        )
+
     def _drop_accumulated(self, numbers: Collection[int] | None = None) -> None:
         for what, number in [*self._values]:
             if what == ACCUMULATED and (numbers is None or number in numbers):
@@ -338,16 +396,21 @@ class Watch:
         counts: list[float | None] = [None] * len(self._pieces)
         for holding in found:
             count = count_of(holding, states)
-            for role, shard in shards_of(holding, states):
-                number = self._numbers.get(entry_of(shard))
-                if number is None:
-                    raise UsageError(
-                        f"{holding.name} is another part of its tensor after the step than before "
-                        "it; attach again when the model is wrapped again"
-                    )
+            for number in self._put_state(when, holding):
                 counts[number] = count
-                self._put(f"{when}.{role}", number, shard.tensor)
         self._counts.append(counts)
+
+    def _put_state(self, when: str, holding: Holding) -> Iterator[int]:
+        """Copy a parameter and its states; yields the numbers of their pieces."""
+        for role, shard in shards_of(holding, self._optimizers.states):
+            number = self._numbers.get(entry_of(shard))
+            if number is None:
+                raise UsageError(
+                    f"{holding.name} is another part of its tensor after the step than before "
+                    "it; attach again when the model is wrapped again"
+                )
+            self._put(f"{when}.{role}", number, shard.tensor)
+            yield number
 
     def _put(self, what: str, number: int, tensor: torch.Tensor | None) -> None:
         if tensor is not None:  # from a GPU: on its current stream, which the script's own loop has
@@ -421,6 +484,9 @@ class Watch:
             step.options = group_options([optimizer])
             others = self._of_others(step)
             numbers = self._gradients("gradient", without=others)
+            if self._moved:
+                self._unjudged = MOVED
+                self._copy(BEFORE, others)
             for shard in shards_changed_by_forwards(self._model, others):
                 self._put(f"{BEFORE}.parameter", self._numbers[entry_of(shard)], shard.tensor)
         else:
@@ -461,6 +527,40 @@ class Watch:
                 others = self._of_others(step)
                 found = holdings(self._model)
                 step.versions = versions_of(one for one in found if id(one.held) not in others)
+                if step.outer:
+                    self._copy(INNER, others)
+
+    def _copy(self, when: str, without: Collection[int]) -> None:
+        """Copy the states of parameters in the middle of the step. without: ids."""
+        for holding in holdings(self._model):
+            if id(holding.held) not in without:
+                for _ in self._put_state(when, holding):
+                    pass
+
+    def _noting_outer(self, step: _OptimizerWatch, original: Callable[..., Any]) -> Any:
+        """Wrap the step of an optimizer that is around another one."""
+
+        @wraps(original)
+        def noting(*args: Any, **named: Any) -> Any:
+            result = original(*args, **named)
+            with self._guard():
+                now = versions_of(holdings(self._model))
+                for entry, version in step.versions.items():
+                    if now[entry] != version:
+                        step.versions[entry] = now[entry]
+                        step.changed.append(self._numbers[entry])
+            return result
+
+        return noting
+
+    def _take_inner(self) -> None:
+        """Judge what an inner optimizer left, where the one around it changed that."""
+        changed = {number for step in self._steps for number in step.changed}
+        for what, number in [*self._values]:
+            if what.startswith(INNER):
+                value = self._values.pop((what, number))
+                if number in changed:
+                    self._values[what.replace(INNER, AFTER, 1), number] = value
 
     def _wrappers(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         yield from self._clips.wrappers()
@@ -496,7 +596,8 @@ class _OptimizerWatch:
     """Observation of one optimizer in the step: see OptimizerStep.
 
     depth: of the calls of `step`; options: of its groups, as it took its step; pieces: numbers of
-    those of which it has the gradient; versions: of the parameters, after it.
+    those of which it has the gradient; outer: name of the optimizer around it, or ""; changed:
+    numbers of the pieces that this one changed; versions: of the parameters, after both.
     """
 
     name: str
@@ -506,6 +607,8 @@ class _OptimizerWatch:
     finite: bool | None = None
     depth: int = 0
     pieces: list[int] = field(default_factory=list)
+    outer: str = ""
+    changed: list[int] = field(default_factory=list)
     versions: dict[Entry, int] = field(default_factory=dict)
 
     @property
