@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -80,13 +81,19 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return the nearest allowed word, or an empty string if none is near.
 
-    A word is near if it is a third of its letters away, or one letter.
+    A word is near if it is a third of its letters away, or one letter, or if parts of the name are
+    left out: FULL for FULL_SHARD.
     """
     spelled = {name.casefold(): name for name in allowed}
     word = given.casefold()
     close = difflib.get_close_matches(word, list(spelled), n=len(spelled) or 1, cutoff=0.5)
-    best = min(close, key=lambda name: _distance(word, name), default="")
-    return spelled[best] if best and _distance(word, best) <= max(1, len(word) // 3) else ""
+    parts = {*re.split(r"[\W_]+", word)}
+    near = [
+        name
+        for name in close
+        if _distance(word, name) <= max(1, len(word) // 3) or parts < {*re.split(r"[\W_]+", name)}
+    ]
+    return spelled[min(near, key=lambda name: _distance(word, name))] if near else ""
 
 
 def _distance(word: str, name: str) -> int:

@@ -173,9 +173,7 @@ def test_a_key_that_deepspeed_ignores_is_left_out_and_said(given: Any) -> None:
     logger = {"comms_logger": {"enabled": True}}
     made = given({"comms_config": logger, "monitor_config": monitors, "checkpoint": {"mine": 1}})
     message = "\n".join(made.notes)
-    assert "left out: monitor_config: DeepSpeed ignores an unknown key" in message
-    assert "left out: checkpoint.mine: DeepSpeed ignores an unknown key" in message
-    assert "comms_config: DeepSpeed ignores an unknown key; did you mean 'comms_logger'" in message
+    assert "left out: comms_config, monitor_config, checkpoint.mine: DeepSpeed ignores" in message
     assert not made.top and not made.checkpoint
 
 
@@ -295,7 +293,9 @@ def test_comments_are_read_as_deepspeed_reads_them(given: Any) -> None:
 
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "ds_config_zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
-    with pytest.raises(UsageError, match=r"there is no file .*did you mean 'ds_config_zero2.json'"):
+    with pytest.raises(
+        UsageError, match=r"there is no file .*did you mean '.*ds_config_zero2.json'"
+    ):
         read(str(tmp_path / "ds_config_zero3.json"))
     (tmp_path / "large.json").write_text(" " * (1 << 20) + "{}")
     with pytest.raises(UsageError, match="larger than 1 MiB"):
