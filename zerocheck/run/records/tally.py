@@ -325,23 +325,23 @@ def why_of(counted: Tally, name: str) -> list[str]:
     """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     reasons: list[str] = []
-    findings = counted.findings_of(name)
-    stopped = next((finding for finding in findings if finding.left_out), None)
+    records = counted.findings_of(name)
+    count = len(records)
+    findings = f" ({count} finding{'s' if count != 1 else ''})" if count else ""
+    stopped = next((finding for finding in records if finding.left_out), None)
     if stopped is not None:
         place = f" at {stopped.place}" if stopped.place else ""
         return [
             f"{name}: stopped after {stopped.cases} cases that crash alike{place}, as the simplest "
-            f"case does (1 finding): {stopped.left_out} cases were not run"
+            f"case does{findings}: {stopped.left_out} cases were not run"
         ]
     failing = [
         f"{implementation.cases[status]} {status}"
         for status in FAILING
         if implementation.cases[status]
     ]
-    found = len(counted.findings_of(name))
-    if failing or found:
+    if failing or count:
         cases = sum(implementation.cases.values())
-        findings = f" ({found} finding{'s' if found != 1 else ''})" if found else ""
         reasons.append(f"{name}: {', '.join(failing) or 'violated'} of {cases} cases{findings}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
         return reasons  # what was not checked may stand in a case that was not run
