@@ -288,7 +288,7 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
         "import zerocheck.run.plan.options",
         "from zerocheck.adapters.deepspeed import idle_ranks, options, user_config",
         "import zerocheck.report.write",
-        "from zerocheck import UsageError, parametrize_with_checks",
+        "from zerocheck import UsageError, parametrize_with_checks, run",
         "from zerocheck.cli import main\ntry: main(['list'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
         "from zerocheck.cli import main\ntry: main(['faults', '--list'])\nexcept SystemExit: pass",
@@ -298,6 +298,32 @@ def test_the_reference_imports_torch_only(path: Path) -> None:
 )
 def test_starts_without_torch(code: str) -> None:
     check = "\nimport sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    environment = {"PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, "-c", code + check], check=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import zerocheck",
+        "import zerocheck.run",
+        "import zerocheck.run.plan.options",
+        "from zerocheck.run import engine",
+        "import zerocheck.cli",
+        "import zerocheck.testing.checks",
+    ],
+)
+def test_the_name_of_the_package_run_is_the_function(code: str) -> None:
+    """Whatever was imported before; and modules of the package are imported all the same."""
+    check = """
+import zerocheck
+assert zerocheck.run.__module__ == "zerocheck.cli.python_run"
+import zerocheck.run.plan.run_shard
+from zerocheck.run import plan
+from zerocheck.run.plan import profiles
+from zerocheck import run
+assert run is zerocheck.run and run.__name__ == "run" and plan.profiles is profiles
+"""
     environment = {"PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, "-c", code + check], check=True, env=environment)
 

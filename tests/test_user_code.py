@@ -173,6 +173,12 @@ def test_a_module_that_changed_is_imported_anew(package: Path) -> None:
     assert import_user_code("their_model:Layer") == 3
 
 
+TRAINS = """import torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight])
+weight.sum().backward()
+optimizer.step()
+"""
 UNDER_MAIN = '; put what it runs under `if __name__ == "__main__":`'
 PARSES = """import argparse
 parser = argparse.ArgumentParser()
@@ -192,6 +198,7 @@ parser.parse_args([])
             "import sys\nsys.exit(3)\n",
             f"it ends the process, as by sys.exit(3) (line 2){UNDER_MAIN}",
         ),
+        (TRAINS, f"it takes an optimizer step (line 5), as a training script does{UNDER_MAIN}"),
         ("raise SystemExit\n", f"it ends the process, as by sys.exit() (line 1){UNDER_MAIN}"),
         (
             "open('/no/data')\n",

@@ -1,6 +1,7 @@
 """Objects that no file has: of a notebook, of the script that runs, or made within a function.
 
-Other processes get them by their code (cloudpickle). Their names are `__main__:NAME`.
+Other processes get them by their code (cloudpickle), from the process that started them and from
+no file. Their names are `__main__:NAME`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ def available(objects: Mapping[str, Any]) -> Iterator[None]:
 
     Raises UsageError for an object that cannot be sent to another process.
     """
-    global _code
     code = _packed(objects)
     before = dict(_objects), _code
     _set(objects, code)
@@ -66,21 +66,21 @@ def session_object(name: str) -> Any:
 
     Raises UsageError if it is not here, or cannot be unpickled.
     """
-    check_session(name)
     if name not in _objects:
         try:
-            _objects.update(unpacked(_code))
+            _objects.update({**unpacked(_code), **_objects})
         except Exception as error:
             raise UsageError(
                 f"{_label(name)} cannot be loaded in another process: {type(error).__name__}: "
                 f"{error}; put the code into a file, and name it path/to/file.py:NAME"
             ) from error
+    check_session(name)
     return _objects[name]
 
 
 def check_session(name: str) -> None:
     """Raise UsageError for an object that only another process has, or had."""
-    if name not in _objects and not _code:
+    if name not in _objects:
         raise UsageError(
             f"{name!r} is of a notebook or a script that ran, and is not here; put it into a file, "
             f"and name it path/to/file.py:{_label(name)}"

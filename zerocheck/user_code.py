@@ -23,7 +23,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -116,7 +116,8 @@ def _import_alone(path: Path, where: str) -> ModuleType:
     sys.modules.update(dict.fromkeys(names, module))
     _stamps[path] = _stamp(path)
     try:
-        spec.loader.exec_module(module)
+        with _without_training():
+            spec.loader.exec_module(module)
     except BaseException as error:
         for name in names:
             del sys.modules[name]
@@ -132,13 +133,39 @@ def _import(name: str, where: str, attribute: str, path: Path | None = None) -> 
         return loaded
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(name)
+        with _without_training():
+            module = importlib.import_module(name)
     except BaseException as error:
         hint = _near_module(name, attribute) if _is_missing(name, error) else ""
         raise _not_imported(error, where, path, hint) from error
     if (file := _file_of(module)) is not None:
         _stamps[file] = _stamp(file)
     return module
+
+
+class _Trains(Exception):
+    """Raised in user code that takes an optimizer step while it is imported."""
+
+
+@contextmanager
+def _without_training() -> Iterator[None]:
+    """Let no optimizer step be taken: a script would train in every rank, for as long as it does.
+
+    Without torch none can be.
+    """
+    optimizers: Any = sys.modules.get("torch.optim.optimizer")
+    if optimizers is None:
+        yield
+        return
+
+    def refuse(*_: object) -> None:
+        raise _Trains
+
+    hook = optimizers.register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _is_missing(name: str, error: BaseException | None) -> bool:
@@ -316,6 +343,8 @@ def _reason(error: BaseException, path: Path | None) -> tuple[str, str]:
             return f"it parses command-line arguments{line}, and gets none of its own", UNDER_MAIN
         code = "" if error.code is None else repr(error.code)
         return f"it ends the process, as by sys.exit({code}){line}", UNDER_MAIN
+    if isinstance(error, _Trains):
+        return f"it takes an optimizer step{line}, as a training script does", UNDER_MAIN
     if isinstance(error, SyntaxError):
         name = error.filename and Path(error.filename)
         place = "" if not name or name == path else f"{name.name}, "

@@ -49,6 +49,17 @@ def tiny():
     return Tiny(), batch, nn.functional.mse_loss
 
 
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
 def sharded(model, case, mesh):
     assert type(model).__name__ == "Tiny" and scale == 1.0
     fully_shard(model, mesh=mesh)
@@ -89,6 +100,9 @@ assert result.exit_code == 1 and "__main__:unsharded: 2 violated of 2 cases" in 
 assert finding.obligation == "gradient" and finding.causes == ("local gradient only",)
 assert finding.replay() == 1
 assert finding.replay(sharded) == 0
+few = dict(world_sizes="2", max_cases=2, obligations="update", report_dir="own")
+own = zerocheck.run("ddp", model=tiny, optimizer=Signs, **few)
+assert own.exit_code == 0, own
 """
     Path("script.py").write_text(SCRIPT + call)
     output = ran("script.py")

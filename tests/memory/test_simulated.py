@@ -170,7 +170,7 @@ def test_the_last_step_is_as_the_one_before_once_the_moments_are_there() -> None
         ("gpt2-midium", "did you mean 'gpt2-medium'"),
         ("models.py", "names a file"),
         ("small_models:smal", "has no 'smal'; did you mean 'small'"),
-        ("no_such_module:make", "does not import"),
+        ("no_such_module:make", "there is no module 'no_such_module'"),
         ("small_models:number", "is of type int"),
         ("small_models:fails", "fails on the meta device: ValueError: no such weights"),
         ("small_models:on_cpu", "puts weight on cpu"),

@@ -77,11 +77,12 @@ class RunFinding:
         """
         if self._case is None:
             raise UsageError("this finding has no case to replay")
-        case, objects = self._case, SessionObjects(unpacked(self._code))
+        case = self._case
         own = self.record.model or None, self.record.optimizer or None
-        name = case.implementation
-        if implementation is not None:
-            name = objects.name_of(implementation)
+        needed = (*own, case.implementation if implementation is None else None)
+        pickled = unpacked(self._code)
+        objects = SessionObjects({name: pickled[name] for name in needed if name in pickled})
+        name = case.implementation if implementation is None else objects.name_of(implementation)
         with signals.StopSignals(), available(objects.by_name):
             return start_replay(lambda: case, name, own)
 
@@ -134,8 +135,8 @@ class SessionObjects:
     rank processes by its code.
     """
 
-    def __init__(self, by_name: Mapping[str, Any] | None = None) -> None:
-        self.by_name = dict(by_name or {})
+    def __init__(self, by_name: Mapping[str, Any]) -> None:
+        self.by_name = dict(by_name)
 
     def name_of(self, value: Any, needed: str = "") -> str:
         """Return the name of an object.
@@ -222,7 +223,7 @@ def run(
         )
     from ..run.plan.settings import of_python
 
-    objects = SessionObjects()
+    objects = SessionObjects({})
     names = [objects.name_of(implementation) for implementation in _flat(implementations)]
     if implementations and not names:
         raise UsageError("zerocheck.run got an empty list; needed is at least one implementation")

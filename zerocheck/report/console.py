@@ -31,4 +31,9 @@ class _PrintableConsole(Console):
 
 def new_console(**options: Any) -> Console:
     """Create a console for possibly foreign text, without markup and without wrapping."""
-    return _PrintableConsole(highlight=False, soft_wrap=True, **options)
+    options = {"highlight": False, "soft_wrap": True, **options}
+    console = _PrintableConsole(**options)
+    if not console.is_jupyter:
+        return console
+    # rich would show each line as an output of its own, or move a cursor that is not there.
+    return _PrintableConsole(force_jupyter=False, force_terminal=False, **options)

@@ -340,20 +340,20 @@ def why_of(counted: Tally, name: str) -> list[str]:
     """Return why one implementation fails the run, stale known issues aside; see `why`."""
     implementation = counted.implementations[name]
     reasons: list[str] = []
-    findings = counted.findings_of(name)
-    stopped = next((finding for finding in findings if finding.left_out), None)
+    records = counted.findings_of(name)
+    findings = f"{len(records)} finding{'s' if len(records) != 1 else ''}"
+    stopped = next((finding for finding in records if finding.left_out), None)
     if stopped is not None:
         place = f" at {stopped.place}" if stopped.place else ""
         return [
             f"{name}: stopped after {stopped.cases} cases that crash alike{place}, as the simplest "
-            f"case does (1 finding): {stopped.left_out} cases were not run"
+            f"case does ({findings}): {stopped.left_out} cases were not run"
         ]
     failing = any(implementation.cases[status] for status in FAILING)
-    if failing or findings:
-        count = f"{len(findings)} finding{'s' if len(findings) != 1 else ''} in "
+    if failing or records:
         alone = len(counted.implementations) == 1
         cases = counted.outcomes if alone else outcomes(implementation.cases)
-        reasons.append(f"{name}: {count if findings else ''}{cases}")
+        reasons.append(f"{name}: {f'{findings} in ' if records else ''}{cases}")
     if counted.finished is not None and counted.finished.outcome == "interrupted":
         return reasons  # what was not checked may stand in a case that was not run
     if counted.started is not None and counted.started.shard:
