@@ -95,7 +95,7 @@ def test_a_script_without_a_guard() -> None:
     """Its functions, model and finding; rank processes do not run it again."""
     call = f"""
 result = zerocheck.run(sharded, unsharded, model=tiny, {FEW}, quiet=True)
-assert result.exit_code == 1 and "__main__:unsharded: 2 violated of 2 cases" in result.verdict
+assert result.exit_code == 1 and "__main__:unsharded: 1 finding in 2 cases: 2 violated" in result.verdict
 (finding,) = result.findings
 assert finding.obligation == "gradient" and finding.causes == ("local gradient only",)
 assert finding.replay() == 1
@@ -161,7 +161,7 @@ print(result.findings[0].replay())
     assert "in crashes (/tmp/cells/2.py:3)" in output
     assert "<pre>CRASHED __main__:crashes: the ranks crashed: NameError" in output
     assert "__main__:crashes: stopped after" in output
-    assert "all obligations hold in 2 cases" in output
+    assert "all obligations hold. 2 cases" in output
     # What the first result has is the function of the first run.
     assert "reproduced: crashed again\n1\n" in output
 
@@ -186,7 +186,7 @@ def test_code():
 def test_the_example_of_the_page() -> None:
     Path("pyproject.toml").write_text("[tool.zerocheck]\nmax_cases = 3\n")
     output = ran("-", given=example("cell.py"))
-    assert "all obligations hold in" in output and "0 zerocheck-report/report.html" in output
+    assert "all obligations hold. " in output and "0 zerocheck-report/report.html" in output
 
 
 def test_a_file_that_runs_zerocheck_while_it_is_imported(tmp_path: Path) -> None:
