@@ -81,19 +81,25 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return the nearest allowed word, or an empty string if none is near.
 
-    A word is near if it is a third of its letters away, or one letter, or if parts of the name are
-    left out: FULL for FULL_SHARD.
+    A word is near if it is a third of its letters away, or one letter, or if whole parts of it are
+    left out or added: FULL for FULL_SHARD.
     """
     spelled = {name.casefold(): name for name in allowed}
     word = given.casefold()
     close = difflib.get_close_matches(word, list(spelled), n=len(spelled) or 1, cutoff=0.5)
-    parts = {*re.split(r"[\W_]+", word)}
     near = [
         name
         for name in close
-        if _distance(word, name) <= max(1, len(word) // 3) or parts < {*re.split(r"[\W_]+", name)}
+        if _distance(word, name) <= max(1, len(word) // 3)
+        or _parts(word) < _parts(name)
+        or _parts(name) < _parts(word)
     ]
     return spelled[min(near, key=lambda name: _distance(word, name))] if near else ""
+
+
+def _parts(word: str) -> frozenset[str]:
+    """Return the parts between punctuation."""
+    return frozenset(filter(None, re.split(r"[\W_]+", word)))
 
 
 def _distance(word: str, name: str) -> int:

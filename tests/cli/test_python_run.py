@@ -95,7 +95,8 @@ def test_a_script_without_a_guard() -> None:
     """Its functions, model and finding; rank processes do not run it again."""
     call = f"""
 result = zerocheck.run(sharded, unsharded, model=tiny, {FEW}, quiet=True)
-assert result.exit_code == 1 and "__main__:unsharded: 1 finding in 2 cases: 2 violated" in result.verdict
+assert result.exit_code == 1
+assert "__main__:unsharded: 1 finding in 2 cases: 2 violated" in result.verdict
 (finding,) = result.findings
 assert finding.obligation == "gradient" and finding.causes == ("local gradient only",)
 assert finding.replay() == 1
