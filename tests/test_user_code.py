@@ -133,11 +133,38 @@ def test_modules_of_the_current_directory_come_last(package: Path) -> None:
         (package / f"{name}.py").write_text("here = True\n")
     assert import_user_code("their_model:here")
     assert sys.path[-1] == str(package)
-    with pytest.raises(UsageError, match=r"installed in .*: did you mean 'tabulate\.py:here'"):
-        import_user_code("tabulate:here")
-    with pytest.raises(UsageError, match=r"did you mean 'imaplib\.py:here'"):
-        import_user_code("imaplib:here")
     assert import_user_code("tabulate.py:here")
+
+
+@pytest.mark.parametrize("name", ["pkg.shard", "tabulate"])
+def test_a_module_that_is_installed_and_in_the_current_directory(package: Path, name: str) -> None:
+    """None of the two is taken silently: a run would judge another file than the reader edits."""
+    here, there = package / "here", package / "there"
+    for folder in (here, there):
+        path = folder.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"f = {folder.name!r}\n")
+        if path.parent != folder:
+            (path.parent / "__init__.py").write_text("")
+    sys.modules.pop("tabulate", None)
+    installed = next(entry for entry in sys.path if entry.endswith("site-packages"))
+    sys.path.insert(sys.path.index(installed), str(there))
+    file = f"{name.replace('.', '/')}.py"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(here)
+        for refused in (check_file, import_user_code):
+            with pytest.raises(UsageError) as ambiguous:
+                refused(f"{name}:f")
+            assert str(ambiguous.value) == (
+                f"{name} is ambiguous: Python imports {there / file}, and the current directory "
+                f"has {file}; name the file that you mean, {file}:f or {there / file}:f"
+            )
+        patched.chdir(there)
+        assert import_user_code(f"{name}:f") == "there"
+        for module in (name, name.partition(".")[0]):
+            sys.modules.pop(module, None)
+        patched.chdir(here)
+        assert import_user_code(f"{file}:f") == "here"
 
 
 def test_files_beside_a_named_file_come_before_what_is_installed(package: Path) -> None:

@@ -215,11 +215,8 @@ def _attribute(module: ModuleType, where: str, attribute: str) -> Any:
     names = [name for name in vars(module) if not name.startswith("_")]
     hint = did_you_mean(attribute, names)
     own = [name for name in names if _is_defined_in(module, vars(module)[name])]
-    local = Path(*where.split(".")).with_suffix(".py")
     if _file_of(module) is None:
         hint = _near_module(where, attribute)
-    elif not where.endswith(".py") and local.is_file() and local.resolve() != _file_of(module):
-        hint = f"; it is installed in {_folder_of(module)}: did you mean '{local}:{attribute}'?"
     elif own and not hint:
         hint = f"; it defines {', '.join(own[:_SHOWN])}"
     raise UsageError(f"{where} has no {attribute!r}{hint}")
@@ -239,9 +236,10 @@ def _is_defined_in(module: ModuleType, value: object) -> bool:
 
 def _look_in(folder: Path) -> None:
     """Add the folder of a file that was named to `sys.path`, behind the standard library."""
-    if str(folder) in sys.path:
-        return
     paths = sysconfig.get_paths()
+    installed = paths["purelib"]
+    if str(folder) in sys.path[: sys.path.index(installed) if installed in sys.path else None]:
+        return
     standard = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
     indices = [index for index, entry in enumerate(sys.path) if entry in standard]
     sys.path.insert(indices[-1] + 1 if indices else 0, str(folder))
@@ -289,15 +287,39 @@ def _reach(path: Path) -> int:
 
 
 def _check_module(where: str, attribute: str) -> None:
-    """Raise UsageError for a module of which not even the package is found. Imports nothing."""
-    top = where.partition(".")[0]
+    """Raise UsageError for a module of which not even the package is found, or that is ambiguous.
+
+    Imports nothing.
+    """
+    top, _, rest = where.partition(".")
+    spec = None
     with suppress(ValueError):
-        if top in sys.modules or (top and importlib.util.find_spec(top) is not None):
-            return
-    raise UsageError(
-        f"there is no module {where!r}, neither in the current directory nor installed"
-        f"{_near_module(where, attribute)}"
-    )
+        spec = importlib.util.find_spec(top) if top else None
+    if spec is None and top not in sys.modules:
+        raise UsageError(
+            f"there is no module {where!r}, neither in the current directory nor installed"
+            f"{_near_module(where, attribute)}"
+        )
+    if spec is None or top == __name__.partition(".")[0]:
+        return
+    here = _file_in(Path(), where)
+    if rest:
+        folders = map(Path, spec.submodule_search_locations or ())
+        imported = next(filter(None, (_file_in(folder, rest) for folder in folders)), None)
+    else:
+        imported = Path(spec.origin) if spec.has_location and spec.origin else None
+    if here and imported and not here.samefile(imported):
+        raise UsageError(
+            f"{where} is ambiguous: Python imports {imported}, and the current directory has "
+            f"{here}; name the file that you mean, {here}:{attribute} or {imported}:{attribute}"
+        )
+
+
+def _file_in(folder: Path, module: str) -> Path | None:
+    """Return the file of a module below a folder; None if it is not there."""
+    path = folder.joinpath(*module.split("."))
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next(filter(Path.is_file, files), None)
 
 
 def _near_module(where: str, attribute: str) -> str:
