@@ -72,6 +72,10 @@ def test_an_earlier_run_is_kept_and_can_be_read(finished: Path) -> None:
     assert (kept / "journal.ndjson").read_bytes() == journal
     assert {path.name for path in (kept / "findings").iterdir()} == case_files
     assert [path.name for path in (report / "findings").iterdir()] == ["mine.json"]
+    moved = f"zerocheck-report/findings/{case_files.pop()}"
+    gone = zerocheck(finished, "replay", moved)
+    place = moved.replace("report/", "report/earlier/1/")
+    assert f"a later run moved it: zerocheck replay {place}" in gone.stderr
     again = zerocheck(finished, "report", "zerocheck-report/earlier/1", "--report-dir", "again")
     assert again.returncode == 1, again.stdout + again.stderr
 

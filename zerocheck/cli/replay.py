@@ -115,7 +115,11 @@ def _write_script(case: Path, implementation: str | None, script: Path) -> int:
 def _no_case(given: Path) -> str:
     """Say that there is no such case file; of a directory, which ones are in it."""
     if not given.is_dir():
-        return f"there is no file {str(given)!r}{did_you_mean_path(given)}"
+        from ..run.records.previous_runs import kept_case
+
+        kept = kept_case(given)
+        moved = kept and f"; a later run moved it: zerocheck replay {kept}"
+        return f"there is no file {str(given)!r}{moved or did_you_mean_path(given)}"
     cases = sorted(str(one) for one in (*given.glob("*.json"), *given.glob("findings/*.json")))
     cases = [one for one in cases if Path(one).name not in ("report.json", "against.json")]
     some = ", ".join(cases[:3]) + (f" and {len(cases) - 3} more" if len(cases) > 3 else "")

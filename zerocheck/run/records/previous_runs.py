@@ -71,6 +71,13 @@ def keep(journal: Path) -> None:
         _remove(earlier / str(number), journal.name)
 
 
+def kept_case(case_file: Path) -> Path | None:
+    """Return where the newest case file of that name is that `keep` moved; None if there is none."""
+    earlier = case_file.parent.parent / EARLIER
+    places = (earlier / str(n) / "findings" for n in sorted(_numbers(earlier), reverse=True))
+    return next((path for p in places if (path := p / case_file.name).is_file()), None)
+
+
 def _remove(place: Path, journal: str) -> None:
     """Remove an earlier run: its journal and its case files, and directories if nothing is left."""
     for case_file in _case_files(place / journal):
