@@ -165,6 +165,43 @@ def plain():
     return Plain(), lambda generator: tokens(generator)[0]
 
 
+class Times(torch.autograd.Function):
+    """Product with a weight that it keeps itself."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+class Bypassing(nn.Module):
+    """Weights of children are used without a call of the child."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(WORDS, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+        self.scales = nn.ParameterList(torch.full((4,), 1.0 + n) for n in range(2))
+        self.head = nn.Linear(4, 3, bias=False)
+
+    def forward(self, tokens):
+        x = self.blocks[1](torch.tanh(Times.apply(self.wte(tokens), self.blocks[0][0].weight)))
+        x = self.body[1](F.relu(self.body[0](x)) * self.body[0].bias)
+        for scale in self.scales:
+            x = x * scale
+        return F.linear(x, self.head.weight).square().mean()
+
+
+def bypassing():
+    return Bypassing(), lambda generator: tokens(generator)[0]
+
+
 class Running(nn.Module):
     """Its running mean is another tensor after each forward."""
 

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "execution": {"compat", "compat_compiler", "floating_point", "zerocheck_reference"},
     "session_objects": {"errors"},
     "user_code": {"catalogue", "session_objects", "errors"},
-    "models": {"case", "user_code", "catalogue", "machine", "errors"},
+    "models": {"case", "user_code", "catalogue", "compat", "machine", "errors"},
     "optimizers": {
         "case", "execution", "user_code", "session_objects", "catalogue", "causes",
         "floating_point", "machine", "errors", "zerocheck_reference",

@@ -45,6 +45,19 @@ def test_experts_are_used_sometimes() -> None:
     assert uncalled(model) == ()
 
 
+def test_modules_whose_weights_are_used_without_a_call() -> None:
+    assert looked("bypassing").bypassed == (
+        "blocks.0",
+        "blocks.0.0",
+        "body",
+        "body.0",
+        "head",
+        "scales",
+    )
+    for name in ("gpt", "conv", "moe", "plain"):
+        assert looked(name).bypassed == ()
+
+
 def test_what_is_frozen_unused_bf16_and_transposed() -> None:
     found = looked("odd")
     model = Model(user=found)

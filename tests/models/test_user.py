@@ -11,7 +11,8 @@ import torch
 from own_models import Gpt
 from torch import nn
 
-from zerocheck.case.schema import Case, Data, Model, Start, UserModel
+from zerocheck.adapters.shared.units import unit_modules
+from zerocheck.case.schema import Case, Data, Model, Sharding, Start, UserModel
 from zerocheck.contract.start import initial_state, scramble
 from zerocheck.errors import UsageError
 from zerocheck.models import build_model
@@ -110,9 +111,19 @@ def test_blocks_and_experts_are_shown_to_whoever_makes_units() -> None:
     assert list(gpt.blocks) == list(gpt.layers)
     assert list(conv.blocks) == [conv.features, conv.head]
     assert list(moe.blocks) == [moe.stem, moe.router, moe.head]
-    assert moe.experts[0].conditional and not hasattr(moe.stem, "conditional")
+    assert moe.experts[0].no_unit and not hasattr(moe.stem, "no_unit")
     assert [name for name, _ in gpt.named_parameters()] == [n for n, _ in Gpt().named_parameters()]
     assert block_list(moe) is None
+
+
+def test_a_module_whose_weight_is_used_elsewhere_is_no_unit() -> None:
+    model = build_model(case_of("bypassing"))
+    wraps = {wrap: unit_modules(model, Sharding(wrap=wrap)) for wrap in ("layer", "block", "size")}
+    assert wraps == {
+        "layer": [model.wte, model.blocks[1][0]],
+        "block": [model.blocks[1]],
+        "size": [],
+    }
 
 
 class _ByNumber(nn.Module):

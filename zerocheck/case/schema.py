@@ -164,6 +164,9 @@ class UserModel(_Data, frozen=True, kw_only=True, cache_hash=True):
     order: Annotated[tuple[UserPath, ...], Meta(max_length=1 << 16)] = ()
     """Modules with parameters, by their path, in the order in which the forward calls them
     first."""
+    bypassed: Annotated[tuple[UserPath, ...], Meta(max_length=1 << 16)] = ()
+    """Modules, by their path, of which the forward uses a parameter while it calls something
+    else."""
     features: Annotated[tuple[Pattern, ...], Meta(max_length=64)] = ()
     """Names of the features of dimension `model` that it has (case/features), but for those
     that follow from the parameters."""

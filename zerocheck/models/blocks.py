@@ -45,7 +45,7 @@ class Mlp(nn.Module):
 class Expert(Mlp):
     """One expert of a mixture, which is called only where a token goes to it."""
 
-    conditional = True
+    no_unit = True
     """Some ranks call it and others do not: it must not be a sharding unit of its own."""
 
 

@@ -8,17 +8,21 @@ named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ..case.schema import UseKind, UserModel, UserParameter
 from ..case.validity import MAX_ELEMENTS
 from ..catalogue import check_factory
+from ..compat import Operators
 from ..errors import UsageError
 from ..machine.devices import CPU, forked, random_state, seed_device
+from .parts import is_container
 from .seeds import DATA, DROPOUT, WEIGHTS, generator_of, seed_of
 from .user import call_with, describe_model, make_model
 
@@ -62,6 +66,7 @@ class _Look:
         self.parameters = dict(self.model.named_parameters())
         self.buffers = dict(self.model.named_buffers())
         self.calls: Counter[nn.Module] = Counter()
+        self.bypassed: set[nn.Module] = set()
 
     def result(self) -> UserModel:
         parameters = self._parameters()
@@ -90,6 +95,7 @@ class _Look:
                 for one in parameters
             ),
             order=tuple(paths[module] for module in self.calls if paths.get(module)),
+            bypassed=tuple(sorted(paths[module] for module in self.bypassed)),
             features=tuple(self._features(random=random or draws)),
             buffers=bool(self.buffers),
         )
@@ -260,20 +266,31 @@ class _Look:
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Count the calls of modules with parameters.
+        """Count the calls of modules with parameters, and note which are bypassed.
 
         Not around a backward: that of a checkpoint calls its modules once more.
         """
+        active: list[nn.Module] = []
 
         def called(module: nn.Module, _: object) -> None:
+            active.append(module)
             if any(True for _ in module.parameters()):
                 self.calls[module] += 1
 
-        hook = nn.modules.module.register_module_forward_pre_hook(called)
+        def returned(module: nn.Module, *_: object) -> None:
+            active.pop()
+
+        hooks = nn.modules.module
+        registered = [
+            hooks.register_module_forward_pre_hook(called),
+            hooks.register_module_forward_hook(returned, always_call=True),
+        ]
         try:
-            yield
+            with _Uses(self.model, active, self.bypassed):
+                yield
         finally:
-            hook.remove()
+            for hook in registered:
+                hook.remove()
 
     def _features(self, *, random: bool) -> Iterator[str]:
         modules = list(self.model.modules())
@@ -294,6 +311,40 @@ class _Look:
     def _tied(self) -> bool:
         every = list(self.model.named_parameters(remove_duplicate=False))
         return len(every) > len(self.parameters)
+
+
+class _Uses(Operators):
+    """Notes modules whose parameters are used while they are not active: by a parent that takes
+    the weight of a child, or by an autograd function.
+
+    Of a tied parameter one of its places must be active. A list of modules is never active.
+    """
+
+    def __init__(self, model: nn.Module, active: list[nn.Module], noted: set[nn.Module]) -> None:
+        super().__init__()
+        self.active, self.noted = active, noted
+        self.places: dict[int, list[set[nn.Module]]] = {}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        for path, module in modules.items():
+            parts = path.split(".") if path else []
+            above = (modules[".".join(parts[:depth])] for depth in range(1, len(parts)))
+            place = {*(parent for parent in above if not is_container(parent)), module} - {model}
+            for parameter in module.parameters(recurse=False):
+                self.places.setdefault(_storage(parameter), []).append(place)
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                left = [
+                    place.difference(self.active) for place in self.places.get(_storage(value), ())
+                ]
+                if left and all(left):
+                    self.noted.update(*left)
+        return func(*args, **kwargs)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _pads(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from .user import build_user_model
 class Side(Linear):
     """Layer of the second input, called only in microbatches that have it."""
 
-    conditional = True
+    no_unit = True
     """Some ranks call it and others do not: it must not be a sharding unit of its own."""
 
 

@@ -32,7 +32,7 @@ def model_of(name: str, made: Any) -> nn.Module:
 def block_list(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
     """Path and list of the model's blocks: the ModuleList with the most parameters.
 
-    A list marked as `conditional`, such as one of experts, is no list of blocks.
+    A list marked as `no_unit`, such as one of experts, is no list of blocks.
     """
     lists = [(path, m) for path, m in model.named_modules() if _is_list(m)]
     sized = [(sum(p.numel() for p in found.parameters()), path, found) for path, found in lists]
@@ -60,7 +60,12 @@ def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
             numel = sum(p.numel() for p in module.parameters())
             if numel > size:
                 size, parts = numel, module.values()
-    vars(model)["blocks"] = [part for part in parts if not getattr(part, "conditional", False)]
+    vars(model)["blocks"] = [part for part in parts if not getattr(part, "no_unit", False)]
+
+
+def is_container(module: nn.Module) -> bool:
+    """Return True if a module is never called, as a list of modules."""
+    return type(module).forward is nn.Module.forward
 
 
 def show_sharded_layers(model: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
@@ -88,4 +93,4 @@ def tie(places: Iterable[Sequence[tuple[nn.Module, str]]]) -> None:
 
 
 def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and not getattr(module, "conditional", False)
+    return isinstance(module, nn.ModuleList) and not getattr(module, "no_unit", False)

@@ -200,7 +200,7 @@ def build_user_model(case: Case) -> nn.Module:
     with torch.no_grad():
         for name in matching(parameters, case.start.zeros):
             parameters[name].zero_()
-    _mark_conditional(user, model)
+    _mark_no_units(user, model)
     show_blocks(model, otherwise=model.children())
     return model
 
@@ -270,13 +270,11 @@ def _check_same(user: UserModel, parameters: dict[str, nn.Parameter]) -> None:
         raise UsageError(f"{user.factory}: its parameters come in another order than in the case")
 
 
-def _mark_conditional(user: UserModel, model: nn.Module) -> None:
-    """Mark modules that some ranks call and others do not as `conditional`."""
+def _mark_no_units(user: UserModel, model: nn.Module) -> None:
+    """Mark modules that some ranks do not call, or whose weights are used elsewhere."""
     sometimes = {one.name for one in user.parameters if one.used == "sometimes"}
-    if not sometimes:
-        return
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for module in model.modules():
-        trained = {names[parameter] for parameter in module.parameters()}
-        if module is not model and trained and trained <= sometimes:
-            module.conditional = True  # type: ignore[assignment]
+    for path, module in model.named_modules():
+        trained = {names[parameter] for parameter in module.parameters()} if sometimes else set()
+        if path and (path in user.bypassed or (trained and trained <= sometimes)):
+            module.no_unit = True

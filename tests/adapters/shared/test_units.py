@@ -69,7 +69,7 @@ def test_what_only_some_ranks_call_is_no_unit() -> None:
 
 def test_a_module_around_a_conditional_child_is_one_unit() -> None:
     outer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    outer[1].conditional = True  # type: ignore[assignment]
+    outer[1].no_unit = True  # type: ignore[assignment]
     model = nn.Sequential(nn.Linear(4, 4), outer)
     assert unit_modules(model, Sharding(wrap="layer")) == [model[0], outer]
 

@@ -15,7 +15,7 @@ from ...contract.groups import group_of
 from ...optimizers import optimizer_of
 from ..shared.compiling import compiles, uncompiled
 from ..shared.limits import bf16_only, elementwise, norms_cast, one_precision, same_units
-from ..shared.units import is_conditional, members, skeleton, unit_modules
+from ..shared.units import is_no_unit, members, skeleton, unit_modules
 
 
 def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
@@ -144,7 +144,7 @@ def _called_on_some_ranks(
     sometimes = sometimes_used(case.model)
     if not sometimes:
         return None
-    inside = {m for c in model.modules() if is_conditional(c) for m in c.modules()}
+    inside = {m for c in model.modules() if is_no_unit(c) for m in c.modules()}
     if inside & set(units):
         return "FSDP1 would gather a unit on those ranks only that call it"
     for held in flats.values():

@@ -13,6 +13,7 @@ from torch import nn
 from ...case.schema import Case, Model, Sharding
 from ...case.shapes import matching, uncalled
 from ...models.network import Network, build_model
+from ...models.parts import is_container
 
 
 def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
@@ -23,22 +24,24 @@ def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
     layer   each leaf module with parameters; a module that holds parameters directly and has
             children too is one unit with them, since it may use theirs without calling them
     size    from the layers up, each module with `sharding.bucket` elements or more that holds no
-            other unit. A list of modules is never called, so it is no unit.
+            other unit
 
-    A module that says `conditional` is called on some ranks and not on others. It belongs to the
-    unit around it, which every rank calls: as a unit of its own, it would have some ranks call
-    collectives that the others do not.
+    A list of modules is never called, so it is no unit.
+
+    A module that says `no_unit` belongs to the unit around it, which every rank calls. Some ranks
+    do not call it, and as a unit of its own it would have the others call collectives alone; or a
+    parameter of it is used where it is not called, and would not be gathered.
 
     What belongs to no unit here belongs to the root. A module that shares a parameter with another
     one (a tied head) stays with the root, which is gathered all the time, so that no parameter is
     in two units. A module that stands twice in the model is one unit.
     """
-    always_called = [child for child in model.children() if not is_conditional(child)]
+    always_called = [child for child in _called(model) if not is_no_unit(child)]
     match sharding.wrap:
         case "whole":
             return []
         case "block":
-            candidates = list(getattr(model, "blocks", ()))
+            candidates = [b for b in getattr(model, "blocks", ()) if not is_no_unit(b)]
         case "layer":
             candidates = [unit for child in always_called for unit in _layers(child)]
         case "size":
@@ -60,9 +63,9 @@ def block_classes(model: nn.Module) -> set[type[nn.Module]]:
     return {type(block) for block in blocks}
 
 
-def is_conditional(module: nn.Module) -> bool:
-    """Return True if a module is called on some ranks only, by its attribute `conditional`."""
-    return bool(getattr(module, "conditional", False))
+def is_no_unit(module: nn.Module) -> bool:
+    """Return True if a module must not be a unit of its own, by its attribute `no_unit`."""
+    return bool(getattr(module, "no_unit", False))
 
 
 def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> list[nn.Module]:
@@ -142,10 +145,17 @@ def _of_user(model: Model) -> nn.Module:
     return build_model(Case(model=model))
 
 
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the children of a module, with those of a list in place of the list."""
+    for child in module.children():
+        is_list = is_container(child) and not any(True for _ in child.parameters(recurse=False))
+        yield from _called(child) if is_list and not is_no_unit(child) else (child,)
+
+
 def _is_layer(module: nn.Module) -> bool:
-    """Return True if a module holds parameters directly, or calls a child conditionally."""
+    """Return True if a module holds parameters directly, or has a child that is no unit."""
     held = any(True for _ in module.parameters(recurse=False))
-    return held or any(is_conditional(child) for child in module.children())
+    return held or any(is_no_unit(child) for child in _called(module))
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -153,15 +163,15 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
     if _is_layer(module):
         yield module
     else:
-        for child in module.children():
+        for child in _called(module):
             yield from _layers(child)
 
 
 def _large(module: nn.Module, least: int) -> list[nn.Module]:
     """Return the innermost modules, layers or containers of them, with `least` elements or more."""
     if not _is_layer(module):
-        inside = [unit for child in module.children() for unit in _large(child, least)]
-        if inside or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        inside = [unit for child in _called(module) for unit in _large(child, least)]
+        if inside:
             return inside
     elements = sum(parameter.numel() for parameter in module.parameters())
     return [module] if elements >= least else []

@@ -72,7 +72,7 @@ def keep(journal: Path) -> None:
 
 
 def kept_case(case_file: Path) -> Path | None:
-    """Return where the newest case file of that name is that `keep` moved; None if there is none."""
+    """Return where `keep` moved the newest case file of that name; None if there is none."""
     earlier = case_file.parent.parent / EARLIER
     places = (earlier / str(n) / "findings" for n in sorted(_numbers(earlier), reverse=True))
     return next((path for p in places if (path := p / case_file.name).is_file()), None)
