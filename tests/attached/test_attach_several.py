@@ -119,7 +119,9 @@ def test_each_may_be_attached_alone(tmp_path: Path) -> None:
     model = net()
     optimizers = both(model)
     checks = [attached(model, one, tmp_path, reference=net) for one in optimizers]
+    backward = torch.autograd.backward
     train(model, optimizers, *checks)
+    assert torch.autograd.backward is backward
     for check in checks:
         assert not check.wrong, check.summary
         assert held_of(check) >= {"update", "gradient"}

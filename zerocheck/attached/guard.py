@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -24,14 +25,47 @@ class ErrorGuard:
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace owner.name by make(original) within the context. owner: an object, or a cell."""
-    original = getattr(owner, name)
-    own = vars(owner).get(name) if hasattr(owner, "__dict__") else original
-    setattr(owner, name, make(original))
+    """Replace owner.name by make(original) within the context. owner: an object, or a cell.
+
+    Contexts need not end in the reverse order: several attached parts of a job end as they began.
+    """
+    layers = _layers.get((id(owner), name))
+    if layers is None:
+        original = getattr(owner, name)
+        own = vars(owner).get(name) if hasattr(owner, "__dict__") else original
+        layers = _layers[id(owner), name] = _Layers(owner, name, original, own)
+    layers.makes.append(make)
+    layers.apply()
     try:
         yield
     finally:
-        if own is None:
-            delattr(owner, name)
+        layers.makes.remove(make)
+        layers.apply()
+
+
+@dataclass
+class _Layers:
+    """Replacements of one function."""
+
+    owner: Any
+    name: str
+    original: Any
+    own: Any
+    """What the owner itself has by that name; None if only its class has it."""
+    makes: list[Callable[[Any], Any]] = field(default_factory=list)
+
+    def apply(self) -> None:
+        """Replace the function by what is left, or put the original back."""
+        function = self.original
+        for make in self.makes:
+            function = make(function)
+        if self.makes or self.own is not None:
+            setattr(self.owner, self.name, function if self.makes else self.own)
         else:
-            setattr(owner, name, own)
+            delattr(self.owner, self.name)
+        if not self.makes:
+            del _layers[id(self.owner), self.name]
+
+
+_layers: dict[tuple[int, str], _Layers] = {}
+"""By the owner's id and the name: what is replaced now."""
