@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from zerocheck.contract.semantics import Semantics
 from zerocheck.floating_point import BF16, ETA, Enclosure, U
 from zerocheck.judge.bounds import clipped, narrow_norm_relative
 from zerocheck.judge.hidden import Clipping, Recovered, check_clip, clipping, recover
+from zerocheck.judge.manifest_plan import ManifestPlan
 from zerocheck.judge.pieces import Enclosing
 from zerocheck.judge.recipe import UpdateRecipe
 
@@ -61,6 +63,24 @@ def test_only_where_the_count_went_up() -> None:
     found = _recovered(frozen="c")
     assert found.held.plans[0].present == frozenset("abde")
     assert found.held.plans[0].absent == frozenset()
+
+
+def test_each_rank_has_it_where_its_states_are() -> None:
+    """So that a rank is named for what it was given; copies are compared once."""
+    plans = [
+        ManifestPlan(torch.tensor(positions), frozenset(), frozenset())
+        for positions in ([0, 1, 2], [3, 4, 5, 6, 7])
+    ]
+    before, after = state(P, exp_avg=M0), state(P, (2.0, 1.0, None, 2.0, 0.0), exp_avg=M1)
+    after = replace(after, owners=tuple(plans))
+    found = recover(UpdateRecipe.of(_case()), before, after, layout(), [GROUP.lr])
+    whole = [value if value == 3.0 else None for value in found.held.whole.tolist()]
+    for plan, part, owner in zip(found.held.plans, found.held.parts, plans, strict=True):
+        assert plan.index is not None and owner.index is not None
+        here = plan.index.tolist()
+        assert here == [n for n in owner.index.tolist() if whole[n] is not None]
+        assert part.tolist() == [3.0] * len(here)
+    assert found.positions.tolist() == [n for n, value in enumerate(whole) if value is not None]
 
 
 GRADIENT = torch.tensor([1.0, -2.0, 4.0, -4.0, 2.0, 2.0, 2.0, 0.0], dtype=torch.float64)

@@ -30,13 +30,15 @@ from .state import State, float64
 
 
 class Recovered(NamedTuple):
-    """Recovered gradient, as one rank would expose it, and its uncertainty.
+    """Recovered gradient, of each rank where it has states, and its uncertainty.
 
-    held: fp32; error: uncertainty of each element of the flat vector, float64.
+    held: fp32, of one rank if several have the same states; error: uncertainty of each element of
+    the flat vector, float64; index: positions of the elements that it was recovered of.
     """
 
     held: RoleState
     error: torch.Tensor
+    positions: torch.Tensor
 
 
 def recover(
@@ -65,9 +67,17 @@ def recover(
             whole[positions] = recipe.signed(g).float()
     present = frozenset(p.name for p, flag in zip(layout.places, moved, strict=True) if flag)
     absent = frozenset(p.name for p in layout.places if p.trainable) - present
-    index = vectors.positions(layout.spread(moved))
-    plan = ManifestPlan(index, present, absent)
-    return Recovered(RoleState(whole, (vectors.taken(whole, index),), (plan,), ((),)), error)
+    mask = layout.spread(moved)
+    index = vectors.positions(mask)
+    indices = [_inside(mask, index, plan) for plan in after.owners] or [index]
+    plans = tuple(ManifestPlan(own, present, absent) for own in indices)
+    parts = tuple(vectors.taken(whole, own) for own in indices)
+    return Recovered(RoleState(whole, parts, plans, ((),) * len(plans)), error, index)
+
+
+def _inside(mask: torch.Tensor, positions: torch.Tensor, plan: ManifestPlan) -> torch.Tensor:
+    """Return which of the positions in the mask a plan has."""
+    return positions if plan.index is None else plan.index[mask[plan.index]]
 
 
 def _held(state: State, roles: Sequence[str], positions: Positions) -> dict[str, torch.Tensor]:
@@ -193,11 +203,11 @@ def check_clip(
     exposed: the reduced gradient was shown, so that only clipping can be wrong. Otherwise a misfit
     that plain `not clipped` does not explain is left to the obligation `gradient`.
     """
-    part, plan = recovered.held.parts[0], recovered.held.plans[0]
+    part, index = vectors.taken(recovered.held.whole, recovered.positions), recovered.positions
 
     def inside(wanted: Enclosing) -> tuple[float, Misfit | None]:
         return compare_pieces(
-            lambda here, there: (part[here], wanted.at(there)), plan.index, layout.size
+            lambda here, there: (part[here], wanted.at(there)), index, layout.size
         )
 
     share, misfit = inside(wanted.clipped)
@@ -213,7 +223,7 @@ def check_clip(
         step=step,
         role="gradient",
         ranks=(),
-        elements=plan.index,
+        elements=index,
         explanation=Explanation(
             "the gradient was not clipped: the optimizer took it in as it was", (bugs.NOT_CLIPPED,)
         )

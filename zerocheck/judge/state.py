@@ -17,6 +17,7 @@ from ..protocol.observations import Point
 from . import vectors
 from .assemble import Observation, RoleState
 from .layout import ParameterLayout
+from .manifest_plan import ManifestPlan
 from .pieces import Positions, in_pieces, split
 
 
@@ -88,6 +89,8 @@ class State:
     steps: list[float | None]
     rounded: torch.Tensor | None = None
     mastered: torch.Tensor | None = None
+    owners: tuple[ManifestPlan, ...] = ()
+    """Where the first moment of each rank lies, if no two ranks have the same elements."""
 
     @property
     def published(self) -> torch.Tensor:
@@ -134,6 +137,7 @@ class State:
             moments=moments,
             present=present,
             steps=_steps(observation, step, point),
+            owners=owners.plans if owners is not None and owners.held_once else (),
         )
 
     def moment(self, role: str) -> torch.Tensor:
