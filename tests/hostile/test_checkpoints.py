@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,67 @@ def test_nothing_is_executed(saved: Path, tmp_path: Path, number: int) -> None:
         torch.save({"model": payload}, tmp_path / "a.pt", _use_new_zipfile_serialization=form)
         trial("checkpoint", tmp_path / "a.pt")
     assert not (tmp_path / "executed").exists()
+
+
+def nested(depth: int) -> tuple[object, ...]:
+    """A tuple of two references to one of two references, and so on: hashed as a tree."""
+    value: tuple[object, ...] = ()
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
+def set_item(key: object) -> bytes:
+    """A pickle of a dict with a key that may be of any size."""
+    return b"\x80\x02}" + pickle.dumps(key, 2)[2:-1] + b"K\x00s."
+
+
+def cascade(depth: int) -> bytes:
+    """A pickle of indices that have others in their fields, as a key of a dict."""
+    name = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"
+    text = b"\x80\x02}" + name + b")\x81q\x00"
+    for number in range(depth):
+        held, made = bytes([number]), bytes([number + 1])
+        text += name + b")\x81q" + made
+        text += b"}(X\x03\x00\x00\x00fqnh" + held + b"X\x06\x00\x00\x00offseth" + held + b"ub"
+    return text + b"K\x00s."
+
+
+ENDLESS = {
+    "a key": set_item(nested(60)),
+    "a key of set": b"\x80\x02cbuiltins\nset\n(]" + pickle.dumps(nested(60), 2)[2:-1] + b"atR.",
+    "an argument": b"\x80\x02ctorch.serialization\n_get_layout\n("
+    + pickle.dumps(nested(60), 2)[2:-1]
+    + b"tR.",
+    "indices": cascade(60),
+    "marks": b"(" * 3_000_000 + b".",
+}
+"""Pickles that took hours, or seconds for each megabyte."""
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_work_is_bounded_by_the_size(saved: Path, tmp_path: Path, name: str) -> None:
+    data = ENDLESS[name]
+    shutil.copytree(saved / "dcp", tmp_path / "dcp")
+    (tmp_path / "dcp" / ".metadata").write_bytes(data)
+    (tmp_path / "old.pt").write_bytes(data)
+    with (
+        zipfile.ZipFile(saved / "new.pt") as archive,
+        zipfile.ZipFile(tmp_path / "new.pt", "w") as out,
+    ):
+        for record in archive.namelist():
+            out.writestr(record, data if record.endswith("/data.pkl") else archive.read(record))
+    began = time.monotonic()
+    for given in ("dcp", "old.pt", "new.pt"):
+        trial("checkpoint", tmp_path / given)
+    assert time.monotonic() - began < 20.0
+
+
+def test_records_that_unpack_to_more_than_the_file(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", pickle.dumps({}))
+        archive.writestr("a/data/0", bytes(1 << 24))
+    assert "its records are larger than the file" in trial("checkpoint", tmp_path / "a.pt").output
 
 
 def built(module: str, name: str, state: object) -> bytes:

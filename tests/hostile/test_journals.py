@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from pathlib import Path
 
 import hand_made
@@ -28,6 +29,12 @@ def test_started_at_no_date(tmp_path: Path, started: str) -> None:
     path = tmp_path / "journal.ndjson"
     path.write_bytes(b"\n".join([first.replace(b"1700000000.0", started.encode()), *rest]))
     assert "is no date" in refused("report", path)
+
+
+def test_unpacks_to_more_than_a_journal_can(tmp_path: Path) -> None:
+    path = tmp_path / "journal.ndjson.xz"
+    path.write_bytes(lzma.compress(bytes(1 << 26)))
+    assert "it unpacks to over 1000 times its size" in refused("report", path)
 
 
 def test_mutated(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Nothing of a checkpoint is executed: pickles are read with `weights_only=True`, and the index of
 torch.distributed.checkpoint with an unpickler that admits its own classes alone.
 
+- `bounded_pickle.py`: unpickling whose work is bounded by the size of the file
 - `compare.py`: comparison of two checkpoints, and how one tensor became another
 - `contents.py`: content of a checkpoint: every tensor with its role and name, step counts, settings
 - `dcp.py`: directories of torch.distributed.checkpoint: `.metadata` and `*.distcp`

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ..errors import UsageError
-from .dcp_metadata import Broken, read_metadata
+from .bounded_pickle import Broken
+from .dcp_metadata import read_metadata
 from .records import RefusedPickle, load
 from .result import CheckpointProblem
 from .source import (

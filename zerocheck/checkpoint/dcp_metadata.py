@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.serialization import _get_layout
 
 from ..errors import UsageError
+from .bounded_pickle import BoundedUnpickler, Broken, check_arguments
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _DATA = (
@@ -56,10 +57,6 @@ _MADE: dict[tuple[str, str], Callable[..., Any]] = {
 _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "PurePath"}
 
 
-class Broken(Exception):
-    """Error for an index that is no whole pickle of the expected classes."""
-
-
 class _Name:
     """Admitted name in place of a class or function.
 
@@ -71,17 +68,10 @@ class _Name:
         self.made = made
 
 
-class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler written in Python, not that in C.
-
-    A flipped bit can make an index of the memo, which C keeps in an array as long as its largest
-    index: tens of gigabytes for one wrong byte. Here it is a dict.
-    """
-
+class _Unpickler(BoundedUnpickler):
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data))
         self._path = path
-        self.stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("pathlib", "pathlib._local") and name in _PATHS:
@@ -118,7 +108,7 @@ class _Unpickler(pickle._Unpickler):
         raise Broken("it has an instruction that no index needs")
 
     dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,
+        **BoundedUnpickler.dispatch,
         pickle.REDUCE[0]: _reduce,
         pickle.NEWOBJ[0]: _newobj,
         pickle.BUILD[0]: _build,
@@ -135,6 +125,7 @@ class _Unpickler(pickle._Unpickler):
 def _made(name: Any, args: Any) -> Any:
     if not isinstance(name, _Name) or not isinstance(args, tuple):
         raise Broken("it calls what is no name")
+    check_arguments(args)
     return name.made(*args)
 
 
@@ -151,6 +142,8 @@ def _filled_in(instance: Any, state: Any) -> None:
     known = {field.name for field in fields(kind)}
     if not isinstance(state, dict) or not state.keys() <= known:
         raise Broken(f"it has fields that {kind.__name__} has not")
+    if kind is MetadataIndex and not _is_index(state):
+        raise Broken("it has an index of another form")
     vars(instance).update(state)
 
 
@@ -197,6 +190,15 @@ def _is_entry(item: tuple[Any, Any]) -> bool:
         and isinstance(entry.properties.dtype, torch.dtype)
         and _sizes(entry.size)
         and all(_sizes(chunk.offsets) and _sizes(chunk.sizes) for chunk in entry.chunks)
+    )
+
+
+def _is_index(state: dict[str, Any]) -> bool:
+    """Return True for plain fields, of which Python makes a hash in their own time."""
+    return (
+        isinstance(state.get("fqn", ""), str)
+        and isinstance(state.get("index"), int | None)
+        and (state.get("offset") is None or _sizes(state["offset"]))
     )
 
 

@@ -1,7 +1,8 @@
 """Files of torch.save, loaded without executing anything and verified by their checksums.
 
 torch.save writes a zip archive and a CRC-32 of every record in it. torch.load does not look at
-them: a flipped bit loads in silence. So they are verified here, before anything is loaded.
+them: a flipped bit loads in silence. So they are verified here, before anything is loaded. What
+would take more time or memory than the size of the file explains is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
+from .bounded_pickle import Broken, check_pickle
 from .source import DamagedCheckpoint
 
 _BLOCK = 1 << 20
@@ -38,6 +40,7 @@ def load(data: Path | bytes, where: str) -> Any:
         _verify(file)
     elif not isinstance(data, Path):
         raise DamagedCheckpoint("these bytes are no record of torch.save")
+    _check_pickles(file, archive=archive)
     if not isinstance(data, Path):
         file.seek(0)
     try:
@@ -83,14 +86,44 @@ def _verify(file: Any) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
+            if sum(record.file_size for record in records) > _size(file):
+                raise DamagedCheckpoint("its records are larger than the file")
             if not any(record.CRC for record in records):
                 return
             for record in records:
                 _verify_one(archive, record)
+    except DamagedCheckpoint:
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
         raise DamagedCheckpoint(f"checksum: {error}") from error
     except Exception as error:  # damaged bytes lead to whatever zipfile stumbles over
         raise DamagedCheckpoint(f"its archive is damaged: {error}") from error
+
+
+def _size(file: Any) -> int:
+    return file.stat().st_size if isinstance(file, Path) else len(file.getbuffer())
+
+
+_LEGACY_PICKLES = 5
+"""Pickles at the start of a file of torch.save that is no archive: magic number, version, system,
+object, keys of storages."""
+
+
+def _check_pickles(file: Any, *, archive: bool) -> None:
+    """Raise DamagedCheckpoint for a pickle that is damaged or would take long."""
+    try:
+        if archive:
+            with zipfile.ZipFile(file) as records:
+                for record in records.infolist():
+                    if record.filename.endswith("/data.pkl"):
+                        del record.CRC  # which may not have been written
+                        check_pickle(io.BytesIO(records.read(record)))
+        else:
+            with file.open("rb") as stream:
+                for _ in range(_LEGACY_PICKLES):
+                    check_pickle(stream)
+    except Broken as error:
+        raise DamagedCheckpoint(f"its pickle is damaged: {error}") from error
 
 
 def _verify_one(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:

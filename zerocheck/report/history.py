@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..errors import UsageError
-from ..run.records.journal import read
+from ..run.records.journal import read, read_bytes
 from ..run.records.tally import Tally, tally
 from .known_faults import known_faults
 from .replace_file import replace_file
@@ -58,8 +58,7 @@ def keep(journal: Path, directory: Path) -> Path:
     """
     records = read(journal)
     outcome = _outcome(tally(records))
-    data = journal.read_bytes()
-    data = lzma.decompress(data) if journal.suffix == ".xz" else data
+    data = read_bytes(journal)
     stamp = datetime.datetime.fromtimestamp(outcome.started, datetime.UTC).strftime("%Y%m%d-%H%M%S")
     digest = hashlib.blake2b(data, digest_size=4).hexdigest()
     kept = directory / f"{stamp}-{digest}.ndjson.xz"
