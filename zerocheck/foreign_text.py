@@ -14,17 +14,20 @@ from collections.abc import Iterable
 from typing import Any
 
 _INDENT = "  "
+_COMMAND = re.compile(r"^[^\S\n]*:(?=:)|##(?=\[)", re.MULTILINE)
+"""Commands of GitHub Actions, as its runner finds them in the output of a step."""
 _BEYOND_ASCII = re.compile(r"[^\x20-\x7e\n]")
 
 
 def printable(text: str) -> str:
     """Remove from `text` what could move a cursor, end an XML document or hide itself.
 
-    Newlines and tabs stay; every other character that cannot be printed becomes its escape.
+    Newlines and tabs stay; every other character that cannot be printed becomes its escape. What a
+    CI would obey, `::error::` at the start of a line and `##[error]` anywhere, gets a space.
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+    return _COMMAND.sub(r"\g<0> ", text)
 
 
 def one_line(text: str) -> str:

@@ -61,7 +61,10 @@ def assert_reports(directory: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert_printable(text)
         if path.suffix == ".md":
-            assert_lines("".join(re.split(r"^(`{3,}).*?^\1$", text, flags=re.M | re.S)[::2]))
+            text = "".join(re.split(r"^(`{3,}).*?^\1$", text, flags=re.M | re.S)[::2])
+            assert_lines(text)
+            outside = "".join(re.split(r"(`+).*?\1", text)[::2])
+            assert "@team" not in outside and "#1" not in outside, outside[-2000:]
 
 
 @pytest.mark.parametrize("name", ["failed", "known", "resumed", "drift"])
@@ -182,6 +185,11 @@ def test_commands_to_copy(tmp_path: Path, word: str) -> None:
 def test_further_lines_are_indented() -> None:
     assert indented("a\nerror: b\n  c") == "a\n  error: b\n    c"
     assert one_line(f"a\n{FAKED}") == "a replay zerocheck replay evil"
+
+
+def test_commands_of_a_runner_are_text() -> None:
+    text = "a ::b::\n::error::c\n \t::add-mask::d ##[group]e\nf.py::test"
+    assert printable(text) == "a ::b::\n: :error::c\n \t: :add-mask::d ## [group]e\nf.py::test"
 
 
 def test_json_holds_the_same() -> None:

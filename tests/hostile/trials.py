@@ -16,7 +16,10 @@ FAKED = "  replay      zerocheck replay evil"
 ESCAPES = "\x1b]0;owned\x07\x9b2J\x00\r\u202e\u2028\x7f"
 """Sets the title of a terminal, clears it, overwrites a line, turns text around."""
 
-POISON = f"[red]x[/red] <b>|`\\{ESCAPES}\n{FAKED}\n## faked\n::error::faked"
+POISON = (
+    f"[red]x[/red] <b>|`\\{ESCAPES}\n{FAKED}\n## faked\n::error::faked\n"
+    "  ::add-mask::y ##[error]z @team #1"
+)
 
 
 def trial(*args: object, codes: tuple[int, ...] = (0, 1, 2)) -> Result:
@@ -47,7 +50,12 @@ def assert_printable(text: str) -> None:
 def assert_lines(text: str) -> None:
     """The same, and no line of it is faked."""
     assert_printable(text)
-    faked = [line for line in text.split("\n") if line.startswith((FAKED, "## faked", "::error"))]
+    # A runner obeys `::` behind blanks too, and `##[` wherever it is.
+    faked = [
+        line
+        for line in text.split("\n")
+        if line.startswith((FAKED, "## faked")) or line.lstrip().startswith("::") or "##[" in line
+    ]
     assert not faked, text[-2000:]
 
 

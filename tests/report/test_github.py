@@ -60,8 +60,8 @@ def test_nothing_in_a_value_ends_it() -> None:
     for line in github.commands(tally(records)):
         assert "\n" not in line and "\r" not in line and line.isprintable()
         _, properties, message = parsed(line)
-        assert "50%, ::error::x:y %0A" in properties["title"]
-        assert "::error::x:y %0A" in message and "50%," in message
+        assert "50%, : :error::x:y %0A" in properties["title"]
+        assert ": :error::x:y %0A" in message and "50%," in message
 
 
 CODE = "import nowhere_to_be_found\n\n\ndef build(model):\n    pass\n\n\nclass Mine:\n    pass\n"

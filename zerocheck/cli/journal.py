@@ -11,7 +11,7 @@ from ..errors import ExitCode, UsageError, did_you_mean_path
 from ..foreign_text import copyable, printable
 from ..machine import launcher, signals
 from ..machine.devices import CPU
-from .output import remark, say
+from .output import annotate, remark, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -262,7 +262,7 @@ def _write_run(journal: Path, history: Path | None) -> Path:
     records = read(journal, note=note)
     write_reports(records, journal.parent, _past(journal, records, history))
     if github.listening():
-        github.publish(tally(records), say)
+        github.publish(tally(records), annotate)
     return journal.parent / "report.html"
 
 

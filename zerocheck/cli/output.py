@@ -17,6 +17,11 @@ def say(text: object, *, nl: bool = True) -> None:
     click.echo(printable(str(text)), nl=nl)
 
 
+def annotate(command: str) -> None:
+    """Print a workflow command of GitHub, whose parts are printable already."""
+    click.echo(command)
+
+
 def remark(text: str) -> None:
     """Print an error or a note to stderr; further lines of it are indented."""
     click.echo(indented(text), err=True)

@@ -24,10 +24,16 @@ from .text import cell_text
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
+_MENTION = re.compile(r"(@|\\#)(?=\w)")
+
 
 def escape(text: str) -> str:
-    """Return `text` as one line in which nothing is read as Markdown or HTML."""
-    return _SPECIAL.sub(r"\\\1", one_line(text)).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
+    """Return `text` as one line in which nothing is read as Markdown or HTML.
+
+    Nor as a mention of a user or an issue, which would be notified.
+    """
+    plain = _SPECIAL.sub(r"\\\1", one_line(text)).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
+    return _MENTION.sub(r"\1&#8203;", plain)
 
 
 def render(counted: Tally) -> str:
@@ -69,7 +75,7 @@ def _summary(counted: Tally) -> Iterable[str]:
         yield "\n".join(f"- {escape(reason)}" for reason in failing)
     else:
         verdict = all_hold(counted)
-        yield f"{verdict[0].upper()}{verdict[1:]}."
+        yield escape(f"{verdict[0].upper()}{verdict[1:]}.")
     if lines := counted.unsupported_lines:
         yield "\n".join(f"- {escape(line)}" for line in lines)
     if missing := not_exercised(counted):
