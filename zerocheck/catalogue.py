@@ -44,6 +44,9 @@ OF_EXTRAS: dict[str, str] = {
 }
 """Implementations that need an extra of zerocheck. They run where they are named."""
 
+MODEL_LIBRARY = "transformers"
+"""Extra, and library, that builds the model of any config.json."""
+
 WITH_OPTIMIZERS: dict[str, str] = {
     "fsdp2-muon": "zerocheck.adapters.fsdp2.gathered_muon:Fsdp2Muon",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -189,6 +190,18 @@ def test_a_search_in_which_nothing_fits(model: str) -> None:
 def test_only_options_of_the_command_line_restrict_a_search() -> None:
     context = memory.make_context("memory", ["gpt2", "--wrap", "block", "--world-size", "8"])
     assert named(context) == {"model", "wrap", "world_size"}
+
+
+def test_a_simulation_prints_its_progress(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, in each line; nothing in the first seconds."""
+    words = (model, "--world-size", 2, "--sequence", 5)
+    assert not invoke(*words).stderr
+    monkeypatch.setattr(sys.modules["zerocheck.cli.memory"], "PROGRESS_S", 0.0)
+    lines = invoke(*words).stderr.splitlines()
+    where = [line.rpartition(": ")[2] for line in lines if line.startswith(f"simulating {model} ")]
+    assert where[0] == "building the model" and len(where) == len(lines)
+    assert "step 0, forward, 0" in where and "step 1, backward, 1" in where
+    assert where[-1].startswith("step 1, step")
 
 
 def test_progress_is_printed_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:

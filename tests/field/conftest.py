@@ -9,6 +9,7 @@ NEEDS = {
     "test_attach_trainers.py": ("transformers", "accelerate", "lightning"),
     "test_configs.py": ("transformers", "accelerate"),
     "test_lightning.py": ("lightning",),
+    "test_model_configs.py": ("transformers",),
     "test_stacks.py": ("transformers", "accelerate", "lightning"),
     "test_titan_trainer.py": ("torchtitan", "torchdata", "datasets", "tensorboard"),
     "test_torchtitan.py": ("torchtitan", "triton"),

@@ -141,6 +141,33 @@ def test_a_real_step_of_a_whole_model() -> None:
     assert found.peak_reserved == pytest.approx(measured, rel=0.002)
 
 
+@pytest.mark.parametrize("name", ["zero3", "deepspeed3"])
+def test_what_is_reserved_shrinks_with_the_ranks(tmp_path: Path, name: str) -> None:
+    """The whole model on the device, before it is sharded, is the same on any number of them."""
+    implementation = name
+    if name == "deepspeed3":
+        config = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+        sizes = {"reduce_bucket_size": 1_000_000, "stage3_max_live_parameters": 1}
+        config["zero_optimization"] = {"stage": 3, **sizes}  # type: ignore[assignment]
+        (tmp_path / "ds.json").write_text(json.dumps(config))
+        implementation = str(tmp_path / "ds.json")
+    shape = {"n_embd": 1024, "n_head": 8, "n_layer": 8, "n_positions": 64, "vocab_size": 100}
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps({"model_type": "gpt2", **shape}))
+    given = source(str(model))
+    whole = 4 * sum(parameter.numel() for parameter in given.build().parameters())
+    training, building = [], []
+    for ranks in (2, 16, 128):
+        setup = Setup(
+            model=given.name, implementation=implementation, world_size=ranks, sequence=16
+        )
+        log = simulate(setup, given).log
+        training.append(reserved(log, building=False).peak_reserved)
+        building.append(reserved(log).peak_reserved)
+    assert training == sorted(training, reverse=True) and len({*training}) == 3
+    assert min(building) >= whole and building[-1] - training[-1] > whole / 3
+
+
 def test_sizes_are_rounded() -> None:
     allocator = CachingAllocator()
     assert allocator.allocate(1).size == 512 and allocator.reserved == 2 * MIB

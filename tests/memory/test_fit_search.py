@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from reserving import exactly
 from slices import WHOLE, sliced
 
 from zerocheck.errors import UsageError
@@ -16,16 +17,19 @@ from zerocheck.memory.fit.choices import Choice, Restriction, meshes
 from zerocheck.memory.fit.recommend import words_of
 from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.fit.search import FitSearch, numbers_of_ranks
-from zerocheck.memory.result import Reserved
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import source
+from zerocheck.memory.verdict import CUDA_CONTEXT, Reserved, room
 
-pytestmark = pytest.mark.usefixtures("simulated_once")
+pytestmark = pytest.mark.usefixtures("simulated_once", "nothing_rounded")
 
 MOST = 4
 RANKS = numbers_of_ranks(MOST)
-LIMITS = sliced(
-    (250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000), (250_000, 420_000, 1_200_000)
+LIMITS = tuple(
+    CUDA_CONTEXT + size
+    for size in sliced(
+        (250_000, 330_000, 420_000, 520_000, 700_000, 1_200_000), (250_000, 420_000, 1_200_000)
+    )
 )
 """From what nothing fits into to what everything does."""
 ASKED = sliced(Restriction(offload="none"), Restriction(wrap="block", offload="none"))
@@ -56,15 +60,8 @@ RESERVED = FitSearch.reserved
 
 
 @cache
-def reserved(choice: Choice, ranks: int) -> Reserved | None:
-    return RESERVED(everything(), choice, ranks)
-
-
-@cache
 def searched(limit: int) -> FitReport:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FitSearch, "reserved", lambda _, choice, ranks: reserved(choice, ranks))
-        return fit(small(), limit, most_ranks=MOST, restriction=ASKED)
+    return fit(small(), limit, most_ranks=MOST, restriction=ASKED)
 
 
 def by_all(limit: int) -> FitReport:
@@ -72,14 +69,13 @@ def by_all(limit: int) -> FitReport:
     points = everything().points
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FitSearch, "point", lambda _, choice, ranks: points[choice, ranks])
-        patch.setattr(FitSearch, "reserved", lambda _, choice, ranks: reserved(choice, ranks))
         return fit(small(), limit, most_ranks=MOST, restriction=ASKED, exhaustive=True)
 
 
 def answers(report: FitReport) -> list[tuple[object, ...]]:
     """All that must not depend on how it was searched."""
     rows = [(row.command, row.smallest, row.peak, row.sent, row.calls) for row in report.rows]
-    return [*rows, report.taken, report.advice[:1], report.exit_code]
+    return [*rows, report.taken, report.advice[:1], report.verdict, report.exit_code]
 
 
 @pytest.mark.every(3)
@@ -188,7 +184,9 @@ def test_what_is_given_is_kept() -> None:
 @pytest.mark.long
 def test_the_command_of_a_row_simulates_its_peak() -> None:
     base = small(batch=2)
-    report = fit(base, 500_000, most_ranks=2, restriction=Restriction(implementation="fsdp2"))
+    report = fit(
+        base, CUDA_CONTEXT + 500_000, most_ranks=2, restriction=Restriction(implementation="fsdp2")
+    )
     words = {row.command for row in report.rows}
     assert any("--microbatches" in command for command in words)
     row = next(row for row in report.rows if row.microbatches > 1)
@@ -206,7 +204,7 @@ def test_stages_that_give_matrices_to_ranks_are_not_searched() -> None:
     assert {one.implementation for one in found.all_choices(Restriction())} == {"ddp", "fsdp2"}
     given = found.all_choices(Restriction(implementation="zero1"))
     assert {one.implementation for one in given} == {"zero1"}
-    report = fit(base, 1_200_000, most_ranks=1)
+    report = fit(base, CUDA_CONTEXT + 1_200_000, most_ranks=1)
     assert any("zero1 and zero2 with muon" in words for words in report.not_tried)
 
 
@@ -214,10 +212,9 @@ def test_the_row_to_take_is_one_whose_reserved_memory_fits(monkeypatch: pytest.M
     """Not the cheapest, if the allocator's roundings make that one too large."""
     asked: list[tuple[Choice, int]] = []
 
-    def reserved(self: FitSearch, choice: Choice, ranks: int) -> Reserved:
+    def reserved(self: FitSearch, choice: Choice, ranks: int) -> tuple[Reserved, str]:
         asked.append((choice, ranks))
-        size = self.limit + 1 if len(asked) < 3 else self.limit
-        return Reserved(allocated=size, default=size, expandable=size)
+        return exactly(room(self.limit) + (len(asked) < 3)), ""
 
     found = searched(LIMITS[-1])
     monkeypatch.setattr(FitSearch, "reserved", reserved)
@@ -226,14 +223,18 @@ def test_the_row_to_take_is_one_whose_reserved_memory_fits(monkeypatch: pytest.M
     commands = [row.command for row in found.rows]
     assert found.rows[found.taken].command == commands.pop(found.taken)
     assert later.rows[later.taken].command in commands
-    assert len(later.rows) == len(found.rows) - 2
+    gone = {choice.setup(small(), ranks).command() for choice, ranks in asked[:2]}
+    assert gone <= {row.command for row in found.rows}
+    assert not gone & {row.command for row in later.rows}
+    # What they replaced is searched: with checkpointing less is reserved.
+    again = [row for row in later.rows if row.checkpoint_activations]
+    assert again and not [row for row in found.rows if row.checkpoint_activations]
 
 
 @pytest.mark.long
 def test_what_is_too_large_is_tried_on_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reserved(self: FitSearch, choice: Choice, ranks: int) -> Reserved:
-        size = self.limit + (ranks < 4)
-        return Reserved(allocated=size, default=size, expandable=size)
+    def reserved(self: FitSearch, choice: Choice, ranks: int) -> tuple[Reserved, str]:
+        return exactly(room(self.limit) + (ranks < 4)), ""
 
     monkeypatch.setattr("zerocheck.memory.fit.assemble.MOST_RANKS", MOST)
     restriction = Restriction(implementation="fsdp2", checkpoint=False)
@@ -248,22 +249,21 @@ def test_what_is_too_large_is_tried_on_more_ranks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_reserved_is_that_of_the_command() -> None:
-    """Of a small model it is more than all limits here: cuBLAS's workspaces are 64 MiB alone."""
-    found = searched(LIMITS[-1])
-    row = found.rows[found.taken]
-    held = search(1).reserved(
-        Choice(
-            implementation=row.implementation, wrap=row.wrap, reshard=row.reshard,
-            checkpoint=row.checkpoint_activations, microbatches=row.microbatches,
-        ),
-        row.ranks,
-    )  # fmt: skip
-    assert row.reserved == held is not None and held.default > 64 << 20
-    setup = small(
-        implementation=row.implementation, world_size=row.ranks, wrap=row.wrap,
-        reshard=row.reshard, checkpoint=row.checkpoint_activations,
-    )  # fmt: skip
-    assert row.microbatches == 1 and analyse(setup).reserved == held
+    """And so is the verdict: on the setup of a row it is that of the search."""
+    choice = Choice("zero2", "block", True, False, 1)
+    held, reason = RESERVED(search(1), choice, 2)
+    assert held is not None and held.default > 64 << 20 and not reason
+    setup = choice.setup(small(), 2)
+    for size in (held.default, held.default - 1, held.expandable, held.expandable - 1):
+        limit = CUDA_CONTEXT + size
+        device = analyse(setup, limit=limit).device
+        assert device is not None and device.verdict.reserved == held
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FitSearch, "reserved", lambda *_: (held, ""))
+            kept = replace(ASKED, implementation="zero2", checkpoint=False)
+            report = fit(small(), limit, most_ranks=2, restriction=kept)
+        assert bool(report.rows) == device.verdict.fits
+        assert report.verdict == (device.verdict if device.verdict.fits else None)
 
 
 def test_a_rank_other_than_the_first_is_refused() -> None:

@@ -22,6 +22,7 @@ from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.fixed import with_fixed
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import source
+from zerocheck.memory.verdict import CUDA_CONTEXT
 
 LINEAR = torch.nn.functional.linear
 ZERO = {"stage": 2, "reduce_bucket_size": 200_000_000, "overlap_comm": True}
@@ -137,7 +138,7 @@ def test_what_contradicts_the_config_is_not_simulated(tmp_path: Path) -> None:
     given = setup(tmp_path, CONFIG)
     with pytest.raises(UsageError, match=r"--microbatches 1: .* has 2"):
         analyse(replace(given, microbatches=1))
-    limit = analyse(given).peak.total - 1
+    limit = CUDA_CONTEXT + analyse(given).peak.total - 1
     device = analyse(given, limit=limit).device
     assert device is not None and device.tried
     assert not [one.command for one in device.tried if "--offload" in one.command]

@@ -29,6 +29,7 @@ from zerocheck.memory.setup import Setup
 from zerocheck.memory.source import ModelSource, source
 from zerocheck.memory.tensor_parallel import plan_for
 from zerocheck.memory.transformer import Transformer
+from zerocheck.memory.verdict import CUDA_CONTEXT
 from zerocheck.models.parts import show_sharded_layers
 
 LLAMA = Architecture(
@@ -178,12 +179,12 @@ def test_positions_are_divided() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("preset", "simulated_once")
+@pytest.mark.usefixtures("preset", "simulated_once", "nothing_rounded")
 def test_it_is_tried_where_nothing_fits_with_whole_layers() -> None:
     base = setup("llama", tensor_parallel=1, batch=1)
     given = Restriction(implementation="fsdp2", wrap="block", checkpoint=True, reshard=True)
     lowest = min(row.peak.total for row in fit(base, 1 << 30, most_ranks=4, restriction=given).rows)
-    report = fit(base, lowest - 1, most_ranks=4, restriction=given)
+    report = fit(base, CUDA_CONTEXT + lowest - 1, most_ranks=4, restriction=given)
     rows = report.rows
     assert rows and {row.tensor_parallel for row in rows} == {2}
     assert {row.tensor_parallel for row in report.unfit} >= {1}

@@ -12,6 +12,8 @@ from ..errors import UsageError
 from .options import INTEGER
 from .output import ProgressLines, say, shown
 
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress."""
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -178,7 +180,8 @@ def memory(
     checkpointing, and microbatches into which --batch x --microbatches samples are divided.
 
     Exits with 0, 1 if it does not fit (with --fit: if nothing does) into --device-memory, 2 for
-    wrong usage.
+    wrong usage. What must fit is what torch's caching allocator reserves, next to the CUDA context;
+    if that is not known, the report says so, and the peak must fit.
     """
     from ..memory.setup import Setup
     from ..sizes import parse_size
@@ -284,7 +287,7 @@ def _fit(
         restriction=restriction,
         exact=exact,
         speeds=None if speeds is None else Speeds(link=speeds[0], operations=speeds[1]),
-        notify=ProgressLines().notify,
+        notify=ProgressLines(PROGRESS_S).notify,
     )
     return shown(report, render_fit(report), json_file)
 
@@ -293,7 +296,7 @@ def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | N
     from ..memory.analyse import analyse
     from ..memory.text import render
 
-    report = analyse(setup, exact=exact, limit=limit)
+    report = analyse(setup, exact=exact, limit=limit, notify=ProgressLines(PROGRESS_S).notify)
     return shown(report, render(report), json_file)
 
 

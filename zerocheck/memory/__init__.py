@@ -17,7 +17,7 @@
   composition only
 - `fused_norm.py`: RMS norm in one kernel, as on a GPU, where torch's CPU takes several operators
 - `host.py`: memory of the host that a rank takes whose shards are offloaded, and what is copied
-- `huggingface.py`: shape of a model from the config.json of Hugging Face transformers
+- `huggingface.py`: model of a config.json of Hugging Face transformers
 - `kernel_workspace.py`: memory that torch's kernel for sums takes while it runs
 - `log.py`: log of the allocation tracker: storages, when their sizes changed, and collectives
 - `operations.py`: floating-point operations of a forward, counted from the shapes of its operators
@@ -34,4 +34,5 @@
 - `text.py`: report of a simulated rank, in words and tables
 - `timeline.py`: live memory over time, from the log of a run
 - `transformer.py`: modules of the presets: decoder-only transformers
+- `verdict.py`: verdict on whether a simulated rank fits into a device
 """

@@ -9,52 +9,50 @@ from ..catalogue import RECOMMENDED
 from ..errors import UsageError
 from .result import Alternative
 from .setup import Setup
+from .verdict import MemoryVerdict
 
 Change = tuple[str, Setup]
+Judge = Callable[[Setup], MemoryVerdict]
+"""Simulates a setup and judges whether it fits."""
 MOST_RANKS = 1024
 DOUBLINGS = 4
 
 
-def advise(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> tuple[Alternative, ...]:
+def advise(setup: Setup, judge: Judge) -> tuple[Alternative, ...]:
     """Try one change at a time; if none is enough, one after the other on top of the previous.
 
-    limit: bytes; peak_of: simulates, and gives the most bytes held in a step. A change that grows
-    by steps (fewer samples, more ranks) is taken as far as is needed.
+    A change that grows by steps (fewer samples, more ranks) is taken as far as is needed.
     """
-    tried = [_first_that_fits(list(steps), limit, peak_of) for steps in _changes(setup)]
+    tried = [_first_that_fits(list(steps), judge) for steps in _changes(setup)]
     single = [one for one in tried if one is not None]
     if any(one.fits for one in single):
         return tuple(single)
-    return (*single, *_combined(setup, limit, peak_of))
+    return (*single, *_combined(setup, judge))
 
 
-def _first_that_fits(
-    steps: list[Change], limit: int, peak_of: Callable[[Setup], int]
-) -> Alternative | None:
+def _first_that_fits(steps: list[Change], judge: Judge) -> Alternative | None:
     """Return the first of growing steps that fits, or the last one.
 
     The last is tried first: it shows whether the others are worth it.
     """
     if not steps:
         return None
-    last = _tried(*steps[-1], limit, peak_of)
+    last = _tried(*steps[-1], judge)
     if last is None or not last.fits:
         return last
     for words, other in steps[:-1]:
-        found = _tried(words, other, limit, peak_of)
+        found = _tried(words, other, judge)
         if found is not None and found.fits:
             return found
     return last
 
 
-def _tried(
-    words: str, other: Setup, limit: int, peak_of: Callable[[Setup], int]
-) -> Alternative | None:
+def _tried(words: str, other: Setup, judge: Judge) -> Alternative | None:
     try:
-        peak = peak_of(other)
+        verdict = judge(other)
     except UsageError:
         return None  # it cannot be run so
-    return Alternative(change=words, command=other.command(), peak=peak, fits=peak <= limit)
+    return Alternative(change=words, command=other.command(), verdict=verdict)
 
 
 def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
@@ -66,14 +64,14 @@ def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
     yield _more_ranks(setup)
 
 
-def _combined(setup: Setup, limit: int, peak_of: Callable[[Setup], int]) -> Iterator[Alternative]:
+def _combined(setup: Setup, judge: Judge) -> Iterator[Alternative]:
     """Combine changes, those that need no more machines first."""
     words: list[str] = []
     for change in (_highest, _checkpointed, _smallest, _finer, _offloaded, _more_ranks):
         last: Change | None = None
         for step in change(setup):
             last = step
-            found = _tried(" + ".join([*words, step[0]]), step[1], limit, peak_of)
+            found = _tried(" + ".join([*words, step[0]]), step[1], judge)
             if found is None:
                 continue
             if len(words):

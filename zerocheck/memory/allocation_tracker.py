@@ -48,7 +48,8 @@ class AllocationTracker(Operators):
     without data gives; streams: on which collectives' buffers are; sharded_layers: True if the
     functional collectives are those of tensor parallelism, which move activations; device: type of
     the device; with another one than the CPU, tensors on the CPU are in the memory of the host;
-    bucket: elements of empty tensors that are buckets, whatever uses them.
+    bucket: elements of empty tensors that are buckets, whatever uses them; notify: called with the
+    place in the step whenever an operator allocates.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class AllocationTracker(Operators):
         sharded_layers: bool = False,
         device: str = "cpu",
         bucket: int = 0,
+        notify: Callable[[str], None] = lambda words: None,
     ) -> None:
         super().__init__()
+        self._notify = notify
         self._bucket = bucket
         self._sharded_layers, self._device = sharded_layers, device
         self.fake, self._number_read = fake, number
@@ -259,8 +262,16 @@ class AllocationTracker(Operators):
     def _moment(self, operator: str) -> int:
         again = self.phase == "backward" and bool(self._stack)
         module = self._stack[-1] if self._stack else self._backward
+        if self.phase != "closed":
+            self._notify(self._place(module))
         self.log.moments.append(Moment(self.step, self.phase, module, operator, again))
         return len(self.log.moments) - 1
+
+    def _place(self, module: str) -> str:
+        """Describe the place in the step for who waits."""
+        if self.phase == "built":
+            return "building the model"
+        return f"step {self.step}, {self.phase}{', ' if module else ''}{module}"
 
     def _number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's storage; an unknown one gets a new number."""

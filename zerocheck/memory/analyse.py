@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,12 +29,12 @@ from .result import (
     Device,
     MemoryReport,
     ModulePeak,
-    Reserved,
 )
 from .setup import Setup
 from .simulate import STEPS, Simulation, simulate
 from .source import ModelSource, alike, source
 from .timeline import HeldBytes, Timeline, of_shards, timeline
+from .verdict import MemoryVerdict, Reserved, judge_memory, room
 
 MANY = 2 * max(TRIED)
 """Blocks from which on it is cheaper to simulate a few three times."""
@@ -58,8 +58,23 @@ class SimulatedRank:
     reason: str = ""
 
 
-def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> MemoryReport:
-    """Simulate one rank. exact: all blocks; limit: bytes of the device's memory.
+Notify = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Report no progress."""
+
+
+def analyse(
+    setup: Setup, *, exact: bool = False, limit: int | None = None, notify: Notify = silent
+) -> MemoryReport:
+    """Simulate one rank.
+
+    Args:
+        setup: what is simulated.
+        exact: simulate all blocks.
+        limit: bytes of the device's memory.
+        notify: called with words on the progress, often.
 
     Raises UsageError for what cannot be simulated.
     """
@@ -71,11 +86,15 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
     whole_parts = parts_of(setup, whole)
     sharded = setup.tensor_parallel > 1
     parts = parts_of(setup, given.part(setup)) if sharded else whole_parts
-    done = run(setup, given, exact=exact)
-    peak = done.timeline.peak()
+    done = run(setup, given, exact=exact, notify=notify)
     device = None
     if limit is not None:
-        device = _device(setup, parts, done.timeline, peak, limit, exact=exact)
+
+        def judge(other: Setup) -> MemoryVerdict:
+            ran = run(other, source(other.model), exact=exact, notify=notify)
+            return verdict_of(other, ran, limit)
+
+        device = _device(setup, parts, done, limit, judge)
     held, unheld = reserved_of(setup, done)
     return MemoryReport(
         model=setup.model,
@@ -100,7 +119,7 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
         reason=done.reason,
         lines=done.timeline.lines(),
         between=_between(setup, parts, whole_parts, done),
-        peak=peak,
+        peak=done.timeline.peak(),
         rows=tuple(_rows(done)),
         assumes=given.assumes(setup),
         device=device,
@@ -113,22 +132,30 @@ def analyse(setup: Setup, *, exact: bool = False, limit: int | None = None) -> M
 def reserved_of(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
     """Return what the caching allocator would reserve, or None and the reason."""
     if done.log is None:
-        return None, "as blocks were extrapolated; --exact simulates them"
+        return None, "blocks were extrapolated: use --exact"
     if setup.traits.frees_late:
         return None, f"{setup.implementation} frees memory when its streams are through"
-    default, expandable = reserved(done.log), reserved(done.log, expandable=True)
+    default = reserved(done.log, building=False)
     return Reserved(
         allocated=default.peak_allocated,
         default=default.peak_reserved,
-        expandable=expandable.peak_reserved,
+        expandable=reserved(done.log, building=False, expandable=True).peak_reserved,
+        building=reserved(done.log).peak_reserved,
     ), ""
 
 
-def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRank:
+def verdict_of(setup: Setup, done: SimulatedRank, limit: int) -> MemoryVerdict:
+    """Judge whether a simulated rank fits into a device."""
+    return judge_memory(limit, done.timeline.peak().total, *reserved_of(setup, done))
+
+
+def run(
+    setup: Setup, given: ModelSource, *, exact: bool = False, notify: Notify = silent
+) -> SimulatedRank:
     """Return the timeline of the whole model."""
     found = block_list(given.build())
     if exact or found is None or len(found[1]) < MANY:
-        return _whole(setup, given)
+        return _whole(setup, given, notify)
     path, blocks = found
     try:
         if (difference := alike(blocks)) is not None:
@@ -136,7 +163,7 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
         runs: list[Simulation] = []
         lines: list[Timeline] = []
         for count in TRIED:
-            runs.append(_simulated(setup, given, count))
+            runs.append(_simulated(setup, given, notify, count))
             lines.append(timeline(runs[-1].log, path))
             if len(lines) == 2:
                 refuse_early(*lines)
@@ -150,17 +177,26 @@ def run(setup: Setup, given: ModelSource, *, exact: bool = False) -> SimulatedRa
             host = host_of_more_blocks([*map(simulated_host, runs)], len(blocks) - TRIED[0])
         return SimulatedRank(made, counts, traffic, path, host=host, simulated=TRIED)
     except NotUniform as reason:
-        return _whole(setup, given, reason=str(reason))
+        return _whole(setup, given, notify, str(reason))
 
 
-def _simulated(setup: Setup, given: ModelSource, blocks: int | None = None) -> Simulation:
+def _simulated(
+    setup: Setup, given: ModelSource, notify: Notify, blocks: int | None = None
+) -> Simulation:
+    words = setup.command().removeprefix("zerocheck memory ")
+    if blocks is not None:
+        words += f", {blocks} blocks"
+
+    def at(place: str) -> None:
+        notify(f"simulating {words}: {place}")
+
     if setup.offload == "none":
-        return simulate(setup, given, blocks)
-    return simulate_apart(setup, blocks)
+        return simulate(setup, given, blocks, notify=at)
+    return simulate_apart(setup, blocks, at)
 
 
-def _whole(setup: Setup, given: ModelSource, reason: str = "") -> SimulatedRank:
-    one = _simulated(setup, given)
+def _whole(setup: Setup, given: ModelSource, notify: Notify, reason: str = "") -> SimulatedRank:
+    one = _simulated(setup, given, notify)
     host = None if setup.offload == "none" else simulated_host(one)
     return SimulatedRank(
         timeline(one.log, one.blocks),
@@ -262,25 +298,19 @@ def _group(module: str, path: str) -> str:
 def _device(
     setup: Setup,
     parts: Sequence[OptimizerPart],
-    line: Timeline,
-    peak: HeldBytes,
+    done: SimulatedRank,
     limit: int,
-    *,
-    exact: bool,
+    judge: Callable[[Setup], MemoryVerdict],
 ) -> Device:
+    line, verdict = done.timeline, verdict_of(setup, done, limit)
+    peak = line.peak()
     # Gathered units and buckets depend on the stage; the rest of the peak is the same in all.
     moving = peak.bytes.get("activation", 0) + peak.bytes.get("other", 0)
     held = setup.held_kind
     stages = {s: moving + int(total_of(parts, setup.shards, s, held)) for s in STAGES}
     if setup.offload != "none":
         stages = {}  # they count all of it on the device
-    asks = next((stage for stage, size in stages.items() if size <= limit), None)
-    over = line.first_over(limit)
-    tried: tuple[Alternative, ...] = ()
-    if over is not None:
-
-        def peak_of(other: Setup) -> int:
-            return run(other, source(other.model), exact=exact).timeline.peak().total
-
-        tried = advise(setup, limit, peak_of)
-    return Device(limit=limit, over=over, stages=stages, asks=asks, tried=tried)
+    asks = next((stage for stage, size in stages.items() if size <= room(limit)), None)
+    over = line.first_over(room(limit))
+    tried: tuple[Alternative, ...] = () if verdict.fits else advise(setup, judge)
+    return Device(verdict=verdict, over=over, stages=stages, asks=asks, tried=tried)

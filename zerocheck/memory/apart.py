@@ -6,7 +6,8 @@ What torch's autograd cannot pass on as an error ends that process, and not this
 from __future__ import annotations
 
 import os
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from multiprocessing import get_context
@@ -18,13 +19,20 @@ from .simulate import Simulation, simulate
 from .source import ModelSource, source
 
 
-def simulate_apart(setup: Setup, blocks: int | None = None) -> Simulation:
+def simulate_apart(
+    setup: Setup, blocks: int | None = None, notify: Callable[[str], None] = lambda words: None
+) -> Simulation:
     """Simulate with the model's first blocks, or all, in another process, kept for the next one.
+
+    notify: called with words while it runs, often.
 
     Raises UsageError as `simulate`, and where the process ends.
     """
     try:
-        return _process().submit(_simulate, setup, blocks).result()
+        future = _process().submit(_simulate, setup, blocks)
+        while not wait([future], timeout=1.0).done:
+            notify("in a process of its own")
+        return future.result()
     except BrokenProcessPool as error:
         _process.cache_clear()
         raise UsageError(

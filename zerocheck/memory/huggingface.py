@@ -1,18 +1,21 @@
-"""Shape of a model from the config.json of Hugging Face transformers. Imports no torch.
+"""Model of a config.json of Hugging Face transformers. Imports no torch before a model is built.
 
-Source: the classes `LlamaConfig`, `MistralConfig`, `MixtralConfig`, `Qwen2Config` and `GPT2Config`
-of transformers, which say what each key means. Layers are those of `transformer.py`; dropout,
-sliding windows and scaled rotary positions change no size that is counted.
+Five types need no transformers: their shape is read, and layers are those of `transformer.py`.
+Dropout, sliding windows and scaled rotary positions change no size that is counted. Source: the
+classes `LlamaConfig`, `MistralConfig`, `MixtralConfig`, `Qwen2Config` and `GPT2Config`, which say
+what each key means. Every other model is built by transformers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, unknown
+from ..catalogue import MODEL_LIBRARY, missing
+from ..errors import UsageError, did_you_mean
 from .presets import Architecture
 
 CONFIG_ENDING = ".json"
@@ -20,6 +23,7 @@ LARGEST = 10_000_000
 """Bound of each number of a config: no model has more of anything."""
 MOST_LAYERS = 10_000
 MODEL_TYPES = ("gpt2", "llama", "mistral", "mixtral", "qwen2")
+"""Types that need no transformers."""
 
 
 def is_model_config(name: str) -> bool:
@@ -27,19 +31,16 @@ def is_model_config(name: str) -> bool:
     return name.endswith(CONFIG_ENDING)
 
 
-def read_architecture(name: str) -> Architecture:
-    """Read the shape from a config.json.
+def read_architecture(name: str) -> Architecture | None:
+    """Read the shape from a config.json; None for a model that transformers must build.
 
-    Raises UsageError if the file cannot be read, or describes a model that is not known.
+    Raises UsageError if the file cannot be read, or does not describe a model.
     """
     config = _read(name)
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        raise UsageError(f"{name} has no model_type; known are {', '.join(MODEL_TYPES)}")
-    if kind not in MODEL_TYPES:
-        error = unknown("model_type", kind, MODEL_TYPES)
-        raise UsageError(f"{name}: {error}; for others give path/to/file.py:factory")
+    kind = config["model_type"]
     keys = _Keys(name, config)
+    if kind not in MODEL_TYPES or any(map(keys.flag, _BIASES.get(kind, ()))):
+        return None
     shape = _of_gpt2(keys) if kind == "gpt2" else _of_llama(keys, kind)
     if shape.width % shape.heads and shape.head_size is None:
         raise UsageError(f"{name}: a width of {shape.width} is no multiple of {shape.heads} heads")
@@ -61,7 +62,49 @@ def _read(name: str) -> Mapping[str, Any]:
         raise UsageError(f"{name} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise UsageError(f"{name} is a {type(found).__name__}; needed is an object with model_type")
+    if not isinstance(found.get("model_type"), str):
+        raise UsageError(f"{name} has no model_type, such as {', '.join(MODEL_TYPES)}")
     return found
+
+
+def model_of_config(name: str) -> Any:
+    """Build the model of a config.json with transformers, on the current device, in fp32.
+
+    It is of the class that the config names, else the one for causal language modeling.
+
+    Raises UsageError if transformers is missing, or does not know the model.
+    """
+    config = _read(name)
+    kind = config["model_type"]
+    if reason := missing(MODEL_LIBRARY):
+        what = "with biases " if kind in MODEL_TYPES else ""
+        raise UsageError(
+            f"{name}: model_type {kind!r} {what}{reason} (without it: {', '.join(MODEL_TYPES)})"
+        )
+    import torch
+
+    transformers: Any = import_module(MODEL_LIBRARY)
+    if kind not in transformers.CONFIG_MAPPING:
+        near = did_you_mean(kind, [*transformers.CONFIG_MAPPING])
+        raise UsageError(
+            f"{name}: unknown model_type {kind!r}{near} (allowed: those of transformers "
+            f"{transformers.__version__}); for a model of your own give path/to/file.py:factory"
+        )
+    try:
+        parsed = transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+        parsed.get_text_config().use_cache = False  # as in training
+        for named in config.get("architectures") or ():
+            made: Any = getattr(transformers, str(named), None)
+            if hasattr(made, "_from_config"):
+                return made._from_config(parsed, dtype=torch.float32)
+        return transformers.AutoModelForCausalLM.from_config(
+            parsed, dtype=torch.float32, trust_remote_code=False
+        )
+    except Exception as error:
+        message = (str(error).splitlines() or [""])[0]
+        raise UsageError(
+            f"{name}: transformers cannot build it: {type(error).__name__}: {message}"
+        ) from error
 
 
 class _Keys:
@@ -107,13 +150,11 @@ def _of_gpt2(keys: _Keys) -> Architecture:
     )
 
 
+_BIASES = {"llama": ("attention_bias", "mlp_bias")}
+"""Keys by which layers have biases, where those of `transformer.py` have none."""
+
+
 def _of_llama(keys: _Keys, kind: str) -> Architecture:
-    for bias in ("attention_bias", "mlp_bias"):
-        if kind == "llama" and keys.flag(bias):
-            raise UsageError(
-                f"{keys.name}: {bias} is true, and the layers here have none; give "
-                "path/to/file.py:factory"
-            )
     heads = keys.count("num_attention_heads")
     experts = kind == "mixtral"
     return Architecture(

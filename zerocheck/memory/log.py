@@ -72,7 +72,8 @@ class HostCopy(NamedTuple):
 class Log:
     """Log of events: changes are (index of the moment, number of the storage, bytes added).
 
-    workspaces: (number of changes before, bytes) of what a kernel of a GPU takes while it runs.
+    workspaces: (number of changes before, bytes) of what a kernel of a GPU takes while it runs;
+    whole: number of the first storages, which are those of the model before it is sharded.
     """
 
     moments: list[Moment] = field(default_factory=list)
@@ -81,3 +82,4 @@ class Log:
     collectives: list[SentBytes] = field(default_factory=list)
     copies: list[HostCopy] = field(default_factory=list)
     workspaces: list[tuple[int, int]] = field(default_factory=list)
+    whole: int = 0

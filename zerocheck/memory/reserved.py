@@ -27,10 +27,17 @@ WORKSPACE_WITH_BIAS = MIB
 models with biases have it (tests/memory/recorded_on_a_gpu)."""
 
 
-def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) -> CachingAllocator:
+def reserved(
+    log: Log, *, expandable: bool = False, workspace: int = WORKSPACE, building: bool = True
+) -> CachingAllocator:
     """Return the allocator as it is after all steps of a simulation, begun with an empty one.
 
-    expandable: `expandable_segments:True`; workspace: bytes of cuBLAS for each thread.
+    Args:
+        log: of the simulation.
+        expandable: with `expandable_segments:True`.
+        workspace: bytes of cuBLAS for each thread.
+        building: the whole model is built on the device, also where it is sharded or copied before
+            training. Otherwise these whole tensors are left out, as if they were on the CPU.
     """
     allocator = CachingAllocator(expandable=expandable)
     sizes: dict[int, int] = defaultdict(int)
@@ -39,13 +46,14 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
     inside: dict[int, int] = defaultdict(int)
     for index, taken in log.workspaces:
         inside[index] = max(inside[index], taken)
+    elsewhere = set[int]() if building else _replaced(log)
     for index, (moment, number, more) in enumerate(log.changes):
-        if workspace and index in inside:
-            allocator.free(allocator.allocate(inside[index]))
         at = log.moments[moment]
         if at.phase == "closed":
             break
-        if log.storages[number].place != "device":
+        if workspace and index in inside:
+            allocator.free(allocator.allocate(inside[index]))
+        if log.storages[number].place != "device" or number in elsewhere:
             continue
         if number in held:
             allocator.free(held.pop(number))
@@ -58,3 +66,12 @@ def reserved(log: Log, *, expandable: bool = False, workspace: int = WORKSPACE) 
                 threads.add(of)
                 allocator.allocate(size)
     return allocator
+
+
+def _replaced(log: Log) -> set[int]:
+    """Return the storages of the whole model that are gone before the first step."""
+    sizes: dict[int, int] = defaultdict(int)
+    for moment, number, more in log.changes:
+        if log.moments[moment].phase == "built" and number < log.whole:
+            sizes[number] += more
+    return {number for number, size in sizes.items() if not size}

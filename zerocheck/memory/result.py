@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ..errors import ExitCode
 from ..protocol.layout import Category, Line, Phase
 from .timeline import HeldBytes
+from .verdict import MemoryVerdict, Reserved
 
 
 class Between(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,18 +40,6 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
     buffer: int
 
 
-class Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that the caching allocator of a GPU would reserve at most.
-
-    allocated: what it would have handed out at most, with roundings and cuBLAS's workspaces;
-    default: without settings; expandable: with `expandable_segments:True`.
-    """
-
-    allocated: int
-    default: int
-    expandable: int
-
-
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the host that one rank takes, where its shards are offloaded.
 
@@ -76,23 +66,27 @@ class ModulePeak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulated alternative. change: in words; peak: bytes; command: to see it all."""
+    """Simulated alternative. change: in words; command: to see it all."""
 
     change: str
     command: str
-    peak: int
-    fits: bool
+    verdict: MemoryVerdict
+
+    @property
+    def fits(self) -> bool:
+        """True if its verdict says so."""
+        return self.verdict.fits
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison with the memory of a device.
 
-    limit: bytes; over: the first instant that needs more, None if it fits; stages: bytes for each
+    over: the first instant whose tensors need more, None if there is none; stages: bytes for each
     stage of the ZeRO paper by the formula, with the activations and temporaries of this run, none
     where shards are offloaded; asks: the lowest of them that fits; tried: alternatives.
     """
 
-    limit: int
+    verdict: MemoryVerdict
     over: HeldBytes | None
     stages: dict[int, int]
     asks: int | None
@@ -144,7 +138,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_code(self) -> int:
         """Exit code: 1 if the model does not fit, else 0."""
-        return 1 if self.device is not None and self.device.over is not None else 0
+        return ExitCode.HOLDS if self.device is None or self.device.verdict.fits else ExitCode.FAILS
 
     def at_end(self, phase: Phase, step: int) -> dict[Category, int]:
         """Return the bytes by category at the end of a phase."""

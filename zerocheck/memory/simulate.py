@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,12 +73,14 @@ def simulate(
     *,
     data: bool = False,
     device: str | None = None,
+    notify: Callable[[str], None] = lambda words: None,
 ) -> Simulation:
     """Build the model and the implementation, and take two steps.
 
     blocks: with the first blocks of the model only; data: on tensors with data, as the allocator
     counts them, with the same collectives that move nothing; device: `cpu` or `cuda`, without data
-    also the simulated one, which is used where shards are offloaded from it to the CPU.
+    also the simulated one, which is used where shards are offloaded from it to the CPU; notify:
+    called with the place in the step whenever an operator allocates.
 
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
@@ -106,6 +108,7 @@ def simulate(
         sharded_layers=setup.tensor_parallel > 1,
         device=device,
         bucket=case.sharding.bucket if setup.traits.whole_bucket else 0,
+        notify=notify,
     )
     on = fake or nullcontext()
     with ExitStack() as stack:
@@ -149,6 +152,7 @@ def built(
         return sharder, model
     with on, tracker:
         materialize(model, mesh.device_type)
+        tracker.log.whole = len(tracker.log.storages)
         implementation = kind(model, case, mesh)
     wrapped = implementation.built.model if hasattr(implementation, "built") else model
     return implementation, wrapped

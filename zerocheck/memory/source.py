@@ -17,7 +17,7 @@ from ..models.parts import block_list, model_of
 from ..models.user import Parts, parts_in
 from ..user_code import import_user_code
 from .experts import EVEN_ROUTING
-from .huggingface import is_model_config, read_architecture
+from .huggingface import is_model_config, model_of_config, read_architecture
 from .presets import PRESETS, Architecture
 from .samples import MicrobatchSamples, samples_of
 from .setup import Setup
@@ -131,6 +131,8 @@ def source(name: str) -> ModelSource:
         return ModelSource(name, PRESETS[name], lambda: build(PRESETS[name]))
     if is_model_config(name):
         shape = read_architecture(name)
+        if shape is None:
+            return ModelSource(name, None, lambda: model_of_config(name))
         return ModelSource(name, shape, lambda: build(shape))
     if ":" not in name and not name.endswith(".py"):
         error = unknown("model", name, PRESETS)

@@ -10,10 +10,12 @@ from ..protocol.layout import CATEGORIES, Category
 from ..sizes import binary
 from .result import Device, HostMemory, MemoryReport
 from .timeline import HeldBytes, terms
+from .verdict import MemoryVerdict, room, words_of
 
 NOT_IN_IT = (
     "not in the peak: rounding and fragmentation of the allocator, the CUDA context, buffers of "
-    "the collectives' library, and what kernels allocate inside; operators are those of torch's CPU"
+    "the collectives' library, what kernels allocate inside, and the building of the model; "
+    "operators are those of torch's CPU"
 )
 
 AUTOCAST = (
@@ -117,11 +119,14 @@ def _reserved(report: MemoryReport) -> str:
     if held is None:
         return f"reserved by the caching allocator of a GPU: not modelled, {report.unreserved}"
     more = held.default - held.allocated
-    return (
+    words = (
         f"reserved by the caching allocator of a GPU: {binary(held.default)}, of which "
-        f"{binary(more)} lie unused at its peak; {binary(held.expandable)} with "
+        f"{binary(more)} are unused at its peak; {binary(held.expandable)} with "
         "expandable_segments:True"
     )
+    if held.building > held.default:
+        words += f"; {binary(held.building)} if the whole model is built on the device first"
+    return words
 
 
 def _peak(report: MemoryReport) -> Iterator[str]:
@@ -171,31 +176,41 @@ def _main(held: HeldBytes) -> list[tuple[Category, int]]:
 
 
 def _device(device: Device) -> Iterator[str]:
-    if device.over is None:
-        yield f"it fits into {binary(device.limit)}"
-    else:
+    verdict = device.verdict
+    if device.over is not None:
         over = device.over
-        yield f"OUT OF MEMORY at {binary(device.limit)}: {where(over)}"
+        yield f"OUT OF MEMORY at {binary(verdict.limit)}: {where(over)}"
         before = over.total - over.asked
         if over.phase != "built":
             yield f"  it asks for {binary(over.asked)} while {binary(before)} are held; with it:"
         for category, size in terms(over.bytes):
             yield f"  {_named(category):<18}{_short(size):>12}"
+    yield from words_of(verdict)
     if device.stages:
         yield ""
-        yield "  by the formulas, with the activations and temporaries of this run:"
+        yield "  by the formulas, with the activations and temporaries of this run, by the peak:"
         for stage, size in device.stages.items():
-            fits = "fits" if size <= device.limit else "does not fit"
+            fits = "fits" if size <= room(verdict.limit) else "does not fit"
             yield f"  stage {stage}  {binary(size):>12}  {fits}"
         yield f"  {asked(device)}"
     if device.tried:
         yield ""
         yield "what was tried (simulated):"
     for one in device.tried:
-        verdict = "fits" if one.fits else "does not fit"
-        yield f"  {one.change}: peak {binary(one.peak)}, {verdict}"
+        yield f"  {one.change}: {_briefly(one.verdict)}"
         if one.fits:
             yield f"    {one.command}"
+
+
+def _briefly(verdict: MemoryVerdict) -> str:
+    held = verdict.reserved
+    fits = "fits" if verdict.fits else "does not fit"
+    if held is None or verdict.by_peak:
+        by = " by the peak" if verdict.fits else ""
+        return f"peak {binary(verdict.peak)}, {fits}{by}"
+    if verdict.expandable:
+        return f"reserved {binary(held.expandable)} with expandable segments, {fits} with them"
+    return f"reserved {binary(held.default)}, {fits}"
 
 
 def asked(device: Device) -> str:

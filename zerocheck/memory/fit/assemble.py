@@ -14,6 +14,7 @@ from ..analyse import paper_elements
 from ..operations import ForwardOperations, forward_operations
 from ..setup import Setup
 from ..source import source
+from ..verdict import judge_memory, room
 from .choices import Choice, Restriction, options_of, searched
 from .recommend import advise_on, by_cost, taken
 from .result import FitReport, FitRow, PaperTime, Speeds, Unfit
@@ -67,20 +68,40 @@ def fit(
         exact=exact,
         notify=notify,
     )
-    found, left = _found(search, restriction or Restriction(), exhaustive=exhaustive)
     operations = forward_operations(given, base)
-    fitting = [
-        (_row(search, one, most_ranks, operations, speeds), one)
+
+    def searched_rows() -> tuple[list[Fewest], list[str], list[FittingRow]]:
+        found, left = _found(search, restriction or Restriction(), exhaustive=exhaustive)
+        fitting = [
+            (_row(search, one, most_ranks, operations, speeds), one.choice)
+            for one in found
+            if one.ranks is not None
+        ]
+        return found, left, sorted(fitting, key=lambda pair: by_cost(pair[0], given_ranks))
+
+    found, left, fitting = searched_rows()
+    verdict, place, too_large = None, 0, list[FitRow]()
+    while fitting and verdict is None:
+        place = taken([row for row, _ in fitting])
+        row, choice = fitting[place]
+        held, reason = None, NOT_LOOKED_AT
+        if len(too_large) < LOOKED_AT:
+            held, reason = search.reserved(choice, row.ranks)
+        row = structs.replace(row, reserved=held)
+        verdict = judge_memory(limit, row.peak.total, held, reason)
+        fitting[place] = row, choice
+        if not verdict.fits:
+            # A choice that this one replaced may be the one to take.
+            search.too_large[choice] = row.ranks
+            too_large.append(row)
+            found, left, fitting = searched_rows()
+            verdict = None
+    rows = [row for row, _ in fitting]
+    unfit = [
+        _unfit(search, one)
         for one in found
-        if one.ranks is not None
+        if one.ranks is None and one.choice not in search.too_large
     ]
-    fitting.sort(key=lambda pair: by_cost(pair[0], given_ranks=given_ranks))
-
-    def on(one: Fewest, ranks: int) -> FitRow:
-        return _row(search, replace(one, ranks=ranks), most_ranks, operations, speeds)
-
-    rows, place, too_large = _reserving(search, fitting, on, given_ranks=given_ranks)
-    unfit = [_unfit(search, one) for one in found if one.ranks is None]
     not_tried = [*NOT_TRIED, *left]
     if restriction is None or restriction.implementation is None:
         not_tried.append(f"{', '.join(OF_EXTRAS)} (--implementation)")
@@ -94,7 +115,7 @@ def fit(
         )
     if not search.blocks:
         not_tried.append("activation checkpointing: the model has no list of blocks")
-    advice = advise_on(rows, place, unfit, limit, too_large)
+    advice = advise_on(rows, place, unfit, verdict, too_large)
     return FitReport(
         model=base.model,
         elements=search.model.elements,
@@ -109,6 +130,7 @@ def fit(
         given_ranks=given_ranks,
         rows=tuple(rows),
         taken=place,
+        verdict=verdict,
         unfit=tuple(unfit),
         simulations=len(search.points),
         by_formula=len(search.by_formula),
@@ -120,6 +142,10 @@ def fit(
     )
 
 
+FittingRow = tuple[FitRow, Choice]
+LOOKED_AT = 12
+"""Times that the caching allocator is asked at most: all blocks are simulated for each."""
+NOT_LOOKED_AT = f"it was computed for {LOOKED_AT} cheaper choices, and none fits"
 LAYERS_OVER = (2, 4, 8)
 """Ranks that layers are sharded over: those of a node, whose links are the fastest."""
 
@@ -185,7 +211,7 @@ def _row(
     assert one.ranks is not None
     ranks = one.ranks if most_ranks is None else most_ranks
     point = search.point(one.choice, ranks)
-    if point.peak.total > search.limit:  # more ranks, and yet a higher peak
+    if point.peak.total > room(search.limit):  # more ranks, and yet a higher peak
         ranks = one.ranks
         point = search.point(one.choice, ranks)
     setup = one.choice.setup(search.base, ranks)
@@ -203,48 +229,6 @@ def _row(
         paper=None if speeds is None else _paper(search, setup, point, speeds),
         command=setup.command(),
     )
-
-
-LOOKED_AT = 6
-"""Times that the caching allocator is asked at most: all blocks are simulated for each."""
-
-
-def _reserving(
-    search: FitSearch,
-    fitting: Sequence[tuple[FitRow, Fewest]],
-    on: Callable[[Fewest, int], FitRow],
-    *,
-    given_ranks: bool,
-) -> tuple[list[FitRow], int, list[FitRow]]:
-    """Return rows, the place of the one to take, and those for which the allocator takes too much.
-
-    fitting: rows by cost, which fit by their peaks. The row to take is the first one by cost for
-    which the caching allocator takes no more than the device has. One for which it does is tried on
-    more ranks, where they are not given. If none of those looked at is so, it is the first.
-    """
-    left, too_large = list(fitting), list[FitRow]()
-    for _ in range(LOOKED_AT):
-        if not left:
-            break
-        place = taken([row for row, _ in left])
-        row, one = left[place]
-        held = search.reserved(one.choice, row.ranks)
-        row = structs.replace(row, reserved=held)
-        if held is None or held.expandable <= search.limit:
-            left[place] = row, one
-            return [row for row, _ in left], place, too_large
-        too_large.append(row)
-        del left[place]
-        more = [ranks for ranks in search.ranks if ranks > row.ranks]
-        if more and not given_ranks:
-            left.append((on(one, more[0]), one))
-            left.sort(key=lambda pair: by_cost(pair[0], given_ranks=given_ranks))
-    rows = [row for row, _ in fitting]
-    if not rows:
-        return [], 0, []
-    place = taken(rows)
-    rows[place], *others = too_large
-    return rows, place, others
 
 
 def _paper(

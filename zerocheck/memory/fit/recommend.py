@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...sizes import binary, decimal
+from ..verdict import MemoryVerdict
+from ..verdict import words_of as verdict_words
 from .result import FitRow, PaperTime, Unfit
 
 NAMES = {
@@ -26,7 +28,7 @@ NAMES = {
 SHARDED = ("parameters", "gradients", "optimizer states")
 
 
-def by_cost(row: FitRow, *, given_ranks: bool) -> tuple[float, ...]:
+def by_cost(row: FitRow, given_ranks: bool) -> tuple[float, ...]:
     """Return the key by which rows are sorted; equal ones stay in the order of the stages."""
     seconds = 0.0 if row.paper is None else row.paper.step
     return (0 if given_ranks else row.smallest, seconds, row.recomputed, row.copied + row.sent)
@@ -70,23 +72,30 @@ def advise_on(
     rows: Sequence[FitRow],
     place: int,
     unfit: Sequence[Unfit],
-    limit: int,
+    verdict: MemoryVerdict | None,
     too_large: Sequence[FitRow] = (),
 ) -> Iterator[str]:
     """Yield sentences: the row to take, why none of a lower stage, and what is next to it.
 
-    place: of the row to take; too_large: rows that fit by their peaks, and for which the caching
-    allocator takes more than the device has.
+    Args:
+        rows: that fit, by cost.
+        place: of the row to take.
+        unfit: choices that do not fit.
+        verdict: on the row to take, None without rows.
+        too_large: rows that fit by their peaks, and for which the caching allocator takes more than
+            the device has.
     """
-    if not rows:
-        yield from _nothing(unfit)
+    if verdict is None:
+        yield from _nothing(unfit) if unfit else ("nothing fits",)
+        yield from map(_passed_over, too_large)
         return
     first = rows[place]
     if first.stage == 0 and _plain(first):
         where = f"on {on_ranks(first.ranks)}"
         yield f"{first.implementation} fits {where}: take it; sharding buys nothing here"
-        yield _headroom(first, limit)
-        yield from _reserved(first, too_large, limit)
+        yield _headroom(first, verdict.limit)
+        yield from map(_passed_over, too_large)
+        yield from verdict_words(verdict)
         if first.paper is not None:
             yield _on_paper(first.paper)
         if rows[0].sent < first.sent:
@@ -100,13 +109,14 @@ def advise_on(
     if first.tensor_parallel > 1 and any(one.tensor_parallel == 1 for one in unfit):
         reason = f"with whole layers nothing fits on up to {on_ranks(unfit[0].ranks)}; {reason}"
     yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {reason}"
-    yield _headroom(first, limit)
+    yield _headroom(first, verdict.limit)
     if first.host:
         yield (
             f"each rank takes {binary(first.host)} of its host, where the optimizer runs, and "
             f"copies {decimal(first.copied)} in a step"
         )
-    yield from _reserved(first, too_large, limit)
+    yield from map(_passed_over, too_large)
+    yield from verdict_words(verdict)
     if first.paper is not None:
         yield _on_paper(first.paper)
     yield from _lower(first, rows, unfit)
@@ -127,29 +137,14 @@ def _headroom(row: FitRow, limit: int) -> str:
     )
 
 
-def _reserved(first: FitRow, too_large: Sequence[FitRow], limit: int) -> Iterator[str]:
-    """Say what the caching allocator takes for the row to take, and for those tried before it."""
-    for row in too_large:
-        if row.reserved is not None:
-            yield (
-                f"{words_of(row)} on {on_ranks(row.ranks)} would fit by its peak of "
-                f"{binary(row.peak.total)}, but torch's caching allocator would reserve "
-                f"{binary(row.reserved.expandable)}"
-            )
-    held = first.reserved
-    if held is None:
-        return
-    took = f"torch's caching allocator reserves {binary(held.default)} for it"
-    if held.default <= limit:
-        yield f"{took}, {held.default / limit:.0%} of the device"
-    elif held.expandable <= limit:
-        yield (
-            f"{took}, more than the device has: set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, with which that is "
-            f"{binary(held.expandable)}"
-        )
-    else:
-        yield f"{took}, more than the device has: expect it to run out of memory"
+def _passed_over(row: FitRow) -> str:
+    """Say what the caching allocator takes for a row that was tried before the one to take."""
+    assert row.reserved is not None
+    least = min(row.reserved.default, row.reserved.expandable)
+    return (
+        f"{words_of(row)} on {on_ranks(row.ranks)} would fit by its peak of "
+        f"{binary(row.peak.total)}, but torch's caching allocator would reserve {binary(least)}"
+    )
 
 
 def _on_paper(time: PaperTime) -> str:

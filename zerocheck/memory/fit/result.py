@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ...errors import ExitCode
-from ..result import Reserved
 from ..timeline import HeldBytes
+from ..verdict import MemoryVerdict, Reserved
 
 
 class Speeds(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +85,11 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     """Search over all choices.
 
     limit: bytes of the device; most_ranks: the bound of the search; given_ranks: True if the user
-    set it; inputs: see MemoryReport; rows: by cost; taken: place of the row to take. Of points (a
-    choice on a number of ranks): simulations were simulated, by_formula excluded by the formula,
-    by_update by the peak of the optimizer step of another choice; advice: sentences, the row to
-    take first; not_tried: what the search leaves out, with the reason; assumes: what depends on
-    data; speeds: as given.
+    set it; inputs: see MemoryReport; rows: by cost; taken: place of the row to take; verdict: on
+    that row, None if nothing fits. Of points (a choice on a number of ranks): simulations were
+    simulated, by_formula excluded by the formula, by_update by the peak of the optimizer step of
+    another choice; advice: sentences, the row to take first; not_tried: what the search leaves out,
+    with the reason; assumes: what depends on data; speeds: as given.
     """
 
     model: str
@@ -105,6 +105,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     given_ranks: bool
     rows: tuple[FitRow, ...]
     taken: int
+    verdict: MemoryVerdict | None
     unfit: tuple[Unfit, ...]
     simulations: int
     by_formula: int

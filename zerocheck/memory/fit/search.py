@@ -16,10 +16,11 @@ from ...errors import UsageError
 from ...models.parts import block_list
 from ..analyse import SimulatedRank, reserved_of, run
 from ..collectives import StepTraffic
-from ..result import HostMemory, Reserved
+from ..result import HostMemory
 from ..setup import Setup
 from ..source import ModelSource
 from ..timeline import HeldBytes
+from ..verdict import Reserved, room
 from .bounds import ModelBytes, lower_bound, model_bytes
 from .choices import Choice, Restriction, choices
 
@@ -78,7 +79,8 @@ class FitSearch:
         exact: bool = False,
         notify: Callable[[str], None] = lambda words: None,
     ) -> None:
-        self.base, self.given, self.limit, self.ranks = base, given, limit, tuple(ranks)
+        self.base, self.given, self.ranks = base, given, tuple(ranks)
+        self.limit, self._room = limit, room(limit)
         self.given_ranks, self.exact, self.notify = given_ranks, exact, notify
         whole = given.build()
         found = block_list(whole)
@@ -89,6 +91,8 @@ class FitSearch:
         self.points: dict[tuple[Choice, int], SimulatedPoint] = {}
         self.by_formula: set[tuple[Choice, int]] = set()
         self.by_update: set[tuple[Choice, int]] = set()
+        self.too_large: dict[Choice, int] = {}
+        """Most ranks on which what is reserved for a choice is known not to fit."""
         self._beyond: dict[tuple[str, bool, str], int] = {}
         """Bytes of a peak beyond the formula, of the last simulation with the same resharding."""
         self._updates: dict[UpdateKey, HeldBytes] = {}
@@ -147,20 +151,17 @@ class FitSearch:
             self.points[key] = SimulatedPoint(two.timeline.peak(), _update(two), traffic, host)
         return self.points[key]
 
-    def reserved(self, choice: Choice, ranks: int) -> Reserved | None:
-        """Return what the caching allocator of a GPU would take; None where it is not modelled.
+    def reserved(self, choice: Choice, ranks: int) -> tuple[Reserved | None, str]:
+        """Return what the caching allocator of a GPU would take, or None and the reason.
 
         All blocks are simulated for that, and two microbatches, as for the peak.
         """
         setup = choice.setup(self.base, ranks)
         two = replace(setup, microbatches=min(setup.microbatches, 2))
-        return reserved_of(two, self._simulated(two, exact=True))[0]
+        return reserved_of(two, self._simulated(two, exact=True))
 
     def _simulated(self, setup: Setup, *, exact: bool = False) -> SimulatedRank:
-        blocks = ", all blocks" if exact and not self.exact else ""
-        words = setup.command().removeprefix("zerocheck memory ")
-        self.notify(f"simulating {words}{blocks}")
-        return run(setup, self.given, exact=exact or self.exact)
+        return run(setup, self.given, exact=exact or self.exact, notify=self.notify)
 
     def bound(self, choice: Choice, ranks: int) -> dict[str, int]:
         """Return the lower bound of a peak."""
@@ -193,11 +194,11 @@ class FitSearch:
 
     def _excluded(self, choice: Choice, ranks: int) -> bool:
         """Exclude a point by its lower bounds: the formula, and the optimizer step."""
-        if sum(self.bound(choice, ranks).values()) > self.limit:
+        if sum(self.bound(choice, ranks).values()) > self._room:
             self.by_formula.add((choice, ranks))
             return True
         update = self._updates.get(_update_key(choice, ranks))
-        if update is not None and update.total > self.limit:
+        if update is not None and update.total > self._room:
             self.by_update.add((choice, ranks))
             return True
         return False
@@ -206,7 +207,7 @@ class FitSearch:
         """Return the place of the fewest ranks where the bound and the last rest fit."""
         beyond = self._beyond.get(_similar(choice), 0)
         for place, one in enumerate(ranks):
-            if sum(self.bound(choice, one).values()) + beyond <= self.limit:
+            if sum(self.bound(choice, one).values()) + beyond <= self._room:
                 return place
         return len(ranks) - 1
 
@@ -216,7 +217,8 @@ class FitSearch:
         self._beyond[_similar(choice)] = rest
         if point.update is not None:
             self._updates[_update_key(choice, ranks)] = point.update
-        return point.peak.total <= self.limit
+        too_large = ranks <= self.too_large.get(choice, 0)
+        return point.peak.total <= self._room and not too_large
 
     def _unfit(self, choice: Choice, ranks: int) -> Fewest:
         if (choice, ranks) in self.points:
