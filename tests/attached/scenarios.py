@@ -483,7 +483,8 @@ def referenced(
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
-            optimizer.zero_grad()
+            if fault != "kept":
+                optimizer.zero_grad()
     return {**answer(check, message.getvalue()), "summary": check.summary}
 
 

@@ -277,6 +277,21 @@ def _check_never_updated(context: JointContext) -> Iterator[Checked]:
     yield Checked(violation=_never_updated(context))
 
 
+def _check_cleared(context: JointContext) -> Iterator[Checked]:
+    """Check that no update used the gradient of the step before once more."""
+    kept = {rank: one.kept for rank, one in enumerate(context.summaries) if one.kept}
+    if not kept:
+        return
+    names = tuple(dict.fromkeys(name for each in kept.values() for name in each))
+    layout = layout_of(run_parameters(context.summaries))
+    of = tensors(names, layout)
+    text = f"the gradient of the step before is in the gradient of {of}: it was not cleared; call "
+    text += "optimizer.zero_grad() before the first backward of a step"
+    cause = bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT
+    found = context.violation("gradient", "gradient", text, cause)
+    yield Checked(violation=replace(found, tensors=names, ranks=tuple(kept)))
+
+
 def _check_norm(context: JointContext) -> Iterator[Checked]:
     """Check the norms that ranks report, each element counted once."""
     clipped = {
@@ -296,6 +311,7 @@ OF_ALL_RANKS: tuple[ObligationCheck[JointContext], ...] = (
     ObligationCheck("update", partial(_of_ranks, "update")),
     ObligationCheck("clip", partial(_of_ranks, "clip")),
     ObligationCheck("update", _check_never_updated),
+    ObligationCheck("gradient", _check_cleared),
     COPIES,
     PUBLISHED,
     ObligationCheck("clip", _check_norm),

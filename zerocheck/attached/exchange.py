@@ -96,6 +96,8 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     if full is None:
         return judgement
     if full.reason:
+        if "gradient" in judgement.statuses:
+            return judgement
         unjudged = {"gradient": full.reason, **judgement.unjudged}
         return msgspec.structs.replace(judgement, unjudged=unjudged)
     others = [one for one in judgement.violations if one.obligation != "gradient"]

@@ -35,6 +35,7 @@ from .step_context import NOTHING, ObservedStep
 from .step_record import Observed
 from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
+from .used_gradients import UsedGradients
 from .violated import WrongSteps
 from .watch import Watch
 
@@ -57,6 +58,7 @@ class Attached:
         self._options = options
         self._model, self._optimizers = model, JobOptimizers(())
         self._watch: Watch | None = None
+        self._used = UsedGradients()
         self._observed_step = ObservedStep(self)
         self._compared = self._stopped = self._in_pipeline = False
         self._recorded = RecordedSteps(options.recorder, options.directory, options.semantics)
@@ -265,6 +267,7 @@ class Attached:
             rank=ranks.rank,
             world_size=ranks.size,
             number=self.taken,
+            used=self._used,
             listens=self._numbers,
             unjudged=IN_PIPELINE if self._in_pipeline else "",
         )

@@ -186,7 +186,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     reason in the step; not_finite: first values that are not, by phase; masters: before the step
     and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
     script, those that changed something; late: parameters that were changed after the optimizer's
-    step; outer: those that an optimizer around it changed.
+    step; outer: those that an optimizer around it changed; kept: those of which the gradient of the
+    step before was not cleared.
     """
 
     rank: int
@@ -208,6 +209,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     casts: Casts | None = None
     hooks: tuple[ScriptHook, ...] = ()
     late: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     outer: tuple[OuterChange, ...] = ()
 
     @property

@@ -64,6 +64,7 @@ from .step_record import (
     ShardPiece,
     StepSummary,
 )
+from .used_gradients import UsedGradients
 from .zero_engine import zero_engine
 
 IN_BACKWARD = (
@@ -99,17 +100,20 @@ class Watch:
         rank: int,
         world_size: int,
         number: int,
+        used: UsedGradients,
         listens: Numbers | None = None,
         unjudged: str = "",
     ) -> None:
         """Prepare the observation of a step.
 
-        listens: record the calls of the model, for the reference, with the numbers of its modules
+        used: gradients of the updates before; listens: record the calls of the model, for the
+        reference, with the numbers of its modules
         when the check was attached; unjudged: why the gradient cannot be judged in any step.
         """
         self._model = model
         self._optimizers = optimizers
         self._owners = optimizers.owners
+        self._used = used
         self._unoptimized: set[int] = set()
         self._steps = [_OptimizerWatch(type(one).__name__) for one in optimizers]
         self._versions: dict[Entry, int] = {}
@@ -126,6 +130,7 @@ class Watch:
         self._exchanges = ExchangeWatch(model, self._guard)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
+        self._kept: list[str] = []
         self._buffers: dict[str, torch.Tensor] = {}
         self._unjudged = unjudged
         self._pieces: list[ShardPiece] = []
@@ -253,6 +258,7 @@ class Watch:
             casts=self._casts,
             hooks=self._script_hooks.changing,
             late=tuple(sorted(late)),
+            kept=tuple(dict.fromkeys(self._kept)),
             outer=tuple(
                 OuterChange(
                     step.outer,
@@ -290,18 +296,22 @@ class Watch:
     ) -> Callable[..., Any]:
         """Wrap torch.autograd.backward; before the first of a step, gradients must be cleared."""
         observed = listens.gradients.observed(original)
+        used = self._used
 
         def backward(*args: Any, **named: Any) -> Any:
+            outermost = not listens.gradients.running
+            own = [one for one in found if id(one.held) in self._owners and self._engine is None]
             with self._guard():
-                first = not self._backwards and self._engine is None
-                own = (one.held for one in found if id(one.held) in self._owners)
-                grads = [held.grad for held in own] if first else []
+                new = [one.held.grad for one in own if not used.has(one) and not self._backwards]
                 self._backwards += 1
-                if any(grad is not None and bool(local(grad).any()) for grad in grads):
+                if any(grad is not None and bool(local(grad).any()) for grad in new):
                     self._unjudged = ADDED_TO
+                if outermost:
+                    used.before_backward(own)
             result = observed(*args, **named)
-            if not listens.gradients.running:
+            if outermost:
                 with self._guard():
+                    used.after_backward(own)
                     self._end_of_backward(found)
             return result
 
@@ -484,6 +494,10 @@ class Watch:
             step.options = group_options([optimizer])
             others = self._of_others(step)
             numbers = self._gradients("gradient", without=others)
+            own = (one for one in holdings(self._model) if id(one.held) not in others)
+            if kept := self._used.added_to(own):
+                self._kept += kept
+                self._unjudged = ADDED_TO
             if self._moved:
                 self._unjudged = MOVED
                 self._copy(BEFORE, others)
@@ -526,7 +540,10 @@ class Watch:
             with self._guard():
                 others = self._of_others(step)
                 found = holdings(self._model)
-                step.versions = versions_of(one for one in found if id(one.held) not in others)
+                own = [one for one in found if id(one.held) not in others]
+                step.versions = versions_of(own)
+                if self._engine is None and not step.skipped:
+                    self._used.note(own)
                 if step.outer:
                     self._copy(INNER, others)
 
