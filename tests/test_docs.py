@@ -1,5 +1,7 @@
 """Every command of README and docs runs, as it stands there but for fewer cases.
 
+Those in `shell` blocks are typed by tests/test_sessions.py; here their options are tried.
+
 Those that need what is not here stand in ELSEWHERE, by name and with the reason; of them, and of
 those that only `tox -e conformance` runs, the options are tried. A command that stands in neither
 table fails the test, and so does a row that no page shows any more.
@@ -24,7 +26,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
-from documents import PAGES, ROOT, arguments, blocks, commands, example, inline
+from documents import (
+    PAGES,
+    ROOT,
+    arguments,
+    blocks,
+    commands,
+    example,
+    inline,
+    typed_commands,
+)
 from slices import WHOLE
 from torch.distributed.run import parse_args
 
@@ -52,8 +63,6 @@ NOTHING_NEW = "no new finding. "
 """Where listed faults of torch show up."""
 OWN = "zerocheck run my_sharding.py:my_fsdp"
 LION = "zerocheck run fsdp2 ddp zero1 --optimizer my_lion.py:Lion"
-CONFIG = "zerocheck run ds_config.json"
-OF_ACCELERATE = "zerocheck run fsdp.yaml"
 LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, message="pairs of features were left out")
 """A covering array that is cut short fails the run, and says so."""
 
@@ -96,23 +105,6 @@ RUN = {
     f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
     f"{OWN} --obligations resume": Row(RESUMED, message=ALL_HOLD),
     f"{OWN} --obligations equivalence,resume": Row(RESUMED, message=ALL_HOLD),
-    CONFIG: Row("--world-sizes 1,2 --max-cases 4 --obligations gradient,update", message=ALL_HOLD),
-    f"{CONFIG} --model my_model.py:tiny --obligations equivalence,resume": Row(
-        "--world-sizes 1,2 --max-cases 12 --obligations gradient,roundtrip", message=ALL_HOLD
-    ),
-    f"{CONFIG}+gather-stale": Row(
-        "--world-sizes 2,3 --max-cases 12 --no-shrink", code=1, message="VIOLATED"
-    ),
-    f"{OF_ACCELERATE}": Row(
-        "--world-sizes 1,2 --feature dropout --max-cases 4 --obligations gradient --no-shrink",
-        code=1,
-        message="their dropout masks are others",
-    ),
-    f"{OF_ACCELERATE} --model my_model.py:tiny --obligations equivalence,resume": Row(
-        "--world-sizes 2 --max-cases 2 --no-shrink",
-        code=1,
-        message="Could not find the transformer layer class LlamaDecoderLayer in the model",
-    ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message=NOTHING_NEW),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
     f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
@@ -179,16 +171,6 @@ ELSEWHERE = {
     "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
         "needs torchtitan and triton (200 MB): tests/field/test_torchtitan.py, by tox -e field"
     ),
-    "zerocheck run training_args.json --obligations equivalence,resume": (
-        "needs transformers: tests/field/test_configs.py, by tox -e field"
-    ),
-    **dict.fromkeys(
-        (
-            "zerocheck run trainer.yaml --obligations equivalence,resume",
-            "zerocheck run strategies.py:strategy --obligations equivalence,resume",
-        ),
-        "needs Lightning: tests/field/test_lightning.py, by tox -e field",
-    ),
     "zerocheck compare one/recorder/step-1 other/recorder/step-1 --model my_model.py:make_model": (
         "needs two jobs: tests/attached/test_attach_comparison.py takes the steps"
     ),
@@ -202,8 +184,6 @@ ELSEWHERE = {
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/cli/test_cli_torchrun.py replays one",
-    "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
-    "ds_config.json": "any finding: tests/run/test_given_config.py replays one",
     "zerocheck replay zerocheck-report/findings/fsdp2-update-parameter-never-updated.json "
     "--script show.py": "that finding is not here: tests/script runs such scripts",
 }
@@ -229,7 +209,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (path / "tests").mkdir()
     (path / "tests" / "field").symlink_to(ROOT / "tests" / "field")
     (path / "ds_config.json").write_text(example("ds_config.json"))
-    (path / "fsdp.yaml").write_text(example("fsdp.yaml"))
     model = torch.nn.Linear(3, 2)
     for name in ("checkpoints", "other"):
         with warnings.catch_warnings():
@@ -264,7 +243,7 @@ def typed(command: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("command", [c for c, row in RUN.items() if WHOLE or not row.whole])
 def test_commands_run(command: str, folder: Path) -> None:
     row = RUN[command]
-    if CONFIG in command:
+    if "ds_config.json" in command:
         pytest.importorskip("deepspeed")
     for number in (1, 2) if "--reuse shards" in command else ():
         typed(f"{OWN} --shard {number}/2 --report-dir shards/{number} {FEW}", folder)
@@ -276,7 +255,10 @@ def test_commands_run(command: str, folder: Path) -> None:
     assert row.message in message, message
 
 
-@pytest.mark.parametrize("command", [c for c in SHOWN if "zerocheck" in c.split()])
+TYPED = [command for page in PAGES for command in typed_commands(page)]
+
+
+@pytest.mark.parametrize("command", [c for c in (*SHOWN, *TYPED) if "zerocheck" in c.split()])
 def test_options_are_taken(command: str) -> None:
     if command.startswith("torchrun"):
         parse_args(shlex.split(command)[1:])
