@@ -15,8 +15,9 @@ of the language `shell`:
 - a comment `<!-- picture: REPORT.html PICTURE.png -->` is a picture of a report at that moment. The
   script takes it with Debian's chromium.
 
-Pages other than README.md begin after README's installation, with the files that README shows. A
-block with `pip install` is typed before all other blocks, in the clone.
+Pages of docs begin after README's installation, with the files that README shows, and
+those that PAGE shows after a comment `<!-- files: PAGE -->`. A block with `pip install` is typed
+before all other blocks, in the clone.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Session:
         outside: directory where all blocks but the first are typed.
         """
         folder = Path(tempfile.mkdtemp(prefix="session-"))
-        before = [] if self.page == README else Session.of(README).steps
+        before = [step for page in self.pages_before() for step in Session.of(page).steps]
         lines = [f"{{\n{step.text}}} > /dev/null" for step in before if step.installs]
         numbers = range(len(self.steps))
         for number in numbers:
@@ -151,6 +152,12 @@ class Session:
                     step.output = (folder / f"{number}.html").read_text(encoding="utf-8")
         finally:
             shutil.rmtree(folder)
+
+    def pages_before(self) -> list[Path]:
+        """Return the pages whose installations and files the session begins with."""
+        named = re.findall(r"(?m)^<!-- files: (\S+) -->$", self.page.read_text(encoding="utf-8"))
+        first = [README] if self.page != README and ROOT in self.page.parents else []
+        return first + [self.page.parent / name for name in named]
 
     def _typed(self, number: int, folder: Path) -> list[str]:
         """Lines of the script for a block, which leave in the folder what it printed."""

@@ -72,7 +72,6 @@ RUN = {
     f"{OWN} --feature hosts": Row(
         "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", message=ALL_HOLD
     ),
-    f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
     f"{OWN} --obligations equivalence,resume": Row(RESUMED, message=ALL_HOLD),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message=NOTHING_NEW),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
@@ -99,12 +98,6 @@ RUN = {
     ),
     "zerocheck memory llama-8b --offload pinned --world-size 2 --sequence 4096 "
     "--checkpoint-activations --device-memory 24GiB": Row(message="it takes 64.873 GiB"),
-    "zerocheck memory gpt2 --optimizer muon --world-size 8 --precision fp32": Row(
-        message="(12 Psi/N of 84,934,656 by muon) + (16 Psi/N of 39,505,152 by adamw)"
-    ),
-    "zerocheck memory gpt2 --implementation fsdp2 --world-size 8 --precision fp32": Row(
-        message="237.361 MiB"
-    ),
     "zerocheck memory llama-13b --implementation fsdp2 --world-size 8 --batch 4 --sequence 2048 "
     "--device-memory 40GiB": Row(code=1, message="OUT OF MEMORY at 40.000 GiB"),
     "zerocheck memory gpt2 --implementation deepspeed2 --world-size 8": Row(

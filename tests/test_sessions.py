@@ -82,6 +82,34 @@ def test_what_is_printed_is_compared(command: str, holds: bool, tmp_path: Path) 
     assert (comparable(session.written()) == comparable(page.read_text())) is holds
 
 
+def test_only_what_installs_is_typed_in_the_clone(tmp_path: Path) -> None:
+    clone, outside, page = tmp_path / "clone", tmp_path / "outside", tmp_path / "page.md"
+    clone.mkdir()
+    outside.mkdir()
+    page.write_text("```shell\npwd\n```\n\n```shell\npwd  # pip install\n```\n")
+    session = Session.of(page)
+    session.run(clone, outside)
+    assert [step.output.strip() for step in session.steps] == [str(outside), str(clone)]
+
+
+def test_a_page_begins_with_the_files_that_it_names(tmp_path: Path) -> None:
+    shown = "```python\n# shown.py\nprint(7)\n```\n"
+    (tmp_path / "other.md").write_text(shown)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- files: other.md -->\n\n```shell\npython3 shown.py\n```\n")
+    session = Session.of(page)
+    session.run(tmp_path)
+    assert [step.output for step in session.steps] == ["7\n"] and not session.failures()
+
+
+def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```shell\nfalse\n```\n")
+    session = Session.of(page)
+    session.run(tmp_path)
+    assert session.failures() == session.steps
+
+
 def test_an_output_without_the_line_fails() -> None:
     with pytest.raises(AssertionError, match="no line matches"):
         selected("some\nother\n", "^wanted")
