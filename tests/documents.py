@@ -31,6 +31,12 @@ def commands(path: Path) -> list[str]:
     return found
 
 
+def typed_commands(path: Path) -> list[str]:
+    """Lines of `shell` blocks, which tests/test_sessions.py types."""
+    texts = [text for language, text in blocks(path) if language == "shell"]
+    return [line for text in texts for line in text.splitlines()]
+
+
 def inline(path: Path) -> list[str]:
     """Commands of zerocheck within a sentence, with at least one argument."""
     text = _FENCE.sub("", path.read_text(encoding="utf-8"))

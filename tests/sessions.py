@@ -1,9 +1,11 @@
 """Sessions of the pages: files to write, commands to type and what they print, taken literally.
 
     python tests/sessions.py README.md
+    python tests/sessions.py --all
 
-runs the page in a fresh clone, with an environment that has only what the page installs, and writes
-what was printed into the page. A page has a session if it has a block of the language `shell`:
+runs the page (or each page with a session) in a fresh clone, with an environment that has only what
+the page installs, and writes what was printed into the page. A page has a session if it has a block
+of the language `shell`:
 
 - a block whose first line is a comment with a file name is that file;
 - a `shell` block is typed as it stands, in the shell of the blocks before it;
@@ -13,7 +15,9 @@ what was printed into the page. A page has a session if it has a block of the la
 - a comment `<!-- picture: REPORT.html PICTURE.png -->` is a picture of a report at that moment. The
   script takes it with Debian's chromium.
 
-Pages but README.md begin where README's installation ends, with the files that README shows.
+Pages of docs begin after README's installation, with the files that README shows, and
+those that PAGE shows after a comment `<!-- files: PAGE -->`. A block with `pip install` is typed
+before all other blocks, in the clone.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+from documents import PAGES, README, ROOT
+
 LIMIT_S = 900.0
 """Seconds for a whole page."""
 
@@ -40,6 +44,7 @@ _BLOCK = re.compile(
 )
 PICTURE = "picture"
 """Language of a step that is a picture of a report; its text is the path of the report."""
+_END = "END-OF-FILE"
 _FILE = re.compile(r"# (\S+\.\w+)\n|\{\n  \"_comment\": \"(\S+)\"")
 
 
@@ -54,6 +59,17 @@ class Step:
     output: str = ""
     code: int = 0
     seconds: float = 0.0
+
+    @property
+    def file(self) -> str | None:
+        """Name of the file that the block is."""
+        name = None if self.language in ("shell", "text", PICTURE) else _FILE.match(self.text)
+        return None if name is None else name.group(1) or name.group(2)
+
+    @property
+    def installs(self) -> bool:
+        """True if the block is typed in the clone, before all others."""
+        return self.language == "shell" and "pip install" in self.text
 
 
 @dataclass
@@ -100,22 +116,19 @@ class Session:
         outside: directory where all blocks but the first are typed.
         """
         folder = Path(tempfile.mkdtemp(prefix="session-"))
-        lines = [] if self.page == README else Session.of(README)._installing(folder, outside)
-        for number, step in enumerate(self.steps):
-            name = _FILE.match(step.text)
-            if step.language == "shell":
-                lines += [
-                    f"date +%s.%N > {folder}/{number}.began",
-                    f"{{\n{step.text}}} > {folder}/{number}.out 2>&1",
-                    f"echo $? > {folder}/{number}.code; date +%s.%N > {folder}/{number}.ended",
-                ]
-                if outside is not None and self.page == README and step is self.commands[0]:
-                    lines.append(f"cd {outside}")
-            elif step.language == PICTURE:
-                lines.append(f"cp {step.text} {folder}/{number}.html")
-            elif step.language != "text" and name is not None:
-                (folder / f"{number}.file").write_text(step.text, encoding="utf-8")
-                lines.append(f"cp {folder}/{number}.file {name.group(1) or name.group(2)}")
+        before = [step for page in self.pages_before() for step in Session.of(page).steps]
+        lines = [f"{{\n{step.text}}} > /dev/null" for step in before if step.installs]
+        numbers = range(len(self.steps))
+        for number in numbers:
+            if self.steps[number].installs:
+                lines += self._typed(number, folder)
+        lines += [] if outside is None else [f"cd {outside}"]
+        lines += [
+            f"cat > {step.file} <<'{_END}'\n{step.text}{_END}" for step in before if step.file
+        ]
+        for number in numbers:
+            if not self.steps[number].installs:
+                lines += self._typed(number, folder)
         script = folder / "session.sh"
         script.write_text("\n".join(lines) + "\n", encoding="utf-8")
         try:
@@ -140,16 +153,29 @@ class Session:
         finally:
             shutil.rmtree(folder)
 
-    def _installing(self, folder: Path, outside: Path | None) -> list[str]:
-        """Lines that install as the page does, and write its files."""
-        lines = [f"{{\n{self.commands[0].text}}} > {folder}/installation 2>&1"]
-        lines += [] if outside is None else [f"cd {outside}"]
-        for number, step in enumerate(self.steps):
-            name = _FILE.match(step.text)
-            if name is not None:
-                (folder / f"readme-{number}").write_text(step.text, encoding="utf-8")
-                lines.append(f"cp {folder}/readme-{number} {name.group(1)}")
-        return lines
+    def pages_before(self) -> list[Path]:
+        """Return the pages whose installations and files the session begins with."""
+        named = re.findall(r"(?m)^<!-- files: (\S+) -->$", self.page.read_text(encoding="utf-8"))
+        first = [README] if self.page != README and ROOT in self.page.parents else []
+        return first + [self.page.parent / name for name in named]
+
+    def _typed(self, number: int, folder: Path) -> list[str]:
+        """Lines of the script for a block, which leave in the folder what it printed."""
+        step = self.steps[number]
+        if step.language == "shell":
+            return [
+                f"date +%s.%N > {folder}/{number}.began",
+                f"{{\n{step.text}}} > {folder}/{number}.out 2>&1",
+                f"echo $? > {folder}/{number}.code; date +%s.%N > {folder}/{number}.ended",
+            ]
+        if step.language == PICTURE:
+            return [f"cp {step.text} {folder}/{number}.html"]
+        return [f"cat > {step.file} <<'{_END}'\n{step.text}{_END}"] if step.file else []
+
+    def failures(self) -> list[Step]:
+        """Commands that failed although no block shows what they print."""
+        shown = {id(command) for command, _ in self.shown()}
+        return [step for step in self.commands if step.code and id(step) not in shown]
 
     def written(self) -> str:
         """The page with what was printed."""
@@ -158,6 +184,11 @@ class Session:
             start, end = step.place
             text = text[:start] + selected(command.output, step.show) + text[end:]
         return text
+
+
+def pages_with_sessions() -> list[Path]:
+    """Pages with a block that is typed."""
+    return [page for page in PAGES if Session.of(page).commands]
 
 
 def take_picture(html: str, picture: Path) -> None:
@@ -228,20 +259,26 @@ def comparable(text: str) -> str:
 
 def main() -> int:
     """Run the pages that are named, and write what they print."""
-    for name in sys.argv[1:]:
+    names = sys.argv[1:]
+    pages = pages_with_sessions() if names == ["--all"] else [ROOT / name for name in names]
+    failures = 0
+    for page in pages:
         with tempfile.TemporaryDirectory(prefix="session-") as folder:
-            session = Session.of(ROOT / name)
+            session = Session.of(page)
             began = time.monotonic()
             session.run(fresh_clone(Path(folder)))
             for step in session.commands:
                 head = step.text.strip().splitlines()[-1]
                 print(f"{step.seconds:6.1f} s  exit {step.code}  {head}", flush=True)
-            print(f"{time.monotonic() - began:6.1f} s  {name}")
+            print(f"{time.monotonic() - began:6.1f} s  {page.name}")
+            for command in session.failures():
+                print(f"exit {command.code}, and no block shows it:\n{command.output}")
+                failures += 1
             session.page.write_text(session.written(), encoding="utf-8")
             for step in session.steps:
                 if step.language == PICTURE:
                     take_picture(step.output, ROOT / step.show)
-    return 0
+    return min(failures, 1)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Every command of README and docs runs, as it stands there but for fewer cases.
 
+Those in `shell` blocks are typed by tests/test_sessions.py; here their options are tried.
+
 Those that need what is not here stand in ELSEWHERE, by name and with the reason; of them, and of
 those that only `tox -e conformance` runs, the options are tried. A command that stands in neither
 table fails the test, and so does a row that no page shows any more.
@@ -24,7 +26,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
-from documents import PAGES, ROOT, arguments, blocks, commands, example, inline
+from documents import (
+    PAGES,
+    ROOT,
+    arguments,
+    blocks,
+    commands,
+    example,
+    inline,
+    typed_commands,
+)
 from slices import WHOLE
 from torch.distributed.run import parse_args
 
@@ -51,68 +62,17 @@ ALL_HOLD = "all obligations hold. "
 NOTHING_NEW = "no new finding. "
 """Where listed faults of torch show up."""
 OWN = "zerocheck run my_sharding.py:my_fsdp"
-LION = "zerocheck run fsdp2 ddp zero1 --optimizer my_lion.py:Lion"
-CONFIG = "zerocheck run ds_config.json"
-OF_ACCELERATE = "zerocheck run fsdp.yaml"
 LEFT_OUT = Row("--world-sizes 1,2 --max-cases 6", code=1, message="pairs of features were left out")
 """A covering array that is cut short fails the run, and says so."""
 
 RUN = {
-    f"{OWN} --world-sizes 1,2,3": Row(
-        "--max-cases 3 --obligations gradient,update", message="3 cases: 3 passed", whole=False
-    ),
-    "zerocheck run fsdp2 zero3 my_sharding.py:my_fsdp --model my_model.py:tiny": Row(
-        FEW, message="6 cases: 6 passed", whole=False
-    ),
-    f"{LION} --obligations equivalence,resume": Row(
-        "--world-sizes 1,2 --max-cases 2 --obligations update,roundtrip", message="hold"
-    ),
-    "zerocheck run my_zero.py:MyZero1": Row(
-        "--world-sizes 3 --max-cases 6 --obligations ownership,loss,gradient,update,publish",
-        message=ALL_HOLD,
-        whole=False,
-    ),
-    "zerocheck run my_own_zero1.py:build --world-sizes 1,2,3": Row(
-        "--max-cases 6", message=ALL_HOLD
-    ),
     "zerocheck run tests/field/torch_defaults.py:fsdp2 --world-sizes 1,2,3": Row(
         FEW, message=ALL_HOLD
     ),
-    f"{OWN}+gather-stale --world-sizes 2,3": Row(
-        "--max-cases 3 --no-shrink", code=1, message="VIOLATED"
-    ),
-    f"{OWN} --feature clip --feature microbatches": Row(
-        "--world-sizes 2 --max-cases 6 --obligations gradient,clip,update", message=ALL_HOLD
-    ),
-    f"{OWN} --profile ci": LEFT_OUT,
-    f"{OWN} --seed 1": Row(FEW, message=ALL_HOLD),
-    f"{OWN} --world-sizes 2,3,5": Row(
-        "--max-cases 2 --obligations gradient,update", message=ALL_HOLD
-    ),
-    f"{OWN} --model my_model.py:tiny": Row(FEW, message=ALL_HOLD),
     f"{OWN} --feature hosts": Row(
         "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", message=ALL_HOLD
     ),
-    f"{OWN} --obligations memory": Row("--world-sizes 2 --max-cases 2"),
-    f"{OWN} --obligations resume": Row(RESUMED, message=ALL_HOLD),
     f"{OWN} --obligations equivalence,resume": Row(RESUMED, message=ALL_HOLD),
-    CONFIG: Row("--world-sizes 1,2 --max-cases 4 --obligations gradient,update", message=ALL_HOLD),
-    f"{CONFIG} --model my_model.py:tiny --obligations equivalence,resume": Row(
-        "--world-sizes 1,2 --max-cases 12 --obligations gradient,roundtrip", message=ALL_HOLD
-    ),
-    f"{CONFIG}+gather-stale": Row(
-        "--world-sizes 2,3 --max-cases 12 --no-shrink", code=1, message="VIOLATED"
-    ),
-    f"{OF_ACCELERATE}": Row(
-        "--world-sizes 1,2 --feature dropout --max-cases 4 --obligations gradient --no-shrink",
-        code=1,
-        message="their dropout masks are others",
-    ),
-    f"{OF_ACCELERATE} --model my_model.py:tiny --obligations equivalence,resume": Row(
-        "--world-sizes 2 --max-cases 2 --no-shrink",
-        code=1,
-        message="Could not find the transformer layer class LlamaDecoderLayer in the model",
-    ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message=NOTHING_NEW),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
     f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
@@ -138,12 +98,6 @@ RUN = {
     ),
     "zerocheck memory llama-8b --offload pinned --world-size 2 --sequence 4096 "
     "--checkpoint-activations --device-memory 24GiB": Row(message="it takes 64.873 GiB"),
-    "zerocheck memory gpt2 --optimizer muon --world-size 8 --precision fp32": Row(
-        message="(12 Psi/N of 84,934,656 by muon) + (16 Psi/N of 39,505,152 by adamw)"
-    ),
-    "zerocheck memory gpt2 --implementation fsdp2 --world-size 8 --precision fp32": Row(
-        message="237.361 MiB"
-    ),
     "zerocheck memory llama-13b --implementation fsdp2 --world-size 8 --batch 4 --sequence 2048 "
     "--device-memory 40GiB": Row(code=1, message="OUT OF MEMORY at 40.000 GiB"),
     "zerocheck memory gpt2 --implementation deepspeed2 --world-size 8": Row(
@@ -179,16 +133,6 @@ ELSEWHERE = {
     "zerocheck run titan.py:recipe titan.py:mixed --model titan_model.py:small --world-sizes 2,3": (
         "needs torchtitan and triton (200 MB): tests/field/test_torchtitan.py, by tox -e field"
     ),
-    "zerocheck run training_args.json --obligations equivalence,resume": (
-        "needs transformers: tests/field/test_configs.py, by tox -e field"
-    ),
-    **dict.fromkeys(
-        (
-            "zerocheck run trainer.yaml --obligations equivalence,resume",
-            "zerocheck run strategies.py:strategy --obligations equivalence,resume",
-        ),
-        "needs Lightning: tests/field/test_lightning.py, by tox -e field",
-    ),
     "zerocheck compare one/recorder/step-1 other/recorder/step-1 --model my_model.py:make_model": (
         "needs two jobs: tests/attached/test_attach_comparison.py takes the steps"
     ),
@@ -202,8 +146,6 @@ ELSEWHERE = {
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/cli/test_cli_torchrun.py replays one",
-    "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
-    "ds_config.json": "any finding: tests/run/test_given_config.py replays one",
     "zerocheck replay zerocheck-report/findings/fsdp2-update-parameter-never-updated.json "
     "--script show.py": "that finding is not here: tests/script runs such scripts",
 }
@@ -220,7 +162,7 @@ def test_every_command_is_run_or_says_why_not() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """With the files that the pages show, and two checkpoints of one state."""
     path = tmp_path_factory.mktemp("reader")
-    shown = ("my_sharding.py", "my_model.py", "my_zero.py", "my_lion.py", "my_own_zero1.py")
+    shown = ("my_sharding.py", "my_model.py")
     tests = ("test_my_sharding.py", "test_my_cases.py", "test_my_checks.py")
     for name in (*shown, *tests, "train.py"):
         (path / name).write_text(example(name))
@@ -229,7 +171,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (path / "tests").mkdir()
     (path / "tests" / "field").symlink_to(ROOT / "tests" / "field")
     (path / "ds_config.json").write_text(example("ds_config.json"))
-    (path / "fsdp.yaml").write_text(example("fsdp.yaml"))
     model = torch.nn.Linear(3, 2)
     for name in ("checkpoints", "other"):
         with warnings.catch_warnings():
@@ -264,7 +205,7 @@ def typed(command: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("command", [c for c, row in RUN.items() if WHOLE or not row.whole])
 def test_commands_run(command: str, folder: Path) -> None:
     row = RUN[command]
-    if CONFIG in command:
+    if "ds_config.json" in command:
         pytest.importorskip("deepspeed")
     for number in (1, 2) if "--reuse shards" in command else ():
         typed(f"{OWN} --shard {number}/2 --report-dir shards/{number} {FEW}", folder)
@@ -276,7 +217,10 @@ def test_commands_run(command: str, folder: Path) -> None:
     assert row.message in message, message
 
 
-@pytest.mark.parametrize("command", [c for c in SHOWN if "zerocheck" in c.split()])
+TYPED = [command for page in PAGES for command in typed_commands(page)]
+
+
+@pytest.mark.parametrize("command", [c for c in (*SHOWN, *TYPED) if "zerocheck" in c.split()])
 def test_options_are_taken(command: str) -> None:
     if command.startswith("torchrun"):
         parse_args(shlex.split(command)[1:])
