@@ -96,7 +96,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     if full is None:
         return judgement
     if full.reason:
-        if "gradient" in judgement.statuses:
+        if judgement.statuses.get("gradient") == "violated":
             return judgement
         unjudged = {"gradient": full.reason, **judgement.unjudged}
         return msgspec.structs.replace(judgement, unjudged=unjudged)
