@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from slices import sliced
+from small import layout
 from test_case import CASE
 from torch.utils.checkpoint import CheckpointError
 
@@ -18,7 +19,8 @@ from zerocheck.case.schema import Block, Case, Data, Model, Precision, Sharding,
 from zerocheck.judge.diagnose.gradient import _drawn_again
 from zerocheck.judge.diagnose.loss import causes as causes_of_losses
 from zerocheck.judge.diagnose.ownership import Tiling, of_nothing, of_shapes, of_tiling
-from zerocheck.judge.flat import NOBODY, flat_buffers
+from zerocheck.judge.diagnose.placement import _spans
+from zerocheck.judge.flat import NOBODY, FlatBuffer, flat_buffers
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.local import Passes
 from zerocheck.models.network import build_model
@@ -431,3 +433,23 @@ def test_a_rank_without_elements_is_right(observe: Callable) -> None:
             data.mul_(0.75)
     first = observed.judge().violations[0]
     assert first.obligation == "gradient" and first.causes, first.explanation
+
+
+@pytest.mark.parametrize(
+    ("shards", "pieces"),
+    [
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], [("a", 0, 2), ("b", 2, 6), ("c", 6, 7), ("e", 7, 8)]),
+        ([[0, 2, 3, 6], [1, 4, 5, 7]], None),
+    ],
+)
+def test_offsets_are_those_of_parameters_in_one_piece(
+    shards: list[list[int]], pieces: list[tuple[str, int, int]] | None
+) -> None:
+    """A parameter that is cut for each rank by itself moves no offset; it stopped the run."""
+    of = layout()
+    evidence: Any = SimpleNamespace(layout=of, buffers=[FlatBuffer(torch.tensor(shards), False)])
+    found = [
+        [(of.places[number].name, start, stop) for number, start, stop in spans]
+        for _, spans in _spans(evidence, padded=False)
+    ]
+    assert found == ([] if pieces is None else [pieces])

@@ -284,7 +284,8 @@ def _spans(
 ) -> Iterator[tuple[FlatBuffer, list[tuple[int, int, int]]]]:
     """Iterate over buffers of several parameters, with (position, start, stop) of each parameter.
 
-    padded: with the padding that follows it.
+    Each parameter is in one piece: what is cut into shards one by one, as by DeepSpeed's stage 3,
+    has no offset in common. padded: with the padding that follows it.
     """
     layout = evidence.layout
     numbers = {place.name: number for number, place in enumerate(layout.places)}
@@ -298,4 +299,5 @@ def _spans(
             place = layout.by_name[name]
             stop = end if padded else start + place.stop - place.start
             found.append((numbers[name], start, stop))
-        yield buffer, found
+        if all(stop <= end for (_, _, stop), end in zip(found, ends, strict=True)):
+            yield buffer, found
