@@ -10,7 +10,7 @@ def cell_text(cell: Cell) -> str:
     """Format a cell of the matrix.
 
     `46 hold`, `3 violated of 46`, `45 hold, 1 known`, `– not exercised`, `all 9 unsupported`,
-    `not judged` if all cases crashed or hung.
+    `9 could not fail`, `not judged` if all cases crashed or hung.
     """
     status: Status = cell.status
     if not cell.counts:
@@ -30,5 +30,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def _holding(cell: Cell) -> str:
+    if not cell.informative:
+        return f"{cell.counts['holds']} could not fail"
     text = f"{cell.counts['holds']} hold{'s' if cell.counts['holds'] == 1 else ''}"
     return f"{text} ({cell.estimated} estimated)" if cell.estimated else text
