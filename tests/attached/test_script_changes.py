@@ -111,7 +111,7 @@ def test_a_wrong_scale_by_tokens_is_named(ask: Ask) -> None:
     answer = ask("scaled_by_tokens", wrap="ddp", divisor="without ranks", declared=True)[0]
     (found,), (text,) = answer["violations"], answer["texts"]
     assert (found["obligation"], found["causes"]) == ("loss", ["gradient / W"])
-    assert "add up to 0.5, and not to 1: it is 1 / the number of ranks" in text
+    assert "add up to that, not to 1; it is 1 / the number of ranks" in text
     assert "the weight in the loss times 0.0227273, by which the script multiplies" in text
     answer = ask("scaled_by_tokens", wrap="fsdp2", divisor="own tokens", declared=True)[0]
     assert answer["texts"][0].startswith("between the backward and the step, rank "), answer

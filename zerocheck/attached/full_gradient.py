@@ -71,6 +71,9 @@ class Full(msgspec.Struct, frozen=True):
     loss_reason: str = ""
 
 
+UNEQUAL = "ranks multiply their gradients by different factors"
+
+
 def judge_gradient(
     observed: Observed,
     verdicts: Sequence[RankVerdict],
@@ -155,9 +158,11 @@ def with_weights(
     """
     factor = 1.0
     if changes is not None:
-        factor = changes.factor
-        violation = full.violation or changes.unequal()
-        full = msgspec.structs.replace(full, violation=violation, changes=changes.text(semantics))
+        factor, unequal = changes.factor, changes.unequal()
+        violation, words = full.violation or unequal, changes.text(semantics)
+        if unequal is not None:  # then no token has one weight on all ranks
+            return msgspec.structs.replace(full, violation=violation, loss_reason=UNEQUAL)
+        full = msgspec.structs.replace(full, violation=violation, changes=words)
     if semantics.weight != "token":
         return full
     averaged = semantics.reduction == "mean"

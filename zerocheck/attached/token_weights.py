@@ -121,7 +121,7 @@ def judge_weights(
     if ratio <= 1 + bound:
         if total < 1 <= total + unsure:
             return None, ""
-        violation = _scaled(total, bound, step, len(every), _microbatches(every))
+        violation = _scaled(total, bound, step, every)
         if violation is not None and factor != 1.0:
             text = f"{violation.explanation}; each is the weight in the loss times {factor:.6g}, "
             text += "by which the script multiplies the gradient after the backward"
@@ -149,25 +149,24 @@ def _alike(values: Sequence[float], bound: float) -> bool:
     return max(values) <= min(values) * (1 + bound)
 
 
-def _microbatches(every: Sequence[Sequence[TokenWeights]]) -> int:
-    return max(len(rank) for rank in every)
-
-
 def _scaled(
-    total: float, bound: float, step: int, ranks: int, microbatches: int
+    total: float, bound: float, step: int, every: Sequence[Sequence[TokenWeights]]
 ) -> Violation | None:
     """Return the violation where equal weights do not add up to 1."""
     if abs(total - 1) <= bound:
         return None
+    ranks, microbatches = len(every), max(len(rank) for rank in every)
+    tokens = sum(one.count for rank in every for one in rank)
     known = (
         (bugs.GRADIENT_TIMES_W, ranks, "the number of ranks"),
         (bugs.GRADIENT_OVER_W, 1 / ranks, "1 / the number of ranks"),
         (bugs.GRADIENT_TIMES_GA, microbatches, "the number of microbatches"),
         (bugs.GRADIENT_OVER_GA, 1 / microbatches, "1 / the number of microbatches"),
+        ("", tokens, "the number of tokens: the loss is a sum over them"),
     )
     fits = [(cause, what) for cause, value, what in known if abs(total / value - 1) <= bound]
-    text = f"the weights of all tokens add up to {total:.6g}, and not to 1"
-    text += "".join(f"; or it is {what}" for _, what in fits).replace("; or", ":", 1)
+    text = f"the loss is {total:.6g} times a mean over all tokens: their weights add up to that, "
+    text += "not to 1" + "".join(f"; it is {what}" for _, what in fits)
     cause = fits[0][0] if len(fits) == 1 else ""
     return _violation(step, text, cause, tuple(range(ranks)), total, 1.0, bound)
 
