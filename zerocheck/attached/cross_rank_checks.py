@@ -51,7 +51,12 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
         share=shares,
         violations=tuple(violations.values()),
         tier="state only",
-        unjudged=_waiting(context) | _outer(context) | _skipped(context) | _own(context),
+        unjudged=_waiting(context)
+        | _outside(context)
+        | _aside(context)
+        | _outer(context)
+        | _skipped(context)
+        | _own(context),
     )
 
 
@@ -62,6 +67,25 @@ def _waiting(context: JointContext) -> dict[Obligation, str]:
     if not idle or len(idle) == len(steps):
         return {}
     return {"update": f"of what {' and '.join(idle)} has, which took no step, as its gradient"}
+
+
+def _outside(context: JointContext) -> dict[Obligation, str]:
+    """Return that tensors of the optimizer that are not in the model are not looked at."""
+    count = max(summary.outside for summary in context.summaries)
+    if not count:
+        return {}
+    text = f"{count} tensor{'s' if count > 1 else ''} of the optimizer not in the attached model: "
+    return {"ownership": text + "copies may differ between ranks"}
+
+
+def _aside(context: JointContext) -> dict[Obligation, str]:
+    """Return that what the script itself changes before or after the update is not judged."""
+    names = {name for summary in context.summaries for name in summary.aside}
+    if not names:
+        return {}
+    them = tensors(names, layout_of(run_parameters(context.summaries)))
+    text = f"the script itself changes {them}, which no optimizer updates"
+    return {"update": text}
 
 
 def _outer(context: JointContext) -> dict[Obligation, str]:

@@ -90,15 +90,21 @@ class Forwards:
         self.reason = ""
         """Why the calls cannot be repeated, if they cannot."""
         self._calls: list[Forward] = []
+        self._of_update: list[Forward] | None = None
         self.gradients = OutputGradients(model, guard)
         self._declared: dict[str, Autocast] = {}
+
+    def updated(self) -> None:
+        """Note that the optimizers took their step: what a backward reaches later is not in it."""
+        if self._of_update is None:
+            self._of_update = [call for call in self._calls if call.counts]
 
     def counted(self) -> list[Forward]:
         """Return the calls that a backward reached, at the end of the step."""
         self._trained.note(numbers_of(self._model, dotted))
         found: list[Forward] = []
         known: Numbers = {}
-        for call in self._calls:
+        for call in self._calls if self._of_update is None else self._of_update:
             if call.counts:
                 found.append(replace(call, numbers=self._trained.of(call.numbers, known)))
                 known = call.numbers

@@ -19,6 +19,18 @@ from ..optimizers import BY_EQUATIONS, NAMES_BY_EQUATIONS, UpdateRule, known_opt
 from .step_record import GroupOptions
 
 
+def _hook_parents(optimizer: Optimizer) -> None:
+    """Have the steps of torch's classes that an optimizer derives from call its hooks too.
+
+    torch does so for a class when an instance of it is made. A subclass may change gradients in its
+    step, as detectron2's clips each, before it calls that of its parent.
+    """
+    for parent in type(optimizer).__mro__[1:]:
+        of_torch = parent.__module__.startswith("torch.optim.") and parent is not Optimizer
+        if of_torch and "step" in vars(parent):
+            parent([torch.nn.Parameter(torch.zeros(1))])
+
+
 class JobOptimizers(Sequence[Optimizer]):
     """Optimizers of a job, each with parameters of its own. given: with their wrappers.
 
@@ -35,6 +47,8 @@ class JobOptimizers(Sequence[Optimizer]):
         several = isinstance(optimizers, (list, tuple))
         self.given = tuple(optimizers if several else [optimizers])
         self._all = tuple(map(observed_optimizer, self.given))
+        for optimizer in self._all:
+            _hook_parents(optimizer)
         self._attached.add(self)
 
     def __getitem__(self, number: Any) -> Any:

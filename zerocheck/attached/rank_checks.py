@@ -71,7 +71,7 @@ def _sizes(context: SliceContext) -> tuple[tuple[float, ...], tuple[float, ...]]
     """Return the sum of squares and the largest magnitude of each gradient before clipping."""
     squares, peaks = [], []
     for number in range(len(context.summary.pieces)):
-        gradient = context.observed.gradient(number)
+        gradient = context.observed.before_clipping(number)
         if gradient is None:
             squares.append(-1.0)
             peaks.append(-1.0)

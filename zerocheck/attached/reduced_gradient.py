@@ -208,12 +208,19 @@ class Exhibit(msgspec.Struct, frozen=True):
 def first_right(
     found: Mapping[Point, Sequence[Judged]], summary: StepSummary, semantics: Semantics
 ) -> tuple[Point, Sequence[Judged]]:
-    """Return the first point at which the gradient of all ranks is right, else the first one."""
+    """Return the first point at which the gradient of all ranks is right.
+
+    Else the one with the fewest wrong tensors: what a script reduces itself is local before that.
+    """
+
+    def faults(every: Sequence[Judged]) -> int:
+        return len({name for one in every for name in (*one.wrong, *one.missing, *one.needless)})
+
     for point, every in found.items():
-        faults = any(one.wrong or one.missing or one.needless for one in every)
-        if not faults and scaled([one.scale for one in every], summary, semantics) is None:
+        right = scaled([one.scale for one in every], summary, semantics) is None
+        if right and not faults(every):
             return point, every
-    return next(iter(found.items()))
+    return min(found.items(), key=lambda item: faults(item[1]))
 
 
 def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunParameter]:

@@ -187,7 +187,9 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
     script, those that changed something; late: parameters that were changed after the optimizer's
     step; outer: those that an optimizer around it changed; kept: those of which the gradient of the
-    step before was not cleared.
+    step before was not cleared; aside: those that are frozen, or that no optimizer has, and that
+    the script changed before or after the optimizer's step; outside: number of tensors that the
+    optimizers have and the model has not.
     """
 
     rank: int
@@ -210,6 +212,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     hooks: tuple[ScriptHook, ...] = ()
     late: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+    outside: int = 0
     outer: tuple[OuterChange, ...] = ()
 
     @property
@@ -262,12 +266,20 @@ class Observed:
 
     def gradient(self, number: int, point: Point = GIVEN) -> torch.Tensor | None:
         """Return the gradient of a piece at a point, or None if it has none there."""
-        keys = ("reduced", "gradient")
-        for what in (ACCUMULATED, *keys) if point == ACCUMULATED else keys:
-            value = self.values.get((what, number))
-            if value is not None:
-                return value
-        return None
+        if point == ACCUMULATED and (value := self.values.get((ACCUMULATED, number))) is not None:
+            return value
+        if point == GIVEN and ("gradient", number) not in self.values and self._took(number):
+            return None  # it was clipped, and set to None before the step
+        return self.before_clipping(number)
+
+    def before_clipping(self, number: int) -> torch.Tensor | None:
+        """Return the gradient of a piece where it was clipped, else as the optimizer got it."""
+        value = self.values.get(("reduced", number))
+        return self.values.get(("gradient", number)) if value is None else value
+
+    def _took(self, number: int) -> bool:
+        step = self.summary.optimizer_of(self.summary.pieces[number])
+        return step is not None and step.took
 
 
 class GradientChange(msgspec.Struct, frozen=True, array_like=True):

@@ -22,7 +22,7 @@ from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..judge import vectors
-from ..judge.compare import all_finite
+from ..judge.compare import all_finite, same_bits
 from ..protocol.observations import Entry
 from .after_clipping import times
 from .call_state import OF_CUDNN, Numbers, draws_in_cudnn
@@ -131,6 +131,9 @@ class Watch:
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._kept: list[str] = []
+        self._aside: list[str] = []
+        self._outside = 0
+        self._settled: set[int] = set()
         self._buffers: dict[str, torch.Tensor] = {}
         self._unjudged = unjudged
         self._pieces: list[ShardPiece] = []
@@ -158,6 +161,11 @@ class Watch:
                 self._unoptimized.add(id(holding.held))
             for shard in holding.shards("parameter", holding.held):
                 self._add(shard, group, id(holding.held) in apart)
+        if self._engine is None:
+            known = {id(one) for one in self._model.parameters()}
+            known |= {id(holding.held) for holding in found}
+            theirs = (one for group in self._optimizers.groups for one in group["params"])
+            self._outside = sum(id(one) not in known for one in theirs)
         self._state(BEFORE, found)
         if self._engine is not None:
             self._masters.append(master_parts(self._engine))
@@ -259,6 +267,8 @@ class Watch:
             hooks=self._script_hooks.changing,
             late=tuple(sorted(late)),
             kept=tuple(dict.fromkeys(self._kept)),
+            aside=tuple(dict.fromkeys(self._aside)),
+            outside=self._outside,
             outer=tuple(
                 OuterChange(
                     step.outer,
@@ -378,7 +388,8 @@ class Watch:
                 continue
             given = self._values.get(("reduced", number), self._values.get(("gradient", number)))
             accumulated = self._values[what, number]
-            same = given is not None and times(given, accumulated, 1.0)
+            stayed = ("gradient", number) in self._values
+            same = stayed and given is not None and times(given, accumulated, 1.0)
             if same or self._pieces[number].group < 0:
                 del self._values[what, number]
 
@@ -419,7 +430,10 @@ class Watch:
                     f"{holding.name} is another part of its tensor after the step than before "
                     "it; attach again when the model is wrapped again"
                 )
-            self._put(f"{when}.{role}", number, shard.tensor)
+            if when == AFTER and role == "parameter" and number in self._settled:
+                self._compare_with(AFTER, number, shard.tensor)
+            else:
+                self._put(f"{when}.{role}", number, shard.tensor)
             yield number
 
     def _put(self, what: str, number: int, tensor: torch.Tensor | None) -> None:
@@ -460,6 +474,8 @@ class Watch:
             # The step of a subclass calls that of its parent, which has the hooks too.
             step.depth += 1
             if step.depth > 1:
+                if not in_backward() and step.pieces:  # which its own step may have changed
+                    step.pieces = self._gradients("gradient", without=self._of_others(step))
                 return None
             step.ran += 1
             if in_backward():
@@ -507,7 +523,8 @@ class Watch:
             these = {id(one) for group in optimizer.param_groups for one in group["params"]}
             these |= self._unoptimized
             numbers = self._gradients("gradient", these)
-        step.pieces += numbers
+        step.pieces = numbers
+        self._settle(BEFORE)
         if self._reduced_after_backward():
             self._drop_accumulated()
         found_inf = getattr(optimizer, "found_inf", None)
@@ -546,6 +563,38 @@ class Watch:
                     self._used.note(own)
                 if step.outer:
                     self._copy(INNER, others)
+                self._settle(AFTER)
+                if self._listens is not None and all(one.ran for one in self._steps):
+                    self._listens.updated()
+
+    def _settle(self, when: str) -> None:
+        """Copy what must not change in the optimizer's step, where that begins and ends.
+
+        The script may change it before and after, as the average of weights that a teacher has.
+        """
+        if self._engine is not None:
+            return
+        groups = self._optimizers.group_numbers
+        for holding in holdings(self._model):
+            group = groups.get(id(holding.held), FROZEN)
+            for shard in holding.shards("parameter", holding.held):
+                number = self._numbers[entry_of(shard)]
+                piece = self._pieces[number]
+                if piece.group == FROZEN and group >= 0 and holding.held.grad is not None:
+                    self._pieces[number] = msgspec.structs.replace(piece, group=group)
+                elif piece.group in (FROZEN, NO_OPTIMIZER):
+                    if when == BEFORE:
+                        if number in self._settled:
+                            continue  # another optimizer took its step
+                        self._compare_with(BEFORE, number, shard.tensor)
+                        self._settled.add(number)
+                    self._put(f"{when}.parameter", number, shard.tensor)
+
+    def _compare_with(self, when: str, number: int, tensor: torch.Tensor | None) -> None:
+        """Note a piece that differs from what it was."""
+        was = self._values.get((f"{when}.parameter", number))
+        if was is not None and tensor is not None and not same_bits(was, local(tensor).reshape(-1)):
+            self._aside.append(self._pieces[number].name)
 
     def _copy(self, when: str, without: Collection[int]) -> None:
         """Copy the states of parameters in the middle of the step. without: ids."""
@@ -561,11 +610,17 @@ class Watch:
         def noting(*args: Any, **named: Any) -> Any:
             result = original(*args, **named)
             with self._guard():
-                now = versions_of(holdings(self._model))
-                for entry, version in step.versions.items():
-                    if now[entry] != version:
-                        step.versions[entry] = now[entry]
-                        step.changed.append(self._numbers[entry])
+                found = holdings(self._model)
+                now = versions_of(found)
+                for holding in found:
+                    for shard in holding.shards("parameter", holding.held):
+                        entry = entry_of(shard)
+                        inner = self._values.get((f"{INNER}.parameter", self._numbers[entry]))
+                        if inner is None or shard.tensor is None:
+                            continue
+                        if not same_bits(inner, local(shard.tensor).reshape(-1)):
+                            step.versions[entry] = now[entry]
+                            step.changed.append(self._numbers[entry])
             return result
 
         return noting
