@@ -230,6 +230,21 @@ def test_nothing_is_held_against_what_is_not_declared() -> None:
     assert persistent.check(CASE, bad).violation is not None
 
 
+def test_a_shard_of_padding_is_no_copy() -> None:
+    """The last rank has no element of its partition, which is as large as all parameters."""
+    model = replace(MODEL, frozen=("*.bias", "stem.*"), inputs=1, width=4, outputs=2)
+    case = replace(CASE, mesh=(3,), model=model)
+    whole = {"stem.weight": 4, "stem.bias": 4, "head.bias": 2, "head.weight": 8}
+    sharded = {"gradient": {"head.weight": 8}, **{role: {"head.weight": 8} for role in STATES}}
+    first = rank(None, {"parameter": whole, **sharded})
+    last = replace(first, held=tuple(o for o in first.held if o.holder != "head.weight"))
+    beside = Held("other", 32, "partition", exposed=False)
+    last = replace(last, held=(*last.held, beside))
+    assert persistent.check(case, [first, first, last]).violation is None
+    bad = [replace(one, held=(*one.held, beside)) for one in (first, first, last)]
+    assert persistent.check(case, bad).violation is not None
+
+
 def test_a_layout_says_more() -> None:
     layout = Layout(lines=(Line("step", 0, "parameter", 4),))
     bad = rank(1, parts(0, SIZES))

@@ -38,7 +38,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from math import prod
+from operator import or_
 from typing import NamedTuple
 
 from .. import causes as bugs
@@ -240,7 +242,9 @@ def _once(measured: Measured) -> Iterator[Exposed]:
 def _copies(case: Case, measured: Sequence[Measured]) -> Iterator[Violation]:
     if not compares_copies(case, measured):
         return
-    found = [_copy(case, one) for one in measured]
+    shards = [Counter(o.bytes for o in one.held if o.exposed) for one in measured]
+    paddings = [reduce(or_, (other - own for other in shards)) for own in shards]
+    found = [_copy(case, *one) for one in zip(measured, paddings, strict=True)]
     ranks = tuple(rank for rank, sizes in enumerate(found) if sizes)
     if not ranks:
         return
@@ -282,9 +286,13 @@ def compares_copies(case: Case, measured: Sequence[Measured]) -> bool:
     return told and not measured[0].on_gpu
 
 
-def _copy(case: Case, measured: Measured) -> tuple[int, ...]:
-    """Return the sizes of memory that is a copy of the parameters, or nothing."""
-    there = Counter(one.bytes for one in _unexposed(measured))
+def _copy(case: Case, measured: Measured, padding: Counter[int]) -> tuple[int, ...]:
+    """Return the sizes of memory that is a copy of the parameters, or nothing.
+
+    padding: sizes of shards that only other ranks expose: where shards are of one size, those of
+    the last ranks may have no element.
+    """
+    there = Counter(one.bytes for one in _unexposed(measured)) - padding
     wholes = parameter_bytes(case.model)
     for names in (set(wholes), set(learning(case))):
         shards = [o for o in _once(measured) if o.role == "parameter" and o.name in names]
