@@ -78,11 +78,11 @@ def test_an_index_counts_the_last_dim_first() -> None:
         assert torch.arange(24).view(shape)[index] == element
 
 
-def test_names_come_worst_first() -> None:
+def test_names_come_in_the_order_of_the_model() -> None:
+    """Not by how wrong they are, which near ties would make different on another processor."""
     mask = torch.tensor([True, True, False, False, False, True, False, True])
-    weight = torch.tensor([1.0, 3.0, 9.0, 9.0, 9.0, 5.0, 9.0, 2.0])
-    assert layout().names_of(mask, weight) == ("b", "a", "e")
-    assert layout().names_of(mask & False, weight) == ()
+    assert layout().names_of(mask) == ("a", "b", "e")
+    assert layout().names_of(mask & False) == ()
 
 
 def test_memory_order_of_a_transposed_parameter_beside_others() -> None:

@@ -247,7 +247,7 @@ def _role_violation(
         obligation="roundtrip",
         step=saved.step,
         role=wrong.role,
-        tensors=layout.names_of(wrong.different, wrong.different.double()),
+        tensors=layout.names_of(wrong.different),
         ranks=(),
         element=index,
         observed=float(wrong.loaded[element]),

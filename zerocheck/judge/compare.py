@@ -158,16 +158,13 @@ def describe(
     elements: Elements = None,
 ) -> Violation:
     """Make the Violation for a misfit over `elements` of the flat vector (None: all of them)."""
-    if elements is None:
-        mask, weight = misfit.outside, misfit.ratio
-    else:
+    mask = misfit.outside
+    if elements is not None:
         mask = torch.zeros(layout.size, dtype=torch.bool)
-        weight = vectors.zeros(layout.size, dtype=torch.float64)
         mask[elements] = misfit.outside
-        weight[elements] = misfit.ratio
     worst = int(misfit.ratio.argmax())
     place, index = layout.at(worst if elements is None else int(elements[worst]))
-    names = layout.names_of(mask, weight)
+    names = layout.names_of(mask)
     ratio = float(misfit.ratio[worst])
     return Violation(
         obligation=obligation,

@@ -16,7 +16,7 @@ from ..contract.groups import group_of
 from ..contract.memory_order import in_memory_order, order_of
 from ..floating_point import FP32, Enclosure, Format
 from . import vectors
-from .pieces import Positions, in_pieces, split
+from .pieces import Positions, in_pieces
 
 Elements = torch.Tensor | None
 """Positions in the flat vector (int64), or None for all of them."""
@@ -209,20 +209,9 @@ class ParameterLayout:
                 return place, tuple(reversed(index))
         raise IndexError(element)
 
-    def names_of(self, mask: torch.Tensor, weight: torch.Tensor) -> tuple[str, ...]:
-        """Return the names of the parameters with an element in `mask`, by falling `weight`."""
-        worst: list[tuple[float, str]] = []
-        for place in self.places:
-            inside = mask[place.start : place.stop]
-            if bool(inside.any()):
-                weights = weight[place.start : place.stop]
-                value = max(
-                    float(weights[part][inside[part]].max())
-                    for part in split(len(weights))
-                    if bool(inside[part].any())
-                )
-                worst.append((-value, place.name))
-        return tuple(name for _, name in sorted(worst))
+    def names_of(self, mask: torch.Tensor) -> tuple[str, ...]:
+        """Return the names of the parameters with an element in `mask`, in their order."""
+        return tuple(p.name for p in self.places if bool(mask[p.start : p.stop].any()))
 
     def spread(self, values: Sequence[bool]) -> torch.Tensor:
         """Expand one flag per parameter to a mask over the flat vector."""

@@ -129,7 +129,7 @@ def untouched(
                 obligation="update",
                 step=step,
                 role=role,
-                tensors=layout.names_of(changed, changed.to(torch.float64)),
+                tensors=layout.names_of(changed),
                 ranks=(),
                 element=layout.at(first)[1],
                 observed=float(new[first]),

@@ -240,7 +240,7 @@ class UpdateJudge:
                     obligation="update",
                     step=step,
                     role=role,
-                    tensors=self.layout.names_of(changed, changed.to(torch.float64)),
+                    tensors=self.layout.names_of(changed),
                     ranks=(),
                     element=index,
                     observed=float(after[position]),

@@ -94,7 +94,7 @@ def _copies(
         return None
     observed, expected, position = sample
     place, index = layout.at(position)
-    tensors = layout.names_of(changed, changed.to(torch.float64))
+    tensors = layout.names_of(changed)
     names = names or if_named(bugs.COPIES_DIFFER)
     if mastered:
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
@@ -173,7 +173,7 @@ def check_start(
             obligation="publish",
             step=-1,
             role=role,
-            tensors=layout.names_of(changed, changed.to(torch.float64)),
+            tensors=layout.names_of(changed),
             ranks=(),
             element=index,
             observed=float(observed[first]),
