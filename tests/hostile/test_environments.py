@@ -229,6 +229,25 @@ def test_in_a_control_group(tmp_path: Path, given: Path, name: str) -> None:
         assert_survived(tmp_path, command, codes, says, given)
 
 
+@pytest.mark.long
+def test_ranks_that_use_up_a_limit_of_processes(tmp_path: Path) -> None:
+    """What passed the check at the start and was used up later was a crash of right code."""
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(control_group("pids", 60))
+        except OSError as error:
+            pytest.skip(f"no control group can be made here: {error}")
+        done = subprocess.run(
+            f"echo $$ >{group}/cgroup.procs; exec {PROGRAM} run zero3 --profile ci --seed 7 "
+            "--max-cases 24 --world-sizes 2,4 --no-shrink",
+            shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+    assert done.returncode in (0, 1, 2), done.stderr
+    assert not list((tmp_path / "zerocheck-report/findings").glob("*.json")), done.stdout
+    if done.returncode == 2:
+        assert "no further process or thread may be started" in done.stderr
+
+
 def assert_survived(
     folder: Path, command: str, codes: tuple[int, ...], says: str, given: Path
 ) -> None:

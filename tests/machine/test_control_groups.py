@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerocheck.machine import host
-from zerocheck.machine.host import GroupLimit, memory_limits, process_limits
+from zerocheck.machine.host import GroupLimit, denials, memory_limits, process_limits
 
 
 def proc(folder: Path, cgroup: str, *mounts: str) -> Path:
@@ -101,3 +101,11 @@ def test_nothing_that_can_be_read(tmp_path: Path) -> None:
 def test_this_machine() -> None:
     for one in (*memory_limits(), *process_limits()):
         assert 0 <= one.left <= one.limit < host.UNLIMITED
+
+
+def test_denials_are_those_of_all_groups(tmp_path: Path) -> None:
+    here = proc(tmp_path, "0::/job/step\n", f"29 23 0:26 / {tmp_path}/top rw - cgroup2 cgroup2 rw")
+    group(tmp_path / "top/job/step", pids_events="max 3", memory_events="low 1\noom_kill 1")
+    group(tmp_path / "top/job", pids_events="max 4")
+    assert denials("pids", here) == 7
+    assert denials("memory", here) == 1

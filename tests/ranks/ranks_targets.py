@@ -19,7 +19,12 @@ class OwnError(Exception):
     """Told apart by its qualified name."""
 
 
+_jobs = 0
+
+
 def run(payload: bytes, context: RankContext) -> bytes:
+    global _jobs
+    _jobs += 1
     if not payload:
         return b""
     name, _, argument = payload.decode().partition(" ")
@@ -231,3 +236,9 @@ def endless(context: RankContext, argument: str) -> float:
     while context.rank == 0:
         kept.append(torch.ones(1 << 22) if argument else bytearray(1 << 24))
     return _reduce(context)
+
+
+def lack(context: RankContext, argument: str) -> None:
+    """Lack a thread: "always", or else in processes that have done another job."""
+    if argument == "always" or _jobs > 1:
+        raise RuntimeError("can't start new thread")

@@ -370,11 +370,15 @@ def _refusals(job: Supports) -> Refusals:
 
 
 def _mesh(case: Case, device: str = CPU) -> DeviceMesh:
-    """Return the case's device mesh, made once per process group, with collectives."""
+    """Return the case's device mesh, made once per process group, with collectives.
+
+    All are kept: each has process groups, which have threads and connections.
+    """
     sizes, names = case.axes.sizes, case.axes.names
     key = (dist.group.WORLD, sizes, names, device)
     mesh = _meshes.get(key)
     if mesh is None:
-        _meshes.clear()
+        if any(world is not dist.group.WORLD for world, *_ in _meshes):
+            _meshes.clear()
         mesh = _meshes[key] = init_device_mesh(device, sizes, mesh_dim_names=names)
     return mesh

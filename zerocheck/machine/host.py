@@ -120,6 +120,15 @@ _FILES = {
 }
 
 
+_DENIALS = {
+    ("memory", 1): ("memory.oom_control", "oom_kill"),
+    ("memory", 2): ("memory.events", "oom_kill"),
+    ("pids", 1): ("pids.events", "max"),
+    ("pids", 2): ("pids.events", "max"),
+}
+"""Files that count denials, and the fields in them."""
+
+
 def memory_limits(proc: Path = PROC) -> list[GroupLimit]:
     """Return the limits in bytes of the process's group and of the groups above it.
 
@@ -131,6 +140,21 @@ def memory_limits(proc: Path = PROC) -> list[GroupLimit]:
 def process_limits(proc: Path = PROC) -> list[GroupLimit]:
     """Return the limits of processes and threads of the process's group and of those above it."""
     return list(_limits("pids", proc))
+
+
+def denials(controller: str, proc: Path = PROC) -> int:
+    """Return how often control groups refused a process or thread (`pids`), or killed a process
+    for its memory (`memory`); 0 where they do not count it."""
+    count = 0
+    for version, folder, top in _groups(controller, proc):
+        name, key = _DENIALS[controller, version]
+        for group in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):
+                fields = dict(line.split() for line in (group / name).read_text().splitlines())
+                count += int(fields.get(key, 0))
+            if group == top:
+                break
+    return count
 
 
 def _limits(controller: str, proc: Path) -> Iterator[GroupLimit]:

@@ -6,8 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from zerocheck.machine.host import denials
 from zerocheck.ranks.messages import JobMessage, Reply, frame
 from zerocheck.ranks.result import JobResult
+
+
+def denied() -> tuple[int, ...]:
+    """Return how many processes and how much memory control groups have denied so far."""
+    return denials("pids"), denials("memory")
 
 
 @dataclass
@@ -27,6 +33,10 @@ class InFlightJob:
     """Teams that died before they began it."""
     replies: dict[int, Reply] = field(default_factory=dict)
     result: JobResult | None = None
+    denied: tuple[int, ...] = ()
+    """What control groups had denied when it was sent: see machine/shortage.py."""
+    repeated: bool = False
+    """True once it was put back for want of room."""
     lost: str = ""
     """Why there will be no result, if so."""
 
@@ -34,6 +44,7 @@ class InFlightJob:
         """The framed job of each rank."""
         self.sequence, self.arena = sequence, arena
         self.sent_at = time.monotonic()
+        self.denied = denied()
         self.replies.clear()
         return [
             frame(JobMessage(sequence, floor, payload, arena, self.hosts, self.room))

@@ -8,18 +8,17 @@ import resource
 import sys
 
 from zerocheck.errors import UsageError
-from zerocheck.machine.host import available_bytes
+from zerocheck.machine.host import available_bytes, process_limits
 
 RANK_BYTES = 60 << 20
 """What a rank has for itself before any job; the rest it shares with the zygote."""
+RANK_THREADS = 16
+"""What a rank has once it has made a few meshes, each with process groups; no bound."""
 MOST_RANKS = 250
 
 
-def check_world_size(world_size: object, *, already: int = 0) -> int:
-    """The world size as an int, if that many new ranks fit next to `already` living ones.
-
-    Raises UsageError with the numbers.
-    """
+def check_world_size(world_size: object) -> int:
+    """Return the world size as an int. Raises UsageError for one that no machine can have."""
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise UsageError(f"a world size is a whole number, not {world_size!r}")
     if world_size < 1:
@@ -28,15 +27,25 @@ def check_world_size(world_size: object, *, already: int = 0) -> int:
         raise UsageError(
             f"world size {world_size} is more than {MOST_RANKS} processes on one machine"
         )
+    return world_size
+
+
+def has_room(world_size: int) -> bool:
+    """Return True if control groups and memory have room for so many new ranks."""
+    available = available_bytes()
+    enough = available is None or world_size * RANK_BYTES <= available
+    return enough and all(one.left >= world_size * RANK_THREADS for one in process_limits())
+
+
+def check_room(world_size: int) -> None:
+    """Raise UsageError, with the numbers, if there is no memory for so many new ranks."""
     available = available_bytes()
     if available is not None and world_size * RANK_BYTES > available:
-        fit = available // RANK_BYTES
         raise UsageError(
             f"world size {world_size} needs about {world_size * RANK_BYTES >> 20} MiB"
             f" ({RANK_BYTES >> 20} MiB a rank), but {available >> 20} MiB are free:"
-            f" {fit} ranks would fit next to the {already} that run"
+            f" {available // RANK_BYTES} ranks would fit"
         )
-    return world_size
 
 
 SHARE = 0.8

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.machine import signals
 from zerocheck.machine.devices import CPU
+from zerocheck.machine.shortage import is_ample, shortage
 from zerocheck.ranks import post_mortem
 from zerocheck.ranks.cores import Cores
 from zerocheck.ranks.in_flight_job import InFlightJob, Pending
-from zerocheck.ranks.limits import check_world_size, room
+from zerocheck.ranks.limits import check_room, check_world_size, has_room, room
 from zerocheck.ranks.result import JobResult, fit
 from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
 from zerocheck.ranks.spawner import Spawner, shut_down
@@ -88,6 +89,8 @@ class Pool:
         self._queue: list[InFlightJob] = []
         self._looked_at = 0.0
         self._closed = False
+        self._lean = False
+        """True once the machine lacked something: then there is one team at a time."""
         with signals.deferred():
             self._start_spawner()
 
@@ -141,13 +144,7 @@ class Pool:
         """
         if self._closed:
             raise HarnessError("the pool is closed")
-        living = sum(team.world_size for team in self._teams)
-        known = not fresh and any(
-            team.world_size == world_size and (team.hosts == hosts or team.movable)
-            for team in self._teams
-        )
-        if not known or isinstance(world_size, bool):
-            world_size = check_world_size(world_size, already=living)
+        world_size = check_world_size(world_size)
         payloads = [payload] * world_size if isinstance(payload, bytes) else list(payload)
         if len(payloads) != world_size:
             raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
@@ -233,7 +230,9 @@ class Pool:
         return False
 
     def _team_for(self, job: InFlightJob) -> Team | None:
-        """None when the job has to wait until a broken team is gone."""
+        """None when the job has to wait, until a broken team is gone or there is room."""
+        if self._lean and any(team.jobs for team in self._teams):
+            return None
         if job.fresh:
             return self._new_team(job, dedicated=True)
         for team in self._teams:
@@ -249,7 +248,22 @@ class Pool:
                 return team
         return self._new_team(job)
 
-    def _new_team(self, job: InFlightJob, *, dedicated: bool = False) -> Team:
+    def _make_room(self, world_size: int) -> bool:
+        """End idle teams until there is room for new ranks. False if busy ones have to end first.
+
+        Raises UsageError if there is not enough memory with no other ranks.
+        """
+        idle = self._idle()
+        while self._teams and (self._lean or not has_room(world_size)):
+            if not idle:
+                return False
+            self._end(idle.pop(0))
+        check_room(world_size)
+        return True
+
+    def _new_team(self, job: InFlightJob, *, dedicated: bool = False) -> Team | None:
+        if not self._make_room(job.world_size):
+            return None
         if not self._spawner.alive:
             self._restart()
         team = Team(
@@ -303,15 +317,52 @@ class Pool:
 
     def _settle(self, team: Team, *, inspect: bool) -> None:
         """Finish the jobs at the head of the team that can be finished."""
+        try:
+            self._settle_jobs(team, inspect=inspect)
+        except (HarnessError, OSError) as error:
+            if not team.jobs:
+                raise
+            words = shortage(error) or post_mortem.denied_to(team.jobs[0])
+            if words is None or not self._put_back(team, words):
+                raise
+
+    def _put_back(self, team: Team, words: str) -> bool:
+        """Run the job at the head of a team again, with no other ranks: something was lacking.
+
+        From then on there is one team at a time. False if that was done before and the room was
+        ample. Raises UsageError, with `words`, if it was not.
+        """
+        head = team.jobs[0]
+        if head.repeated:
+            team.kill()  # what it took counts as room
+            if is_ample(words, head.world_size):
+                return False
+            raise UsageError(words)
+        head.repeated = self._lean = True
+        for ended in (team, *(idle for idle in self._idle() if idle is not team)):
+            with contextlib.suppress(OSError):  # ranks that could not be forked
+                self._end(ended)
+        return True
+
+    def _is_short(self, team: Team, result: JobResult) -> bool:
+        """Return True if the job at the head lacked something, and was put back."""
+        words = post_mortem.shortage_of(result, team.jobs[0])
+        return words is not None and self._put_back(team, words)
+
+    def _settle_jobs(self, team: Team, *, inspect: bool) -> None:
         while team.alive and team.jobs:
             head = team.jobs[0]
             if head.complete:
-                team.take_head()
                 if head.put_back:
+                    team.take_head()
                     self._requeue([head])
                     continue
-                head.result = post_mortem.result_of(team, head)
-                if team.dedicated or not self._keepable(head):
+                result = post_mortem.result_of(team, head)
+                if self._is_short(team, result):
+                    return
+                team.take_head()
+                head.result = result
+                if not team.alive or team.dedicated or not self._keepable(head):
                     self._end(team)
                 team.failing = False
                 continue
@@ -338,7 +389,10 @@ class Pool:
                     return
             else:
                 verdict = None
-            head.result = post_mortem.broken(team, head, verdict)
+            result = post_mortem.broken(team, head, verdict)
+            if self._is_short(team, result):
+                return
+            head.result = result
             team.take_head()
             self._end(team)
         if team.alive and not team.jobs:
@@ -362,12 +416,16 @@ class Pool:
             and not any(outcome.echo for outcome in job.result.rank_outcomes)
         )
 
-    def _close_oldest(self) -> None:
+    def _idle(self) -> list[Team]:
+        """Idle teams, those first that are the least likely to be needed again."""
         # Hosts differ from case to case, so that few teams on several are asked for again.
-        idle = sorted(
+        return sorted(
             (team for team in self._teams if not team.jobs),
             key=lambda team: (not team.hosts, team.used_at),
         )
+
+    def _close_oldest(self) -> None:
+        idle = self._idle()
         while len(idle) > 1 and sum(t.world_size for t in idle) > self._max_idle_ranks:
             self._end(idle.pop(0))
 

@@ -7,8 +7,9 @@ import time
 import msgspec
 
 from zerocheck.errors import HarnessError, UsageError
+from zerocheck.machine.shortage import MEMORY, PROCESSES, shortage_in
 from zerocheck.ranks.failures import is_echo, is_usage_error
-from zerocheck.ranks.in_flight_job import InFlightJob
+from zerocheck.ranks.in_flight_job import InFlightJob, denied
 from zerocheck.ranks.messages import Exit, Leak, Raised, Reply
 from zerocheck.ranks.progress import RankPosition
 from zerocheck.ranks.result import (
@@ -52,6 +53,29 @@ def broken(team: Team, job: InFlightJob, verdict: Verdict | None) -> JobResult:
         who = ", ".join(map(str, sorted(team.garbled)))
         reason = f"rank {who} wrote to the socket of zerocheck's own messages, and was ended"
     return _result(team, job, reason=reason, exits=exits, stacks=stacks)
+
+
+def shortage_of(result: JobResult, job: InFlightJob) -> str | None:
+    """Name what the machine lacked for a job that did not finish; None if nothing.
+
+    A rank says it in its exception, or in its output before it died; or a control group has
+    denied something since the job was sent.
+    """
+    if result.outcome == "finished":
+        return None
+    for rank in result.rank_outcomes:
+        text = f"{rank.type_name}: {rank.text}" if rank.state == "raised" else ""
+        words = shortage_in(text or (rank.output if rank.state == "killed" else ""))
+        if words:
+            return words
+    return denied_to(job)
+
+
+def denied_to(job: InFlightJob) -> str | None:
+    """Name what control groups have denied since a job was sent; None if nothing."""
+    before = job.denied or denied()
+    processes, kills = (now - then for now, then in zip(denied(), before, strict=True))
+    return MEMORY if kills > 0 else PROCESSES if processes > 0 else None
 
 
 def _result(

@@ -11,12 +11,12 @@ import errno
 import os
 import resource
 import socket
-import subprocess
 import sys
 import tempfile
 
 from ...errors import UsageError
 from ...machine.host import available_bytes, free_swap_bytes, process_limits
+from ...machine.shortage import startable
 
 DESCRIPTORS, DESCRIPTORS_PER_RANK = 32, 4
 """Files and sockets that a process of a run has open at once, at most. The parent and a rank of 2
@@ -32,20 +32,6 @@ DATA = 250 << 20
 the parent had 285 MiB."""
 THREADS_PER_RANK = 4
 """The rank itself, and the threads that gloo starts in it. gloo ends the rank without one of them.
-"""
-_START_THREADS = """
-import _thread, sys, time
-_thread.stack_size(1 << 16)
-started = 0
-try:
-    while started < int(sys.argv[1]):
-        _thread.start_new_thread(time.sleep, (60,))
-        started += 1
-except RuntimeError:
-    pass
-print(started, flush=True)
-import os
-os._exit(0)
 """
 
 
@@ -88,7 +74,7 @@ def _check_memory(world_size: int) -> None:
 
 def _check_processes(world_size: int) -> None:
     needed = 1 + THREADS_PER_RANK * world_size
-    started = _startable(needed)
+    started = startable(needed)
     if started < needed:
         groups = any(one.left < needed for one in process_limits())
         what = "the pids limit of the control group" if groups else "ulimit -u"
@@ -96,24 +82,6 @@ def _check_processes(world_size: int) -> None:
             f"{started} more processes or threads may be started, and a run on "
             f"{_ranks(world_size)} needs {needed}; allow more ({what})"
         )
-
-
-def _startable(count: int) -> int:
-    """Return how many processes and threads can be started now, `count` at most.
-
-    They are started, for a moment: a process with threads. The kernel alone knows whether a limit
-    applies, which depends on the user, capabilities, namespaces and control groups.
-    """
-    command = [sys.executable, "-I", "-S", "-c", _START_THREADS, str(count - 1)]
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else threads reserve 64 MiB each
-    try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, cwd="/"
-        )
-    except BlockingIOError:
-        return 0
-    # One that fails for another reason shows nothing of processes.
-    return 1 + int(done.stdout) if done.stdout.strip().isdigit() else count
 
 
 def _check_names() -> None:

@@ -1,0 +1,126 @@
+"""Shortages of this machine: recognized by the errors that they cause, and what to do.
+
+Processes that zerocheck started show theirs only in the text of an error, or as a number that a
+control group counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import subprocess
+import sys
+
+from zerocheck.machine.host import available_bytes
+
+ROOM = "make room there, or give another --report-dir or another TMPDIR"
+MEMORY = "there is not enough memory; allow more (ulimit -v, ulimit -d, or the control group)"
+FILES = "too many files are open; allow more (ulimit -n)"
+PROCESSES = (
+    "no further process or thread may be started; allow more (ulimit -u, or the pids limit of the "
+    "control group)"
+)
+THREADS = (
+    "a rank could not start a thread; allow more processes (ulimit -u, or the pids limit of the "
+    "control group) or more memory (ulimit -v, ulimit -d)"
+)
+DISK = f"no room is left on the file system; {ROOM}"
+_BY_NUMBER = {
+    errno.ENOSPC: DISK,
+    errno.EDQUOT: f"the quota of the file system is used up; {ROOM}",
+    errno.EFBIG: "a file would become larger than is allowed; allow more (ulimit -f)",
+    errno.EROFS: "the file system is read-only; give another --report-dir or another TMPDIR",
+    errno.EACCES: "it may not be written or read; give another --report-dir or another TMPDIR",
+    errno.EMFILE: FILES,
+    errno.ENFILE: FILES,
+    errno.ENOMEM: MEMORY,
+    errno.EAGAIN: PROCESSES,
+}
+_BY_TEXT = {
+    r"can't start new thread|Resource temporarily unavailable|pthread_create": PROCESSES,
+    # libstdc++, where the constructor of gloo's threads fails.
+    r"terminate called without an active exception": THREADS,
+    r"Too many open files": FILES,
+    r"Cannot allocate memory|MemoryError|failed to map segment|bad_alloc|can't allocate": MEMORY,
+    r"No space left on device": DISK,
+    r"File too large": _BY_NUMBER[errno.EFBIG],
+    r"No usable temporary directory": "no temporary file can be written; set TMPDIR to a directory "
+    "with room that can be written, and let files grow (ulimit -f)",
+}
+_THREADS_OF_A_RANK, _FILES_OF_A_RANK, _BYTES_OF_A_RANK = 32, 256, 128 << 20
+"""More than a rank needs: code under test that has used up so much would use up any amount."""
+
+
+def shortage(error: BaseException) -> str | None:
+    """Name what the machine lacks and what to do; None for an error of another kind."""
+    if isinstance(error, MemoryError):
+        return MEMORY
+    if isinstance(error, SystemError) and _memory_is_limited():
+        return MEMORY  # C code that returned NULL for want of memory, and set no exception
+    if isinstance(error, OSError) and error.errno in _BY_NUMBER:
+        where = f"{error.filename}: " if error.filename else ""
+        return where + _BY_NUMBER[error.errno]
+    return shortage_in(str(error))
+
+
+def shortage_in(text: str) -> str | None:
+    """Name the shortage that a message or the output of a process shows, as `shortage` does."""
+    return next((words for part, words in _BY_TEXT.items() if re.search(part, text)), None)
+
+
+def is_ample(words: str, ranks: int) -> bool:
+    """Return True if the machine leaves so many ranks, next to no others, ample room.
+
+    words: a shortage. If the room is ample, the code under test used it up.
+    """
+    if words in (PROCESSES, THREADS):
+        needed = _THREADS_OF_A_RANK * ranks
+        return startable(needed) >= needed
+    if words == FILES:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return limit == resource.RLIM_INFINITY or limit >= _FILES_OF_A_RANK
+    if words == MEMORY:
+        available = available_bytes()
+        return available is None or available >= _BYTES_OF_A_RANK * ranks
+    return words != DISK
+
+
+_START_THREADS = """
+import _thread, sys, time
+_thread.stack_size(1 << 16)
+started = 0
+try:
+    while started < int(sys.argv[1]):
+        _thread.start_new_thread(time.sleep, (60,))
+        started += 1
+except RuntimeError:
+    pass
+print(started, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def startable(count: int) -> int:
+    """Return how many processes and threads can be started now, `count` at most.
+
+    They are started, for a moment: a process with threads. The kernel alone knows whether a limit
+    applies, which depends on the user, capabilities, namespaces and control groups.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _START_THREADS, str(count - 1)]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else threads reserve 64 MiB each
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, cwd="/"
+        )
+    except BlockingIOError:
+        return 0
+    # One that fails for another reason shows nothing of processes.
+    return 1 + int(done.stdout) if done.stdout.strip().isdigit() else count
+
+
+def _memory_is_limited() -> bool:
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)
