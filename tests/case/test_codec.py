@@ -101,6 +101,11 @@ def test_no_flipped_byte_raises_anything_else(data: st.DataObject) -> None:
             "c.json: model.blocks[1].kind is \"mpl\"; did you mean 'mlp'?; allowed: one of "
             '"attention", "batch_norm"',
         ),
+        (
+            b'{"model":{"user":{"factory":"a.py:f"}}}',
+            "c.json: model.user lacks the field 'parameters', a list of 1",
+        ),
+        (b'{"model":{"user":{"factori":""}}}', "c.json: model.user has no field 'factori'"),
         (b'{"model":{"blocks":[{}]}}', "c.json: model.blocks[0] lacks the field 'kind', one of"),
         (b'{"mesh":[]}', "c.json: mesh is []; allowed: a list of 1 to 2 elements"),
         (b'{"mesh":[2,0]}', "c.json: mesh[1] is 0; allowed: an integer >= 1 and <= 1024"),

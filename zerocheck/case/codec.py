@@ -129,14 +129,15 @@ def _in_words(message: str, raw: Any) -> str:
     path = _parsed(at["path"]) if at else ()
     where = _written(path) or "the case"
     kind = _type_at(path)
-    names = [field.encode_name for field in kind.fields] if _is_struct(kind) else []
+    fields = _without_none(kind).fields if _is_struct(_without_none(kind)) else ()
+    names = [field.encode_name for field in fields]
     if unknown := _UNKNOWN_FIELD.match(bare):
         name = unknown["name"]
         return (
             f"{where} has no field {name!r}{did_you_mean(name, names)} (fields: {', '.join(names)})"
         )
     if missing := _MISSING_FIELD.match(bare):
-        inner = next(f.type for f in kind.fields if f.encode_name == missing["name"])
+        inner = next(f.type for f in fields if f.encode_name == missing["name"])
         return f"{where} lacks the field {missing['name']!r}, {_allowed(inner)}"
     return _refused(where, _value_at(raw, path), kind)
 
@@ -162,12 +163,18 @@ def _is_struct(kind: inspect.Type) -> Any:
     return isinstance(kind, inspect.StructType)
 
 
+def _without_none(kind: Any) -> Any:
+    """Return the first type of a union that is not None; other types as they are."""
+    if isinstance(kind, inspect.UnionType):
+        return next(k for k in kind.types if not isinstance(k, inspect.NoneType))
+    return kind
+
+
 def _type_at(path: Path) -> Any:
     """Return msgspec's description of the type at a path of the case, looking through None."""
     kind: Any = _CASE_TYPE
     for part in path:
-        if isinstance(kind, inspect.UnionType):
-            kind = next(k for k in kind.types if not isinstance(k, inspect.NoneType))
+        kind = _without_none(kind)
         if isinstance(part, int):
             kind = kind.item_type
         else:
