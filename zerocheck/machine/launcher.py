@@ -13,16 +13,19 @@ import os
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
 
 from zerocheck.errors import RanksLost, UsageError
+from zerocheck.machine import signals
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SEE_RANK_0 = "rank 0 says why"
 _SIOCGIFADDR = 0x8915
+_SILENT_S = 10.0
 
 
 def has_launcher() -> bool:
@@ -43,6 +46,35 @@ def check_environment() -> None:
             f"{', '.join(missing)} not set: start this with `torchrun --nproc-per-node N ...`,"
             " or use --ranks processes"
         )
+
+
+class Wait:
+    """Wait for other ranks of the launcher, which says after a while what it waits for.
+
+    Variables of another job that is over look like those of a launcher.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._said = False
+
+    @staticmethod
+    def words() -> str:
+        """Where the other ranks should be, who says so, and what to do if there are none."""
+        given = ", ".join(f"{name}={os.environ.get(name, '')}" for name in NEEDED[:2])
+        at = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+        return (
+            f"not all ranks of the launcher have come to {at} ({given} and MASTER_ADDR are set). "
+            f"If these variables are left over from another job: unset {' '.join(NEEDED)}"
+        )
+
+    def look(self) -> None:
+        """Say it on stderr, once, when the wait is long. Raises the error of a signal."""
+        signals.check()
+        if not self._said and time.monotonic() - self._since > _SILENT_S:
+            self._said = True
+            sys.stderr.write(ascii(f"waiting: {self.words()}")[1:-1] + "\n")
+            sys.stderr.flush()
 
 
 def host_number() -> str:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from zerocheck.errors import HarnessError, RanksLost, UsageError
 from zerocheck.machine import signals
 from zerocheck.machine.hosts import Hosts, counts, spelled
-from zerocheck.machine.launcher import host_number
+from zerocheck.machine.launcher import Wait, host_number
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
@@ -233,9 +233,15 @@ class TorchrunPool:
         """The hosts of all ranks. Those whose ranks are not next to each other count as one."""
         hosts = [host_number()]
         until = time.monotonic() + _ARRIVAL_S
+        waiting = Wait()
+
+        def is_late() -> bool:
+            waiting.look()
+            return time.monotonic() > until
+
         for rank in range(1, self.world_size):
             key = f"arrived/{rank}"
-            if not self._mail.wait(key, give_up=lambda: time.monotonic() > until):
+            if not self._mail.wait(key, give_up=is_late):
                 raise RanksLost(f"rank {rank} did not come within {_ARRIVAL_S:.0f} s")
             arrived = decode_arrived(self._mail.take(key))
             hosts.append(arrived.host)

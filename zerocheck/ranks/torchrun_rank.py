@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 
 import msgspec
 import torch
@@ -14,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from zerocheck.errors import RanksLost
-from zerocheck.machine.launcher import check_environment, choose_interface, host_number
+from zerocheck.errors import RanksLost, UsageError
+from zerocheck.machine.launcher import Wait, check_environment, choose_interface, host_number
 from zerocheck.ranks.arena import Arena
 from zerocheck.ranks.context import RankContext, load_target
 from zerocheck.ranks.device import GLOO, prepare, shares
@@ -28,6 +30,8 @@ from zerocheck.ranks.result import RankOutcome
 from zerocheck.ranks.scratch import Scratch
 from zerocheck.ranks.store_mail import StoreMail
 from zerocheck.ranks.worker import Tidy, execute
+
+_LOOK_S = 0.1
 
 
 class Order(Message, frozen=True):
@@ -89,8 +93,7 @@ class TorchrunRank:
         self.shares = shares(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         torch.set_num_threads(1)  # as the judge; torchrun sees to it only for several ranks a host
         self._target = load_target(target)
-        meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
-        store, self.rank, self.world_size = next(meeting)
+        store, self.rank, self.world_size = _meet()
         # torchrun's agent keeps the store over restarts: keys of a former life must not be read.
         prefix = f"zerocheck/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store = PrefixStore(prefix, store)
@@ -184,6 +187,35 @@ class TorchrunRank:
             return describe(error, harness=True)
         self._group = order.group
         return None
+
+
+def _meet() -> tuple[Store, int, int]:
+    """Meet the other ranks at the launcher's address. Raises UsageError where nobody answers.
+
+    torch waits in C++, where Python sees no signal: so a thread waits, and this one looks.
+    """
+    came: SimpleQueue[tuple[Store, int, int] | Exception] = SimpleQueue()
+
+    def meet() -> None:
+        try:
+            meeting: Iterator[tuple[Store, int, int]] = rendezvous("env://")
+            came.put(next(meeting))
+        except Exception as error:
+            came.put(error)
+
+    threading.Thread(target=meet, daemon=True).start()
+    wait = Wait()
+    while True:
+        try:
+            met = came.get(timeout=_LOOK_S)
+        except Empty:
+            wait.look()
+            continue
+        if isinstance(met, dist.DistError):
+            raise UsageError(wait.words()) from met
+        if isinstance(met, Exception):
+            raise met
+        return met
 
 
 def rank_outcome(
