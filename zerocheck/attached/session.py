@@ -261,6 +261,7 @@ class Attached:
         if self._arrivals is None:
             self._arrivals = Arrivals(self._options.group)
             self._recorded.open(ranks)
+        self._arrivals.begin(self.taken, ranks.rank)
         self._watch = Watch(
             self._model,
             self._optimizers,
