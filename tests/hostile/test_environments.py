@@ -50,6 +50,9 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
         REFUSED, "symbolic link",
     ),
     "report directory is a file": (f"touch r; {RUN} --report-dir r", REFUSED, "is a file"),
+    "findings are a file": (
+        f"mkdir r; touch r/findings; {RUN} --report-dir r", REFUSED, "r/findings is a file",
+    ),
     "report directory read-only": (
         f"mkdir r; unshare -rm sh -c 'mount -t tmpfs -o ro none r; {RUN} --report-dir r'",
         REFUSED, "Read-only",
@@ -172,6 +175,7 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
 
 OFTEN = (
     "no loopback", "file size of 0", "stdout /dev/full", "20 descriptors", "directory removed",
+    "findings are a file",
     "memory into /dev/full", "list, stdout /dev/full", "address space of 600 MiB", "4 processes",
     "replay, 20 descriptors", "report, stdout /dev/full", "checkpoint, stdout /dev/full",
 )  # fmt: skip

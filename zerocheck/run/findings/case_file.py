@@ -26,6 +26,7 @@ LARGEST = 16 << 20
 
 def write(folder: Path, name: str, case_file: CaseFile) -> Path:
     """Write folder/name.json atomically, without overwriting another finding's; returns it."""
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     number = 1
@@ -37,6 +38,15 @@ def write(folder: Path, name: str, case_file: CaseFile) -> Path:
     temporary.write_bytes(data + b"\n")
     os.replace(temporary, path)
     return path
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if something else than a folder has the name of one for case files."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(
+            f"{folder} is a file, and case files are written into a folder of that name; move it "
+            "away, or give another --report-dir"
+        )
 
 
 def of_bug(bug: Bug, environment: Environment, obligations: tuple[Obligation, ...]) -> CaseFile:

@@ -10,7 +10,7 @@ from ...protocol.verdicts import Obligation
 from ..plan.plan import PlannedCase
 from ..records.records import CaseFile, Environment, Finding
 from .bug import Bug
-from .case_file import of_bug, write
+from .case_file import check_folder, of_bug, write
 from .findings import Findings
 
 
@@ -25,6 +25,7 @@ class FindingRecorder:
         folder: Path,
         handle: Callable[[Finding], None],
     ) -> None:
+        check_folder(folder)
         self._findings = findings
         self._environment = environment
         self._obligations = obligations
