@@ -49,8 +49,10 @@ def test_prometheus(tmp_path: Path) -> None:
 
     port = free_port()
     check = trained(tmp_path, prometheus=port)
-    with pytest.raises(UsageError, match=f"cannot be served on port {port}"):
-        Prometheus(port)
+    with pytest.raises(UsageError, match=f"cannot be served at 127.0.0.1:{port}"):
+        Prometheus("127.0.0.1", port)
+    with pytest.raises(ConnectionError), socket.create_connection(("127.0.0.2", port), timeout=5):
+        pass
     served = urllib.request.urlopen(f"http://localhost:{port}").read().decode()
     found = {
         (sample.name, *sample.labels.values()): sample.value

@@ -18,7 +18,8 @@ class JobMetrics:
 
     folder      of `metrics.jsonl`, which rank 0 writes; made where it is not there
     every       the collectives of one step in so many are timed; 100 keeps the price below 1 %
-    prometheus  port on which rank 0 serves the metrics; needs the package prometheus_client
+    prometheus  port on which rank 0 serves the metrics to its own host, or "0.0.0.0:9400" to serve
+                all hosts by IPv4; needs the package prometheus_client
     tensorboard write event files into the folder, too; needs the package tensorboard
     data_ranks  how many ranks read tokens of their own, where neighbours share them (tensor
                 parallelism); default: all
@@ -28,7 +29,7 @@ class JobMetrics:
 
     folder: str | Path
     every: int = 100
-    prometheus: int | None = None
+    prometheus: int | str | None = None
     tensorboard: bool = False
     data_ranks: int | None = None
 
@@ -41,11 +42,10 @@ class JobMetrics:
                 continue
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} is {value!r} (allowed: an int from {least} on)")
-        port = self.prometheus
-        if port is not None and (type(port) is not int or not 0 < port <= PORTS):
-            raise UsageError(f"prometheus is {port!r} (allowed: a port from 1 to {PORTS})")
+        if self.prometheus is not None:
+            self.served_at()
         for package, wanted in (
-            ("prometheus_client", port is not None),
+            ("prometheus_client", self.prometheus is not None),
             ("tensorboard", self.tensorboard),
         ):
             if wanted and find_spec(package) is None:
@@ -53,6 +53,19 @@ class JobMetrics:
                     f"{package} is not installed: {install_extra('metrics')}, or leave out "
                     f"{package.partition('_')[0]}="
                 )
+
+    def served_at(self) -> tuple[str, int]:
+        """Return the address and the port of `prometheus`. Raises UsageError for a wrong one."""
+        given = self.prometheus
+        address, _, port = given.rpartition(":") if isinstance(given, str) else ("", "", given)
+        if isinstance(port, str) and port.isascii() and port.isdigit() and address:
+            port = int(port)
+        if type(port) is not int or not 0 < port <= PORTS:
+            raise UsageError(
+                f"prometheus is {given!r} (allowed: a port from 1 to {PORTS}, or an address and a "
+                'port such as "0.0.0.0:9400")'
+            )
+        return address or "127.0.0.1", port
 
 
 def metrics_options(given: str | Path | JobMetrics | None) -> JobMetrics | None:

@@ -36,7 +36,7 @@ def open_sinks(options: JobMetrics, rank: int) -> list[MetricsSink]:
     folder = Path(options.folder)
     sinks: list[MetricsSink] = [JsonLines(folder, rank)]
     if rank == 0 and options.prometheus is not None:
-        sinks.append(Prometheus(options.prometheus))
+        sinks.append(Prometheus(*options.served_at()))
     if rank == 0 and options.tensorboard:
         sinks.append(TensorBoard(folder))
     return sinks
@@ -129,7 +129,7 @@ def _of_timed(record: TimedStep) -> Iterator[Figure]:
 class Prometheus:
     """Server of the last figures, as gauges, and of counts."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, address: str, port: int) -> None:
         import prometheus_client as client
 
         self._client: Any = client
@@ -140,9 +140,11 @@ class Prometheus:
         self._checked = self._counter("checked_steps", "steps checked")
         self._wrong = self._counter("wrong_steps", "checked steps that are wrong")
         try:
-            self._server, self._thread = client.start_http_server(port, registry=self._registry)
+            self._server, self._thread = client.start_http_server(
+                port, addr=address, registry=self._registry
+            )
         except OSError as error:
-            raise UsageError(f"metrics cannot be served on port {port}: {error}") from None
+            raise UsageError(f"metrics cannot be served at {address}:{port}: {error}") from None
 
     def _counter(self, name: str, what: str) -> Any:
         return self._client.Counter(f"zerocheck_{name}", what, registry=self._registry)
