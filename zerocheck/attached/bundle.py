@@ -94,7 +94,7 @@ def write(
 def write_rank(place: Path, observed: Observed) -> None:
     """Write what one rank observed."""
     summary = observed.summary
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)  # it can hold samples of the training
     tensors = {
         f"{what}/{summary.pieces[number].name}/{number}": tensor
         for (what, number), tensor in observed.values.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -41,7 +43,18 @@ def render(counted: Tally, history: Sequence[PastRun] = ()) -> str:
         "history": history_view(list(history)),
         "history_size": (past.WIDTH, past.HEIGHT),
     }
+    script = _environment().get_template("page.js").render()
+    parts |= {"script": script, "policy": _policy(script)}
     return _environment().get_template("page.html.j2").render(**parts)
+
+
+def _policy(script: str) -> str:
+    """Return the content security policy: nothing is loaded, and no other script is run."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _parts(counted: Tally) -> dict[str, Any]:
