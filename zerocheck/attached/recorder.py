@@ -7,6 +7,7 @@ of them kept, the oldest first.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ def open_recorder(
     place = ""
     if ranks.rank == 0:
         place = str(bundles.free_place(directory / "recorder"))
-    place = ranks.broadcast(place.encode()).decode()
+    place = os.fsdecode(ranks.broadcast(os.fsencode(place)))
     Path(place).mkdir(parents=True, exist_ok=True)
     return FlightRecorder(Path(place), limit, semantics)
 

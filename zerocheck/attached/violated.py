@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ class WrongSteps:
             place = ""
             if ranks.rank == 0:
                 place = str(bundles.free_place(self.directory / f"step-{number}"))
-            place = ranks.broadcast(place.encode()).decode()
+            place = os.fsdecode(ranks.broadcast(os.fsencode(place)))
             bundles.write(Path(place), observed, judgement, self.semantics, ranks)
             return place
 
