@@ -79,6 +79,7 @@ class MemoryBound:
     def __init__(self, room: int) -> None:
         self._room = room
         self._before = _private_bytes()
+        self._resident = _forget_peak() if room else 0
         self._soft, self._hard = resource.getrlimit(resource.RLIMIT_DATA)
         self.words = ""
         """Shortage behind the exception that left it: `"out of memory: ..."`, or ""."""
@@ -94,11 +95,12 @@ class MemoryBound:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._room:
             return
-        taken = max(0, _private_bytes() - self._before)
+        # What it held is free by now, where the exception left the frames that had it.
+        taken = max(0, _peak_bytes() - self._resident, _private_bytes() - self._before)
         self._set(self._soft)  # to say what happened takes memory
         if error is not None and is_out_of_memory(error):
             self.words = (
-                f"out of memory: the rank held {taken / 1e9:.3g} GB of the "
+                f"out of memory: the rank held up to {taken / 1e9:.3g} GB of the "
                 f"{self._room / 1e9:.3g} GB that it may take"
             )
 
@@ -118,4 +120,22 @@ def _private_bytes() -> int:
     """Return the bytes of this process that RLIMIT_DATA counts; 0 where /proc does not tell."""
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as statm:
         return int(statm.read().split()[5]) * resource.getpagesize()
+    return 0
+
+
+def _forget_peak() -> int:
+    """Let the peak of resident memory begin anew, and return it; maxsize where it cannot."""
+    with contextlib.suppress(OSError):
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")  # proc_pid_clear_refs(5)
+        return _peak_bytes()
+    return sys.maxsize
+
+
+def _peak_bytes() -> int:
+    """Return the most resident bytes that this process had; 0 where /proc does not tell."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
     return 0
