@@ -57,10 +57,14 @@ def test_a_limit_that_the_user_set_stays(bytes_: int) -> None:
 def test_what_is_free_again_was_held() -> None:
     """An exception often leaves the frames that held it."""
     bound = MemoryBound(1 << 40)
-    with pytest.raises(MemoryError), bound:
+
+    def use() -> None:
         data = bytearray(b"1") * 300_000_000
         del data
         raise MemoryError
+
+    with pytest.raises(MemoryError), bound:
+        use()
     held = re.search(r"held up to (\S+) GB", bound.words)
     assert held is not None and 0.2 < float(held[1]) < 0.6
 
