@@ -77,6 +77,7 @@
   raised
 - `token_weights.py`: weights of tokens in the loss of a step: where they are declared alike, each
   counts as much
+- `used_gradients.py`: gradients that an optimizer has used, until they are cleared or added to
 - `watch.py`: observe one step: copy the state around it, and the gradient where the optimizer
   takes it
 - `workers.py`: threads that judge the shards of a step: the cores of the host, divided among its

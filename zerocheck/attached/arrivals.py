@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from ..compat import numbered_store
 from .ranks import AllRanks
 
 _BEAT_S = 1.0
-_SILENT_S = 5.0
+_SILENT_S = 15.0
 """A rank that is only slow, with a thread that cannot run, costs the check of a step."""
 _LOOK_S = 0.02
 
@@ -35,6 +36,8 @@ class Arrivals:
         """Take the next number of the group: every rank makes its instances in the same order."""
         self._run, self._store = numbered_store(group, "zerocheck")
         self._ended = threading.Event()
+        self.silent: list[int] = []
+        """Ranks that this one has not heard of, so that the step was left."""
 
     def begin(self, number: int, rank: int) -> None:
         """Begin a step: write beats until it ends."""
@@ -72,17 +75,22 @@ class Arrivals:
             now = time.monotonic()
             if now - looked > _BEAT_S:
                 looked = now
-                self._listen(f"{key}/beat", ranks.size, beats)
-                silent = any(now - since > _SILENT_S for _, since in beats.values())
+                # All listen to rank 0, which listens to all: the store has a beat of each to read.
+                others = range(1, ranks.size) if ranks.rank == 0 else (0,)
+                self._listen(f"{key}/beat", others, beats)
+                silent = [r for r, (_, since) in beats.items() if now - since > _SILENT_S]
                 # Or so long that a collective would have failed too.
                 if silent or now > until:
+                    self.silent = silent
                     return self._decide(key, "leave")
             time.sleep(_LOOK_S)
         return self._decide(key, "judge")
 
-    def _listen(self, key: str, size: int, beats: dict[int, tuple[bytes, float]]) -> None:
-        """Note the last beat of each rank that has begun the step, and when it was new."""
-        for rank in range(size):
+    def _listen(
+        self, key: str, ranks: Iterable[int], beats: dict[int, tuple[bytes, float]]
+    ) -> None:
+        """Note the last beat of ranks that have begun the step, and when it was new."""
+        for rank in ranks:
             name = f"{key}/{rank}"
             if self._store.check([name]):
                 beat = self._store.get(name)

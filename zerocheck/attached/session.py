@@ -318,6 +318,8 @@ class Attached:
         ranks = self._ranks()
         try:
             if self._arrivals is None or not self._arrivals.arrive(watch.number, ranks):
+                for rank in self._arrivals.silent if self._arrivals is not None else ():
+                    say(f"zerocheck: step {watch.number} is not checked: rank {rank} is silent")
                 return
             observed, verdict = attempt(ranks, lambda: self._judge(watch.observed(), ranks))
         except Stopped as stopped:
