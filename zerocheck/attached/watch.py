@@ -107,8 +107,8 @@ class Watch:
         """Prepare the observation of a step.
 
         used: gradients of the updates before; listens: record the calls of the model, for the
-        reference, with the numbers of its modules
-        when the check was attached; unjudged: why the gradient cannot be judged in any step.
+        reference, with the numbers of its modules when the check was attached; unjudged: why the
+        gradient cannot be judged in any step.
         """
         self._model = model
         self._optimizers = optimizers
@@ -523,7 +523,8 @@ class Watch:
             these = {id(one) for group in optimizer.param_groups for one in group["params"]}
             these |= self._unoptimized
             numbers = self._gradients("gradient", these)
-        step.pieces = numbers
+        # An engine steps its groups one by one.
+        step.pieces = numbers if self._engine is None else [*step.pieces, *numbers]
         self._settle(BEFORE)
         if self._reduced_after_backward():
             self._drop_accumulated()
