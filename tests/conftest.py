@@ -40,6 +40,7 @@ LONG_FILES = (
     "run/test_engine.py", "run/execute/test_user_model.py", "report/test_html_in_a_browser.py",
     "run/findings/test_shrink.py", "run/test_shards.py", "cli/test_cli_torchrun.py",
     "script/test_shown.py", "test_sessions.py", "ranks/test_shortages.py",
+    "memory/test_caching_allocator.py",
 )  # fmt: skip
 """Those of more than half a minute."""
 
