@@ -216,8 +216,8 @@ class Watch:
             if step.ran > 1:
                 kind = step.name if len(self._steps) > 1 else "optimizer"
                 raise UsageError(
-                    f"the {kind} took {step.ran} steps within one checked step (allowed: 1); put "
-                    "check.step() around one update"
+                    f"the {kind} took {step.ran} steps within one checked step (allowed: 1): it "
+                    "steps once too often, or check.step() is around several updates"
                 )
         self._keep_changed()
         found = holdings(self._model)
