@@ -159,6 +159,19 @@ def test_records_that_unpack_to_more_than_the_file(tmp_path: Path) -> None:
     assert "its records are larger than the file" in trial("checkpoint", tmp_path / "a.pt").output
 
 
+def test_a_damaged_archive_without_checksums(tmp_path: Path) -> None:
+    """Nothing verified it before its pickle was read."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    data = (tmp_path / "a.pt").read_bytes()
+    (tmp_path / "a.pt").write_bytes(b"XX" + data[2:])  # the header of the first record, data.pkl
+    trial("checkpoint", tmp_path / "a.pt")
+
+
 def built(module: str, name: str, state: object) -> bytes:
     """A pickle that looks a name up and fills in what it finds (BUILD)."""
     return b"c" + f"{module}\n{name}\n".encode() + pickle.dumps(state, 2)[2:-1] + b"b."

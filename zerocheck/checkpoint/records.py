@@ -124,6 +124,8 @@ def _check_pickles(file: Any, *, archive: bool) -> None:
                     check_pickle(stream)
     except Broken as error:
         raise DamagedCheckpoint(f"its pickle is damaged: {error}") from error
+    except Exception as error:  # damaged bytes lead to whatever zipfile stumbles over
+        raise DamagedCheckpoint(f"its archive is damaged: {error}") from error
 
 
 def _verify_one(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
