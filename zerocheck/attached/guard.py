@@ -51,7 +51,7 @@ class _Layers:
     name: str
     original: Any
     own: Any
-    """What the owner itself has by that name; None if only its class has it."""
+    """Attribute of the owner itself; None if only its class has it."""
     makes: list[Callable[[Any], Any]] = field(default_factory=list)
 
     def apply(self) -> None:

@@ -510,7 +510,8 @@ class Watch:
             step.options = group_options([optimizer])
             others = self._of_others(step)
             numbers = self._gradients("gradient", without=others)
-            own = (one for one in holdings(self._model) if id(one.held) not in others)
+            found = holdings(self._model)
+            own = (one for one in found if id(one.held) not in others)
             if kept := self._used.added_to(own):
                 self._kept += kept
                 self._unjudged = ADDED_TO
@@ -519,13 +520,13 @@ class Watch:
                 self._copy(BEFORE, others)
             for shard in shards_changed_by_forwards(self._model, others):
                 self._put(f"{BEFORE}.parameter", self._numbers[entry_of(shard)], shard.tensor)
+            self._settle(BEFORE, found)
         else:
             these = {id(one) for group in optimizer.param_groups for one in group["params"]}
             these |= self._unoptimized
             numbers = self._gradients("gradient", these)
         # An engine steps its groups one by one.
         step.pieces = numbers if self._engine is None else [*step.pieces, *numbers]
-        self._settle(BEFORE)
         if self._reduced_after_backward():
             self._drop_accumulated()
         found_inf = getattr(optimizer, "found_inf", None)
@@ -560,23 +561,22 @@ class Watch:
                 found = holdings(self._model)
                 own = [one for one in found if id(one.held) not in others]
                 step.versions = versions_of(own)
-                if self._engine is None and not step.skipped:
-                    self._used.note(own)
                 if step.outer:
                     self._copy(INNER, others)
-                self._settle(AFTER)
+                if self._engine is None:
+                    self._settle(AFTER, found)
+                    if not step.skipped:
+                        self._used.note(own)
                 if self._listens is not None and all(one.ran for one in self._steps):
                     self._listens.updated()
 
-    def _settle(self, when: str) -> None:
+    def _settle(self, when: str, found: Iterable[Holding]) -> None:
         """Copy what must not change in the optimizer's step, where that begins and ends.
 
         The script may change it before and after, as the average of weights that a teacher has.
         """
-        if self._engine is not None:
-            return
         groups = self._optimizers.group_numbers
-        for holding in holdings(self._model):
+        for holding in found:
             group = groups.get(id(holding.held), FROZEN)
             for shard in holding.shards("parameter", holding.held):
                 number = self._numbers[entry_of(shard)]

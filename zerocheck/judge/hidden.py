@@ -33,7 +33,7 @@ class Recovered(NamedTuple):
     """Recovered gradient, of each rank where it has states, and its uncertainty.
 
     held: fp32, of one rank if several have the same states; error: uncertainty of each element of
-    the flat vector, float64; index: positions of the elements that it was recovered of.
+    the flat vector, float64; positions: of the elements that it was recovered of.
     """
 
     held: RoleState

@@ -60,7 +60,12 @@ def show_blocks(model: nn.Module, otherwise: Iterable[nn.Module] = ()) -> None:
             numel = sum(p.numel() for p in module.parameters())
             if numel > size:
                 size, parts = numel, module.values()
-    vars(model)["blocks"] = [part for part in parts if not getattr(part, "no_unit", False)]
+    vars(model)["blocks"] = [part for part in parts if not is_no_unit(part)]
+
+
+def is_no_unit(module: nn.Module) -> bool:
+    """Return True if a module must not be a unit of its own, by its attribute `no_unit`."""
+    return bool(getattr(module, "no_unit", False))
 
 
 def is_container(module: nn.Module) -> bool:
@@ -93,4 +98,4 @@ def tie(places: Iterable[Sequence[tuple[nn.Module, str]]]) -> None:
 
 
 def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and not getattr(module, "no_unit", False)
+    return isinstance(module, nn.ModuleList) and not is_no_unit(module)

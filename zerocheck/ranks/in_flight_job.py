@@ -34,7 +34,7 @@ class InFlightJob:
     replies: dict[int, Reply] = field(default_factory=dict)
     result: JobResult | None = None
     denied: tuple[int, ...] = ()
-    """What control groups had denied when it was sent: see machine/shortage.py."""
+    """Counts of what control groups had denied when the job was sent: see machine/shortage.py."""
     repeated: bool = False
     """True once it was put back for want of room."""
     lost: str = ""

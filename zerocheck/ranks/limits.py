@@ -13,7 +13,7 @@ from zerocheck.machine.host import available_bytes, process_limits
 RANK_BYTES = 60 << 20
 """What a rank has for itself before any job; the rest it shares with the zygote."""
 RANK_THREADS = 16
-"""What a rank has once it has made a few meshes, each with process groups; no bound."""
+"""Threads of a rank once it has made a few meshes, each with process groups; no bound."""
 MOST_RANKS = 250
 
 

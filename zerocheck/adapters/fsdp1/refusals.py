@@ -12,10 +12,11 @@ from ...case.shapes import calls_twice, sometimes_used, uncalled, unfrozen
 from ...case.traits import meshes
 from ...compat import size_based_units
 from ...contract.groups import group_of
+from ...models.parts import is_no_unit
 from ...optimizers import optimizer_of
 from ..shared.compiling import compiles, uncompiled
 from ..shared.limits import bf16_only, elementwise, norms_cast, one_precision, same_units
-from ..shared.units import is_no_unit, members, skeleton, unit_modules
+from ..shared.units import members, skeleton, unit_modules
 
 
 def wrapped_units(model: nn.Module, sharding: Sharding) -> list[nn.Module]:

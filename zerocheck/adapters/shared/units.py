@@ -13,7 +13,7 @@ from torch import nn
 from ...case.schema import Case, Model, Sharding
 from ...case.shapes import matching, uncalled
 from ...models.network import Network, build_model
-from ...models.parts import is_container
+from ...models.parts import is_container, is_no_unit
 
 
 def unit_modules(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
@@ -61,11 +61,6 @@ def block_classes(model: nn.Module) -> set[type[nn.Module]]:
     """Return the classes of a drawn model's blocks."""
     blocks: Any = model.blocks
     return {type(block) for block in blocks}
-
-
-def is_no_unit(module: nn.Module) -> bool:
-    """Return True if a module must not be a unit of its own, by its attribute `no_unit`."""
-    return bool(getattr(module, "no_unit", False))
 
 
 def in_order_of_calls(model: nn.Module, units: list[nn.Module], case: Case) -> list[nn.Module]:
