@@ -85,7 +85,7 @@ def test_no_flipped_byte_raises_anything_else(data: st.DataObject) -> None:
         (
             b'{"data":{"lenght":3}}',
             "c.json: data has no field 'lenght'; did you mean 'length'? "
-            "(fields: batch, length, loss_factor, masked, rng)",
+            "(fields: batch, length, loss_factor, masked, rng, past_wrapper)",
         ),
         (b'{"trainnig":{}}', "c.json: the case has no field 'trainnig'; did you mean 'training'?"),
         (

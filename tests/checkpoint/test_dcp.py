@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hand_made_checkpoints import BIAS, WEIGHT, detail, edit_index, flip, found,
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from zerocheck.checkpoint.examine import examine
+from zerocheck.checkpoint.text import render
 from zerocheck.errors import UsageError
 
 INDEX = ".metadata"
@@ -129,6 +131,23 @@ def test_a_missing_file(written: Path, tmp_path: Path) -> None:
     report = examine(directory)
     assert "missing" in detail(report, "files", "__2_0.distcp")
     assert ("readable", f"model {WEIGHT}") in found(report)
+
+
+def test_damage_is_named_with_its_file_and_rows(written: Path, tmp_path: Path) -> None:
+    directory = sharded(written, tmp_path / "damaged")
+    for name in ("__0_0.distcp", "__2_0.distcp"):
+        path = directory / name
+        flip(path, path.stat().st_size // 2)
+    report = examine(directory)
+    damaged = [one for one in report.findings if one.check == "readable"]
+    assert damaged
+    assert all(
+        re.search(r"rows \d+ to \d+ of \d+ in __[02]_0.distcp: ", one.detail) for one in damaged
+    )
+    (described,) = report.checkpoints
+    missing = {role.role: role.tensors - report.intact[role.role] for role in described.roles}
+    assert sum(missing.values()) == len({one.where for one in damaged})
+    assert "tensors without a finding: " in render(report)
 
 
 def test_a_truncated_file(saved: Path) -> None:

@@ -9,7 +9,7 @@ from .mesh import AXES, AxisName
 from .schema import Case
 from .traits import meshes, reduced_precision
 
-Capability = Literal["loss_scale", "unfreeze", "compile", "precision"]
+Capability = Literal["loss_scale", "unfreeze", "compile", "precision", "past_wrapper"]
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 """All of them; `Implementation.capabilities` says what each means."""
 
@@ -25,6 +25,8 @@ def required(case: Case) -> Iterator[tuple[Capability, str]]:
         yield "compile", "training.compile"
     if reduced_precision(case):
         yield "precision", "case.precision (precision)"
+    if case.data.past_wrapper:
+        yield "past_wrapper", "data.past_wrapper"
 
 
 def required_axes(case: Case) -> tuple[AxisName, ...]:

@@ -10,7 +10,7 @@ from ..machine.hosts import counts, spelled
 from .mesh import INNER, fits
 from .schema import Block, BlockKind, Case, Model, Optimizer, Training
 from .shapes import matching, overflowing, parameter_shapes, trainable
-from .traits import estimated
+from .traits import can_pass_wrapper, estimated
 
 _OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
     "hidden": ("mlp", "experts"),
@@ -50,6 +50,7 @@ def fit(case: Case) -> Case:
         training = _replace(training, overflow=min(training.overflow, last))
     case = fit_axes(case)
     training = _fitting_overflow(training, model, planted=not estimated(case))
+    data = _replace(data, past_wrapper=data.past_wrapper and can_pass_wrapper(case))
     sharding = case.sharding
     if sharding.sync == "shards" and not case.axes.has("replicate"):
         sharding = _replace(sharding, sync="last")

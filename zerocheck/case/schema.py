@@ -218,6 +218,9 @@ class Data(_Data, frozen=True, kw_only=True):
     `embedding`). The gradient is then the mean by token: see `Microbatch.weight`."""
     rng: RngKind = "seeded"
     """Random numbers of the forward are seeded per microbatch, or carried on by each rank."""
+    past_wrapper: bool = False
+    """The loss calls the module past its wrapper too: its outputs, halved, are added to those of
+    the wrapper. A drawn model that is computed in fp32 and not compiled."""
 
 
 class Group(_Data, frozen=True, kw_only=True):

@@ -17,6 +17,12 @@ def meshes(case: Case) -> tuple[Mesh, ...]:
     return tuple(mesh_of(one, case.sharding.inner) for one in sizes)
 
 
+def can_pass_wrapper(case: Case) -> bool:
+    """Return True if what a wrapper does to a module's inputs and outputs changes no number."""
+    own = case.model.user is None and case.training.compile == "none"
+    return own and case.precision.compute == "fp32"
+
+
 def estimated(case: Case) -> bool:
     """Return True if bounds are estimated, since kernels differ from those of one device.
 

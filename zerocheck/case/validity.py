@@ -23,7 +23,7 @@ from .shapes import (
     uncalled,
     unfrozen,
 )
-from .traits import estimated
+from .traits import can_pass_wrapper, estimated
 
 MAX_ELEMENTS = 1 << 28
 """Most elements of parameters, and of one microbatch's activations (1 GiB each in fp32)."""
@@ -52,6 +52,7 @@ def check(case: Case) -> None:
     _check_sizes(case)
     _check_patterns(case)
     _check_masked(case)
+    _check_past_wrapper(case)
     _check_optimizer(case)
     _check_training(case)
     _check_axes(case)
@@ -198,6 +199,15 @@ def _check_masked(case: Case) -> None:
         raise UsageError(
             "data.masked needs data.batch * data.length >= 2, so that a target is left; given are "
             "1 * 1"
+        )
+
+
+def _check_past_wrapper(case: Case) -> None:
+    """Check that what the wrapper does to a model's inputs and outputs changes no number."""
+    if case.data.past_wrapper and not can_pass_wrapper(case):
+        raise UsageError(
+            "data.past_wrapper needs a drawn model, training.compile 'none' and precision.compute "
+            "'fp32'"
         )
 
 

@@ -138,27 +138,36 @@ class Dcp(OpenCheckpoint):
         stored, name = self.tensors[key], self._names[key]
         self._check_room(stored, name)
         tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        damaged: list[str] = []
         for chunk in stored.chunks:
-            place = self._places.get(MetadataIndex(name, chunk.offsets))
-            if place is None:
-                raise DamagedCheckpoint("the index does not say where a chunk lies")
-            part = load(self._bytes(place), f"the entry {name!r}")
-            if not isinstance(part, torch.Tensor):
-                raise DamagedCheckpoint(f"a chunk is no tensor but {type(part).__name__}")
-            if tuple(part.shape) != chunk.sizes or part.dtype != stored.dtype:
-                raise DamagedCheckpoint(
-                    f"the chunk at {list(chunk.offsets)} is {_form(part.shape, part.dtype)} in "
-                    f"{place.relative_path}, {_form(chunk.sizes, stored.dtype)} in the index"
-                )
-            box = tuple(
-                slice(start, start + size)
-                for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
-            )
             try:
-                tensor[box] = part
+                tensor[chunk.slices] = self._part(name, chunk, stored)
+            except DamagedCheckpoint as error:
+                damaged.append(f"{_box(chunk, stored)}{error}")
             except (RuntimeError, IndexError) as error:
                 raise DamagedCheckpoint("a chunk is out of the bounds of its tensor") from error
+        if damaged:
+            raise DamagedCheckpoint("; ".join(damaged))
         return tensor
+
+    def _part(self, name: str, chunk: StoredBox, stored: Stored) -> torch.Tensor:
+        """Read one chunk. Raises DamagedCheckpoint, with the file."""
+        place = self._places.get(MetadataIndex(name, chunk.offsets))
+        if place is None:
+            raise DamagedCheckpoint("the index does not say where a chunk lies")
+        data = self._bytes(place)
+        try:
+            part = load(data, f"the entry {name!r}")
+        except DamagedCheckpoint as error:
+            raise DamagedCheckpoint(f"in {place.relative_path}: {error}") from error
+        if not isinstance(part, torch.Tensor):
+            raise DamagedCheckpoint(f"a chunk is no tensor but {type(part).__name__}")
+        if tuple(part.shape) != chunk.sizes or part.dtype != stored.dtype:
+            raise DamagedCheckpoint(
+                f"the chunk at {list(chunk.offsets)} is {_form(part.shape, part.dtype)} in "
+                f"{place.relative_path}, {_form(chunk.sizes, stored.dtype)} in the index"
+            )
+        return part
 
     def files_of(self, key: Key) -> frozenset[str]:
         """See `Source.files_of`."""
@@ -204,6 +213,20 @@ def _key(way: object, name: str) -> Key:
 
 def _places(metadata: Metadata) -> list[Any]:
     return list(metadata.storage_data.values())
+
+
+def _box(chunk: StoredBox, stored: Stored) -> str:
+    """Say which part of a tensor a chunk is; nothing if it is all of it."""
+    if chunk.sizes == stored.shape:
+        return ""
+    parts = [
+        f"{'rows' if dim == 0 else f'dim {dim}'} {start} to {start + size - 1} of {whole}"
+        for dim, (start, size, whole) in enumerate(
+            zip(chunk.offsets, chunk.sizes, stored.shape, strict=True)
+        )
+        if size != whole
+    ]
+    return f"{', '.join(parts)} "
 
 
 def _form(shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -30,6 +30,8 @@ def examine(path: Path) -> CheckpointReport:
     findings += values.findings
     unchecked = _unchecked(contents, values.bounded)
     order = list(EXAMINED)
+    named = {one.where for one in findings}
+    intact = Counter(item.role for item in contents.items.values() if item.label not in named)
     return CheckpointReport(
         checkpoints=(contents.described(),),
         findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),
@@ -38,6 +40,7 @@ def examine(path: Path) -> CheckpointReport:
         notes=(*contents.notes, *_notes(contents)),
         verified=tuple(contents.source.verified),
         unverifiable=tuple(contents.source.unverifiable),
+        intact=dict(intact),
     )
 
 

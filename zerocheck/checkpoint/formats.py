@@ -49,7 +49,9 @@ def open_checkpoint(path: Path) -> CheckpointSource:
 
 def _open_file(path: Path) -> CheckpointSource:
     if path.name == INDEX or path.suffix == ".distcp":
-        raise UsageError(f"{str(path)!r} is a part of a checkpoint; give its directory")
+        raise UsageError(
+            f"{str(path)!r} is a part of a checkpoint; give its directory, {str(path.parent)!r}"
+        )
     if path.suffix not in OPENERS:
         raise UsageError(f"{str(path)!r} is no checkpoint that zerocheck reads ({_ALLOWED})")
     return open_files([path])

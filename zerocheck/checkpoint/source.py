@@ -35,6 +35,13 @@ class StoredBox(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of the box in its tensor."""
+        return tuple(
+            slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class Stored:

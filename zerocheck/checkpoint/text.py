@@ -30,6 +30,8 @@ def render(report: CheckpointReport) -> str:
     lines += [f"cannot be verified: {one_line(one)}" for one in report.unverifiable]
     names = ", ".join(report.checked)
     if report.findings:
+        if not two:
+            lines += _intact(report)
         count = len(report.findings)
         lines.append(f"{'different' if two else 'wrong'}: {count} finding{'s' * (count > 1)}")
     else:
@@ -84,6 +86,16 @@ def _found(findings: list[CheckpointProblem], word: str) -> Iterator[str]:
         yield f"  {one_line(finding.where)}: {one_line(finding.detail)}"
     if len(findings) > _SHOWN:
         yield f"  and {len(findings) - _SHOWN} more"
+
+
+def _intact(report: CheckpointReport) -> Iterator[str]:
+    """Say how many tensors of each role no finding names: what can still be used."""
+    roles = [
+        f"{one_line(role.role)} {report.intact.get(role.role, 0)} of {role.tensors}"
+        for role in report.checkpoints[0].roles
+    ]
+    if roles:
+        yield f"tensors without a finding: {', '.join(roles)}"
 
 
 def _size(nbytes: int) -> str:

@@ -25,9 +25,9 @@ def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> i
     """Examine a checkpoint that you have, or compare two.
 
     DIR is a directory of torch.distributed.checkpoint, or holds files of torch.save or
-    safetensors; a single file is taken too. One is checked for files, tiling, checksums, values
-    that are not finite, second moments, steps and first moments; two may differ in format and
-    sharding, and are equal if every tensor is, bit for bit.
+    safetensors; a single file of whole tensors is taken too. One is checked for files, tiling,
+    checksums, values that are not finite, second moments, steps and first moments; two may differ
+    in format and sharding, and are equal if every tensor is, bit for bit.
 
     Nothing of a checkpoint is executed: a pickle that asks for more than tensors, numbers,
     containers and torch's own records is refused, with the name it asks for.

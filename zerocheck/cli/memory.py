@@ -294,10 +294,18 @@ def _fit(
 
 def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | None) -> int:
     from ..memory.analyse import analyse
-    from ..memory.text import render
+    from ..memory.result import MemoryReport
+    from ..memory.text import render, words_of_alternative
 
-    report = analyse(setup, exact=exact, limit=limit, notify=ProgressLines(PROGRESS_S).notify)
-    return shown(report, render(report), json_file)
+    def show(one: Any) -> None:
+        text = (
+            render(one).rstrip("\n") if isinstance(one, MemoryReport) else words_of_alternative(one)
+        )
+        say(text)
+
+    notify = ProgressLines(PROGRESS_S).notify
+    report = analyse(setup, exact=exact, limit=limit, notify=notify, show=show)
+    return shown(report, "", json_file)
 
 
 def _check(setup: Any) -> None:

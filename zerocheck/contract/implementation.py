@@ -67,6 +67,8 @@ class Microbatch:
     entered: Callable[[], None] | None = None
     weight: float = 1.0
     keywords: tuple[str, ...] = ()
+    past_wrapper: Call | None = None
+    """The module without its wrapper, where the loss calls that too (`data.past_wrapper`)."""
 
     def loss(self, call: Call) -> torch.Tensor:
         """Run `call` with the inputs and return the mean loss, 0-d fp32.
@@ -78,7 +80,8 @@ class Microbatch:
             seed_all(self.seed)
         if self.entered is not None:
             self.entered()
-        loss = self.loss_of(call_with(call, self.inputs, self.keywords), self.target)
+        outputs = call_with(call, self.inputs, self.keywords, self.past_wrapper)
+        loss = self.loss_of(outputs, self.target)
         if self.on_loss is not None:
             self.on_loss(loss.detach())
         return loss
@@ -167,7 +170,8 @@ class Implementation:
     scale that begins with `training.loss_scale`, and skips steps that overflow), "unfreeze" (obeys
     `Step.unfreeze`), "compile" (compiles the model with the backend `training.compile`),
     "precision" (computes and reduces in the dtypes of `case.precision`, and says how in its
-    `semantics`).
+    `semantics`), "past_wrapper" (a loss may call the module past its wrapper too, as one of
+    `model(x)` and `model.module(x)` does).
     Without it, such cases are unsupported and are not drawn."""
     axes: ClassVar[Collection[AxisName]] = frozenset({"shard"})
     """Axes of the mesh that it handles: "shard" (ranks along it have different samples; a sharder

@@ -403,4 +403,11 @@ class Driver:
             on_loss=on_loss,
             entered=entered,
             weight=weight(self.case, **where),
+            past_wrapper=self._past_wrapper,
         )
+
+    @property
+    def _past_wrapper(self) -> nn.Module | None:
+        """The case's own module, where the loss calls it past its wrapper too."""
+        calls = self.case.data.past_wrapper and self._model is not None
+        return self._model() if calls and self._model is not None else None

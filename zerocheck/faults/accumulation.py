@@ -107,6 +107,28 @@ class NotDividedByGa(Zero1):
         return super().train_step(scaled(step, times=len(step.microbatches)))
 
 
+@fault(
+    "zero1", "gradient", bugs.GRADIENT_SCALED, source="DS #8224", microbatches=3,
+    features=("past-wrapper",),
+)  # fmt: skip
+class DividedInTheOutputs(Zero1):
+    """Gradients of what the wrapper returns are divided by the microbatches, and losses are not."""
+
+    def train_step(self, step: Step) -> StepReport:
+        count, given = len(step.microbatches), self.call
+
+        def divided(*inputs: Any, **named: Any) -> Any:
+            outputs = given(*inputs, **named)
+            if outputs.requires_grad:
+                outputs.register_hook(lambda gradient: gradient / count)
+            return outputs
+
+        self.call = divided
+        report = super().train_step(scaled(step, times=count))
+        self.call = given
+        return report
+
+
 @fault("fsdp2", "gradient", bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
 class MeanOfMeans(Fsdp2):
     """All microbatches have equal weight, though their numbers of tokens differ."""

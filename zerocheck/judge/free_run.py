@@ -168,7 +168,9 @@ class _Free:
                 set_random_state(self._random[rank], self._device)
             else:
                 seed_device(drawn.seed, self._device)
-            value = self._loss_of(call_with(model, drawn.inputs, drawn.keywords), drawn.target)
+            past = model if self.case.data.past_wrapper else None
+            outputs = call_with(model, drawn.inputs, drawn.keywords, past)
+            value = self._loss_of(outputs, drawn.target)
             if carried:
                 self._random[rank] = random_state(self._device)
             if infinite_loss(self.case, **where):

@@ -278,7 +278,8 @@ class LocalRunner:
         outputs: torch.Tensor
         autocast = torch.autocast(self._device.type, dtype, enabled=self._computing.autocast)
         with refused_dtypes(), autocast:
-            outputs = call_with(model, inputs, drawn.keywords)
+            past = model if self.case.data.past_wrapper else None
+            outputs = call_with(model, inputs, drawn.keywords, past)
         return cast_outputs(dtype, outputs) if self._computing.outputs else outputs
 
     def _randomise(self, seed: int, rank: int, number: int) -> None:

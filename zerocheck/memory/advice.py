@@ -18,16 +18,19 @@ MOST_RANKS = 1024
 DOUBLINGS = 4
 
 
-def advise(setup: Setup, judge: Judge) -> tuple[Alternative, ...]:
+def advise(setup: Setup, judge: Judge) -> Iterator[Alternative]:
     """Try one change at a time; if none is enough, one after the other on top of the previous.
 
     A change that grows by steps (fewer samples, more ranks) is taken as far as is needed.
     """
-    tried = [_first_that_fits(list(steps), judge) for steps in _changes(setup)]
-    single = [one for one in tried if one is not None]
-    if any(one.fits for one in single):
-        return tuple(single)
-    return (*single, *_combined(setup, judge))
+    fits = False
+    for steps in _changes(setup):
+        one = _first_that_fits(list(steps), judge)
+        if one is not None:
+            yield one
+            fits = fits or one.fits
+    if not fits:
+        yield from _combined(setup, judge)
 
 
 def _first_that_fits(steps: list[Change], judge: Judge) -> Alternative | None:

@@ -72,6 +72,7 @@ class AllocationTracker(Operators):
         self.log = Log()
         self.step = -1
         self.phase: Phase = "built"
+        self.microbatch = 0
         self._known: dict[int, int] = {}  # key of a storage -> its number
         self._references: dict[int, weakref.ref[Any]] = {}
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -104,7 +105,11 @@ class AllocationTracker(Operators):
             self._paths[module] = path
 
     def enter(self, phase: Phase, step: int) -> None:
-        """Begin a phase."""
+        """Begin a phase. A forward after a backward of the same step is of the next microbatch."""
+        if step != self.step:
+            self.microbatch = 0
+        elif phase == "forward" and self.phase == "backward":
+            self.microbatch += 1
         self.phase, self.step = phase, step
         with record_function(f"{MARK} {phase} {step}"):
             pass  # for whoever profiles
@@ -184,7 +189,9 @@ class AllocationTracker(Operators):
         size = max(_bytes(tree) for tree in (*args[:2], result))
         module = self._stack[-1] if self._stack else self._backward
         sent = sent_bytes(kind, size, group_size(arguments_of(func, args, kwargs)))
-        self.log.collectives.append(SentBytes(self.step, self.phase, module, kind, size, sent))
+        self.log.collectives.append(
+            SentBytes(self.step, self.phase, module, kind, size, sent, self.microbatch)
+        )
         if self._moves_activations(name):
             return
         if kind == "all-gather":
@@ -257,7 +264,7 @@ class AllocationTracker(Operators):
             return
         if converts and to_host and kwargs.get("non_blocking"):
             self.log.storages[self._number(target)].place = "pinned"
-        self.log.copies.append(HostCopy(self.step, to_host, _bytes(source)))
+        self.log.copies.append(HostCopy(self.step, to_host, _bytes(source), self.microbatch))
 
     def _moment(self, operator: str) -> int:
         again = self.phase == "backward" and bool(self._stack)

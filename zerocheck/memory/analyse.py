@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from msgspec import structs
+
 from ..models.parts import block_list
+from ..protocol.layout import CATEGORIES
 from .advice import advise
 from .apart import simulate_apart
 from .collectives import StepTraffic, step_traffic, with_more_blocks
 from .extrapolate import TRIED, NotUniform, extrapolate, grown, refuse_early
+from .fixed import check_fixed, fixed_values
 from .formulas import STAGES, communicated
 from .host import SimulatedHost, host_of_more_blocks, simulated_host
 from .log import Log
@@ -45,7 +50,7 @@ class SimulatedRank:
     """Timeline of the whole model, and its origin.
 
     counts: bytes of step counts; traffic: of the last step; log: None where it was extrapolated;
-    host: None where no shards are offloaded; simulated, reason: see MemoryReport.
+    host: None where no shards are offloaded; simulated, reason, left_out: see MemoryReport.
     """
 
     timeline: Timeline
@@ -56,6 +61,7 @@ class SimulatedRank:
     host: SimulatedHost | None = None
     simulated: tuple[int, ...] = ()
     reason: str = ""
+    left_out: int = 0
 
 
 Notify = Callable[[str], None]
@@ -66,7 +72,12 @@ def silent(_: str) -> None:
 
 
 def analyse(
-    setup: Setup, *, exact: bool = False, limit: int | None = None, notify: Notify = silent
+    setup: Setup,
+    *,
+    exact: bool = False,
+    limit: int | None = None,
+    notify: Notify = silent,
+    show: Callable[[MemoryReport | Alternative], None] = lambda one: None,
 ) -> MemoryReport:
     """Simulate one rank.
 
@@ -75,6 +86,7 @@ def analyse(
         exact: simulate all blocks.
         limit: bytes of the device's memory.
         notify: called with words on the progress, often.
+        show: called with the report, before alternatives are tried, and with each of these.
 
     Raises UsageError for what cannot be simulated.
     """
@@ -87,16 +99,9 @@ def analyse(
     sharded = setup.tensor_parallel > 1
     parts = parts_of(setup, given.part(setup)) if sharded else whole_parts
     done = run(setup, given, exact=exact, notify=notify)
-    device = None
-    if limit is not None:
-
-        def judge(other: Setup) -> MemoryVerdict:
-            ran = run(other, source(other.model), exact=exact, notify=notify)
-            return verdict_of(other, ran, limit)
-
-        device = _device(setup, parts, done, limit, judge)
+    device = None if limit is None else _device(setup, parts, done, limit)
     held, unheld = reserved_of(setup, done)
-    return MemoryReport(
+    report = MemoryReport(
         model=setup.model,
         implementation=setup.implementation,
         world_size=setup.world_size,
@@ -117,6 +122,7 @@ def analyse(
         blocks=len(found[1]) if found else 0,
         simulated=done.simulated,
         reason=done.reason,
+        left_out=done.left_out,
         lines=done.timeline.lines(),
         between=_between(setup, parts, whole_parts, done),
         peak=done.timeline.peak(),
@@ -127,6 +133,19 @@ def analyse(
         unreserved=unheld,
         host=None if done.host is None else done.host.memory,
     )
+    show(report)
+    if limit is None or device is None or device.verdict.fits:
+        return report
+
+    def judge(other: Setup) -> MemoryVerdict:
+        ran = run(other, source(other.model), exact=exact, notify=notify)
+        return verdict_of(other, ran, limit)
+
+    tried = []
+    for one in advise(setup, judge):
+        tried.append(one)
+        show(one)
+    return structs.replace(report, device=structs.replace(device, tried=tuple(tried)))
 
 
 def reserved_of(setup: Setup, done: SimulatedRank) -> tuple[Reserved | None, str]:
@@ -149,13 +168,60 @@ def verdict_of(setup: Setup, done: SimulatedRank, limit: int) -> MemoryVerdict:
     return judge_memory(limit, done.timeline.peak().total, *reserved_of(setup, done))
 
 
+TYPICAL = 4
+"""Microbatches that are simulated of a step of more: the first, two that must be alike, and the
+last. Then each one left out is as those two: the code's own state is that of two of them."""
+
+
 def run(
     setup: Setup, given: ModelSource, *, exact: bool = False, notify: Notify = silent
 ) -> SimulatedRank:
-    """Return the timeline of the whole model."""
+    """Return the timeline of the whole model, of TYPICAL microbatches where they are alike."""
+    check_fixed(setup)
+    obeys = setup.traits.obeys_microbatches or "microbatches" not in fixed_values(setup)
+    left_out = 0 if exact or not obeys else max(0, setup.microbatches - TYPICAL)
+    if left_out:
+        fewer = replace(setup, microbatches=TYPICAL)
+        with suppress(_UnlikeMicrobatches):
+            done = _run(fewer, given, exact=exact, notify=notify, left_out=left_out)
+            return replace(done, left_out=left_out)
+    return _run(setup, given, exact=exact, notify=notify)
+
+
+class _UnlikeMicrobatches(Exception):
+    """Error for microbatches in the middle of a step that are not alike."""
+
+
+def _check_alike(one: Simulation) -> None:
+    """Raise _UnlikeMicrobatches unless the second and the third microbatch of a step do the same,
+    and leave as much memory behind as they find."""
+    lines = [timeline(one.log, one.blocks, host=host) for host in (False, True)]
+    for step in range(STEPS):
+        for line in lines:
+            runs = line.microbatches(step)
+            if len(runs) not in (0, TYPICAL) or runs[1:2] != runs[2:3]:
+                raise _UnlikeMicrobatches
+            middle = runs[1] if runs else []
+            left = [
+                sum(e.allocated[i] - e.freed[i] for e in middle) for i, _ in enumerate(CATEGORIES)
+            ]
+            if any(left):
+                raise _UnlikeMicrobatches
+        for moved in (one.log.collectives, one.log.copies):
+            first, second = (
+                [each[:-1] for each in moved if each.step == step and each.microbatch == number]
+                for number in (1, 2)
+            )
+            if first != second:
+                raise _UnlikeMicrobatches
+
+
+def _run(
+    setup: Setup, given: ModelSource, *, exact: bool, notify: Notify, left_out: int = 0
+) -> SimulatedRank:
     found = block_list(given.build())
     if exact or found is None or len(found[1]) < MANY:
-        return _whole(setup, given, notify)
+        return _whole(setup, given, notify, left_out=left_out)
     path, blocks = found
     try:
         if (difference := alike(blocks)) is not None:
@@ -164,20 +230,25 @@ def run(
         lines: list[Timeline] = []
         for count in TRIED:
             runs.append(_simulated(setup, given, notify, count))
+            if left_out:
+                _check_alike(runs[-1])
             lines.append(timeline(runs[-1].log, path))
             if len(lines) == 2:
                 refuse_early(*lines)
         counts = grown([*map(_counts, runs)], len(blocks) - TRIED[0], "step counts do")
-        traffic = with_more_blocks([*map(_traffic, runs)], len(blocks) - TRIED[0])
+        traffic = with_more_blocks(
+            [_traffic(one, left_out) for one in runs], len(blocks) - TRIED[0]
+        )
         if traffic is None:
             raise NotUniform("collectives do not grow by a constant")
         made = extrapolate(lines, path, len(blocks))
         host = None
         if setup.offload != "none":
-            host = host_of_more_blocks([*map(simulated_host, runs)], len(blocks) - TRIED[0])
+            hosts = [simulated_host(one, left_out) for one in runs]
+            host = host_of_more_blocks(hosts, len(blocks) - TRIED[0])
         return SimulatedRank(made, counts, traffic, path, host=host, simulated=TRIED)
     except NotUniform as reason:
-        return _whole(setup, given, notify, str(reason))
+        return _whole(setup, given, notify, str(reason), left_out=left_out)
 
 
 def _simulated(
@@ -195,13 +266,17 @@ def _simulated(
     return simulate_apart(setup, blocks, at)
 
 
-def _whole(setup: Setup, given: ModelSource, notify: Notify, reason: str = "") -> SimulatedRank:
+def _whole(
+    setup: Setup, given: ModelSource, notify: Notify, reason: str = "", *, left_out: int
+) -> SimulatedRank:
     one = _simulated(setup, given, notify)
-    host = None if setup.offload == "none" else simulated_host(one)
+    if left_out:
+        _check_alike(one)
+    host = None if setup.offload == "none" else simulated_host(one, left_out)
     return SimulatedRank(
         timeline(one.log, one.blocks),
         _counts(one),
-        _traffic(one),
+        _traffic(one, left_out),
         one.blocks,
         one.log,
         host,
@@ -209,8 +284,9 @@ def _whole(setup: Setup, given: ModelSource, notify: Notify, reason: str = "") -
     )
 
 
-def _traffic(one: Simulation) -> StepTraffic:
+def _traffic(one: Simulation, left_out: int) -> StepTraffic:
     last = [call for call in one.log.collectives if call.step == STEPS - 1]
+    last += left_out * [call for call in last if call.microbatch == 1]
     return step_traffic(((call.phase, call.kind), call.sent) for call in last)
 
 
@@ -300,7 +376,6 @@ def _device(
     parts: Sequence[OptimizerPart],
     done: SimulatedRank,
     limit: int,
-    judge: Callable[[Setup], MemoryVerdict],
 ) -> Device:
     line, verdict = done.timeline, verdict_of(setup, done, limit)
     peak = line.peak()
@@ -312,5 +387,4 @@ def _device(
         stages = {}  # they count all of it on the device
     asks = next((stage for stage, size in stages.items() if size <= room(limit)), None)
     over = line.first_over(room(limit))
-    tried: tuple[Alternative, ...] = () if verdict.fits else advise(setup, judge)
-    return Device(verdict=verdict, over=over, stages=stages, asks=asks, tried=tried)
+    return Device(verdict=verdict, over=over, stages=stages, asks=asks)

@@ -29,11 +29,12 @@ class SimulatedHost:
     shards: int
 
 
-def simulated_host(one: Simulation) -> SimulatedHost:
-    """Return what a simulated rank takes of the host."""
+def simulated_host(one: Simulation, left_out: int = 0) -> SimulatedHost:
+    """Return what a simulated rank takes of the host. left_out: see `analyse.run`."""
     line = timeline(one.log, one.blocks, host=True)
     taken, pinned, rounded = _taken(one.log)
     last = [copy for copy in one.log.copies if copy.step == STEPS - 1]
+    last += left_out * [copy for copy in last if copy.microbatch == 1]
     memory = HostMemory(
         peak=line.peak(),
         taken=taken,

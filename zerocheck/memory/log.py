@@ -49,7 +49,8 @@ class Storage:
 class SentBytes(NamedTuple):
     """Bytes that one rank sends in one collective.
 
-    size: of the whole tensor, padding included; sent: over the link of the rank.
+    size: of the whole tensor, padding included; sent: over the link of the rank; microbatch: of
+    the step, from 0.
     """
 
     step: int
@@ -58,6 +59,7 @@ class SentBytes(NamedTuple):
     kind: CollectiveKind
     size: int
     sent: Fraction
+    microbatch: int
 
 
 class HostCopy(NamedTuple):
@@ -66,6 +68,7 @@ class HostCopy(NamedTuple):
     step: int
     to_host: bool
     size: int
+    microbatch: int
 
 
 @dataclass(slots=True)

@@ -97,7 +97,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated rank.
 
     elements: parameters of the model; simulated: numbers of blocks that were simulated, empty if it
-    was the whole model; reason: why nothing was extrapolated though there are many blocks; lines:
+    was the whole model; reason: why nothing was extrapolated though there are many blocks;
+    left_out: microbatches of a step that were not simulated, since those before are alike; lines:
     bytes at the end of each phase of each step, by category; inputs: shapes of the samples that a
     factory draws, empty for token ids of (batch, sequence); assumes: what depends on data;
     reserved: None where it is not modelled, and `unreserved` says why; offload, host: the kind of
@@ -125,6 +126,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     simulated: tuple[int, ...]
     reason: str
+    left_out: int
     lines: tuple[Line, ...]
     between: Between
     peak: HeldBytes

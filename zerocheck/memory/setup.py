@@ -271,6 +271,8 @@ class Setup:
         fixed = self.fixed
         if fixed:
             case = _with_fixed(case, fixed, source=f"fixed of {self.implementation}")
+            training = replace(case.training, microbatches=self.microbatches)  # or fewer than fixed
+            case = replace(case, training=training)
         sharding = replace(case.sharding, offload=self.offload)  # with its kind of memory
         if "bucket" not in fixed.get("sharding", {}):
             sharding = replace(sharding, bucket=traits.bucket)  # beyond those of other cases

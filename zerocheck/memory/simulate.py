@@ -24,7 +24,6 @@ from ..contract.names import unwrapped
 from ..errors import UsageError, ZerocheckError
 from ..models.parts import block_list, parameter_places, show_blocks, show_sharded_layers, tie
 from .allocation_tracker import AllocationTracker
-from .fixed import check_fixed
 from .fp32_attention import fp32_attention
 from .fused_attention import fused_attention
 from .fused_norm import fused_norm
@@ -85,7 +84,6 @@ def simulate(
     Raises UsageError where the implementation or the model's code fails: it says how.
     """
     setup.check_axes()
-    check_fixed(setup)
     if device is None:
         device = "cpu" if setup.offload == "none" else DEVICE
     model, samples = source.build(blocks), source.samples(setup)

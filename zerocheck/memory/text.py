@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
 from ..protocol.layout import CATEGORIES, Category
 from ..sizes import binary
-from .result import Device, HostMemory, MemoryReport
+from .result import Alternative, Device, HostMemory, MemoryReport
 from .timeline import HeldBytes, terms
 from .verdict import MemoryVerdict, room, words_of
 
@@ -34,7 +34,21 @@ def render(report: MemoryReport) -> str:
     notes = [*report.assumes, NOT_IN_IT]
     if report.autocast:
         notes.append(AUTOCAST)
-    return "\n\n".join("\n".join(lines) for lines in (*parts, notes)) + "\n"
+    parts.append(iter(notes))
+    if report.device is not None and not report.device.verdict.fits:
+        parts.append(_alternatives(report.device.tried))
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _alternatives(tried: Sequence[Alternative]) -> Iterator[str]:
+    yield "what was tried (simulated):"
+    yield from map(words_of_alternative, tried)
+
+
+def words_of_alternative(one: Alternative) -> str:
+    """Describe what was tried, and the command of what fits."""
+    words = f"  {one.change}: {_briefly(one.verdict)}"
+    return f"{words}\n    {one.command}" if one.fits else words
 
 
 def _head(report: MemoryReport) -> Iterator[str]:
@@ -61,6 +75,11 @@ def _head(report: MemoryReport) -> Iterator[str]:
         )
     elif report.reason:
         yield f"all blocks simulated, since they do not repeat: {report.reason}"
+    if report.left_out:
+        yield (
+            f"{report.left_out} microbatches of a step are not simulated: the second and the third "
+            "are alike, and so is each after them but the last; --exact simulates all"
+        )
 
 
 def samples_words(batch: int, sequence: int, inputs: tuple[str, ...]) -> str:
@@ -193,13 +212,6 @@ def _device(device: Device) -> Iterator[str]:
             fits = "fits" if size <= room(verdict.limit) else "does not fit"
             yield f"  stage {stage}  {binary(size):>12}  {fits}"
         yield f"  {asked(device)}"
-    if device.tried:
-        yield ""
-        yield "what was tried (simulated):"
-    for one in device.tried:
-        yield f"  {one.change}: {_briefly(one.verdict)}"
-        if one.fits:
-            yield f"    {one.command}"
 
 
 def _briefly(verdict: MemoryVerdict) -> str:

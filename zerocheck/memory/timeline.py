@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import msgspec
 
@@ -92,6 +93,18 @@ class Timeline:
         """Return the bytes by category at the end of a phase."""
         lines = [line for line in self.lines() if (line.phase, line.step) == (phase, step)]
         return {line.category: line.bytes for line in lines}
+
+    def microbatches(self, step: int) -> list[list[AllocatingOperator]]:
+        """Return the events of each forward with the backward that follows, in one step."""
+        found: list[list[AllocatingOperator]] = []
+        for phase, events in groupby(
+            (one for one in self.events if one.step == step), lambda one: one.phase
+        ):
+            if phase == "forward":
+                found.append(list(events))
+            elif phase == "backward" and found:
+                found[-1] += events
+        return found
 
     def peak(self) -> HeldBytes:
         """Return the first instant with the most bytes."""

@@ -115,11 +115,19 @@ def _loss_in(outputs: Any) -> Any:
 
 
 def call_with(
-    call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], keywords: tuple[str, ...]
+    call: Callable[..., Any],
+    inputs: tuple[torch.Tensor, ...],
+    keywords: tuple[str, ...],
+    past: Callable[..., torch.Tensor] | None = None,
 ) -> Any:
-    """Call a model with inputs of which the last ones are keyword arguments by these names."""
+    """Call a model with inputs of which the last ones are keyword arguments by these names.
+
+    past: a second call with the same inputs, of which half is added (`data.past_wrapper`).
+    """
     count = len(inputs) - len(keywords)
-    return call(*inputs[:count], **dict(zip(keywords, inputs[count:], strict=True)))
+    named = dict(zip(keywords, inputs[count:], strict=True))
+    outputs = call(*inputs[:count], **named)
+    return outputs if past is None else outputs + past(*inputs[:count], **named) * 0.5
 
 
 _factories: dict[str, Callable[[], Any]] = {}

@@ -64,7 +64,7 @@ class Ddp(BuiltImplementation):
         "checkpoint",
     )
     without = without_schedule()
-    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision"})
+    capabilities = frozenset({"loss_scale", "unfreeze", "compile", "precision", "past_wrapper"})
     avoids_torch_faults = False
 
     @classmethod

@@ -44,7 +44,7 @@ class DeepSpeed(Implementation):
 
     semantics = Semantics(accumulate="local", unused="zero", buffers="local", weight="token")
     keeps = KEPT
-    capabilities = frozenset({"precision"})
+    capabilities = frozenset({"precision", "past_wrapper"})
     simulated = alone.traits(offload=False)
     zero: int
     """The stage in its configuration."""

@@ -61,6 +61,8 @@ class SimulationTraits:
     simulated device."""
     pinned: bool = False
     """True if the memory of the host is pinned where it fixes that it offloads."""
+    obeys_microbatches: bool = False
+    """True if a step has as many microbatches as the case says, whatever the class fixes."""
     frees_late: bool = False
     """True if memory goes back to the allocator when a stream is through, not when it is let go."""
 

@@ -198,7 +198,9 @@ def _trace(
     allocations: list[str | Allocation] = []
     try:
         with Unchanged():  # ranks are measured under a mode
-            loss = loss_of(case)(call_with(model, drawn.inputs, drawn.keywords), drawn.target)
+            past = model if case.data.past_wrapper else None
+            outputs = call_with(model, drawn.inputs, drawn.keywords, past)
+            loss = loss_of(case)(outputs, drawn.target)
             note("loss", learns=loss.requires_grad)
             backward = True
             if loss.requires_grad:

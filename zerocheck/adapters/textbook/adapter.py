@@ -38,7 +38,7 @@ class Sharder(Resumable):
 
     stage: Stage
     exchanges = ("zero1", "zero2", "zero3")
-    capabilities = frozenset({"loss_scale", "unfreeze", "precision"})
+    capabilities = frozenset({"loss_scale", "unfreeze", "precision", "past_wrapper"})
     axes = frozenset({"replicate", "shard"})
 
     @classmethod

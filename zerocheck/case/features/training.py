@@ -32,6 +32,11 @@ DATA = table(
         "dropout with random numbers that each rank carries on",
         lambda c: c.data.rng == "carried" and draws_random(c.model),
     ),
+    (
+        "past-wrapper",
+        "a loss that calls the module past its wrapper too",
+        lambda c: c.data.past_wrapper,
+    ),
     dimension="data",
 )
 

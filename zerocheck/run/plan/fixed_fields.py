@@ -39,6 +39,8 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **precision}
     if "compile" not in described.capabilities and COMPILED.isdisjoint(options.features):
         fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
+    if "past_wrapper" not in described.capabilities and "past-wrapper" not in options.features:
+        fixed["data"] = {"past_wrapper": False, **mapping(fixed.get("data"))}
     for axis, field in INNER.items():
         if axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis]):
             fixed["sharding"] = {field: 1, **mapping(fixed.get("sharding"))}
