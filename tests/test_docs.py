@@ -73,6 +73,9 @@ RUN = {
         "--world-sizes 2,3 --max-cases 8 --obligations gradient,update", message=ALL_HOLD
     ),
     f"{OWN} --obligations equivalence,resume": Row(RESUMED, message=ALL_HOLD),
+    f"{OWN} --obligations export,roundtrip,continuation --feature resume-fewer --world-sizes 6,8": (
+        Row("--max-cases 6", message=ALL_HOLD)
+    ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message=NOTHING_NEW),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
     f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
@@ -143,6 +146,9 @@ ELSEWHERE = {
     "zerocheck memory gpt2 --fit --device-memory 80GiB --world-size 8 --link 50GB/s --flops 400T": (
         "takes half a minute: tests/cli/test_cli_memory.py searches a small model"
     ),
+    "zerocheck memory config.json --implementation ds_config.json --world-size 8 --sequence 2048 "
+    "--device-memory 24GB": "takes minutes with a large config.json: "
+    "tests/memory/test_running_out.py tries alternatives of small models",
     "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/cli/test_cli_torchrun.py replays one",

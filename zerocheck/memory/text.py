@@ -105,7 +105,8 @@ def _attribution(report: MemoryReport) -> Iterator[str]:
 
 def _between(report: MemoryReport) -> Iterator[str]:
     held = report.between
-    yield f"between steps: {binary(held.held)} ({held.held:,} bytes)"
+    host = ", those of the host included" if report.host is not None else ""
+    yield f"between steps: {binary(held.held)} ({held.held:,} bytes{host})"
     if held.formula is None or held.padding is None:
         yield "  no formula: the stage of this implementation is not known"
     else:

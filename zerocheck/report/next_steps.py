@@ -30,21 +30,35 @@ def next_lines(counted: Tally) -> list[str]:
 
 def _after_findings(counted: Tally) -> list[tuple[str, str]]:
     first = next((one for one in counted.findings if one.case_file), counted.findings[0])
-    names = [first.implementation]
+    names, model = [first.implementation], _model(counted)
     replay = replay_call(first) if in_session(first.implementation) else replay_line(first)
     steps = [("the same case again", replay)] if first.case_file else []
     if first.obligation is not None:
-        alone = _run_with(names, "obligations", first.obligation)
+        alone = _run_with(names, "obligations", first.obligation, model)
         steps.append(("nothing but what is wrong", alone))
-    return [*steps, ("if it must wait", _run_with(names, "known-issues", "known.toml"))]
+    return [*steps, ("if it must wait", _run_with(names, "known-issues", "known.toml", model))]
 
 
-def _run_with(names: Sequence[str], option: str, value: str) -> str:
+def _model(counted: Tally) -> str:
+    """Return the user's own model of the run, or an empty text."""
+    return "" if counted.started is None else counted.started.model
+
+
+def _run_with(names: Sequence[str], option: str, value: str, model: str = "") -> str:
     """Return the command with an option, or the call in Python for objects that have no file."""
-    if not any(map(in_session, names)):
-        return f"zerocheck run {copyable(list(names))} --{option} {value}"
-    arguments = [name.partition(":")[2] if in_session(name) else repr(name) for name in names]
+    if not any(map(in_session, (*names, model))):
+        own = f" --model {copyable([model])}" if model else ""
+        return f"zerocheck run {copyable(list(names))}{own} --{option} {value}"
+    called = [
+        name.partition(":")[2] if in_session(name) else repr(name) for name in (*names, model)
+    ]
+    arguments = [*called[:-1], *([f"model={called[-1]}"] if model else [])]
     return f"zerocheck.run({', '.join(arguments)}, {option.replace('-', '_')}={value!r})"
+
+
+def _argument(name: str) -> str:
+    """Return a name as an argument in Python."""
+    return name.partition(":")[2] if in_session(name) else repr(name)
 
 
 def _after_holding(counted: Tally) -> list[tuple[str, str]]:
@@ -61,7 +75,7 @@ def _after_holding(counted: Tally) -> list[tuple[str, str]]:
         asked = ",".join(OBLIGATION_SETS)
         words = {"resume": "checkpoints", "memory": "memory", "equivalence": "every step"}
         what = " and ".join(words.get(name, name) for name in unasked)
-        steps.append((f"{what} too", _run_with(names, "obligations", asked)))
+        steps.append((f"{what} too", _run_with(names, "obligations", asked, started.model)))
     if not any(one.covered.counted for one in counted.implementations.values()):
-        steps.append(("all pairs of features", _run_with(names, "profile", "ci")))
+        steps.append(("all pairs of features", _run_with(names, "profile", "ci", started.model)))
     return steps

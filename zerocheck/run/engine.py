@@ -144,6 +144,7 @@ class _RunUnderWay:
             options.obligations,
             Path(options.report_dir) / "findings",
             self.bus.handle,
+            self.issue_matcher.similar,
         )
         self.fixed = {name: paths(described[name].fixed) for name in described}
         self.bus.begins("drawing cases")

@@ -12,7 +12,7 @@ from ...case.schema import Case, Optimizer
 from ...case.segments import segments_of
 from ...catalogue import family
 from ...protocol.verdicts import EQUIVALENCE, RESUME, Status, Violation
-from ..known_issues.entries import KnownIssue, matching
+from ..known_issues.entries import KnownIssue, matching, ours
 from ..known_issues.releases import Releases, library_of
 from ..plan.options import RunOptions
 from ..plan.plan import PlannedCase
@@ -126,6 +126,22 @@ class KnownIssueMatcher:
         matching = self._matching(finished, violation)
         self._shown.update(matching)
         return matching[0] if matching else None
+
+    def similar(self, finished: CaseFinished, violation: Violation | None) -> KnownReference | None:
+        """Return the first issue that comes with zerocheck and matches but for the implementation.
+
+        A violation must have the cause of the issue, and a crash or hang its words; what the case
+        of a crash has may be fixed in the code, where no feature shows it.
+        """
+        own = family(finished.implementation)
+        for issue in ours():
+            known_by = issue.says if violation is None else violation.causes
+            if issue.implementation in own or not known_by or not issue.known_in(self._releases):
+                continue
+            here = issue.of(finished.implementation, anywhere=violation is None)
+            if matching((here,), finished, violation):
+                return issue.record
+        return None
 
     def listed(self, finished: CaseFinished, violation: Violation | None) -> bool:
         """Return True if this failure is a known issue, without noting that it was observed."""

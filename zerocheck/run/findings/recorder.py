@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ...catalogue import is_built_in
-from ...protocol.verdicts import Obligation
+from ...protocol.verdicts import Obligation, Violation
 from ..plan.plan import PlannedCase
-from ..records.records import CaseFile, Environment, Finding
+from ..records.records import CaseFile, CaseFinished, Environment, Finding, KnownReference
 from .bug import Bug
 from .case_file import check_folder, of_bug, write
 from .findings import Findings
 
 
 class FindingRecorder:
-    """Recorder of a run's findings. folder: of the case files; handle: takes the records."""
+    """Recorder of a run's findings.
+
+    folder: of the case files; handle: takes the records; similar: see `KnownIssueMatcher`.
+    """
 
     def __init__(
         self,
@@ -24,6 +29,7 @@ class FindingRecorder:
         obligations: tuple[Obligation, ...],
         folder: Path,
         handle: Callable[[Finding], None],
+        similar: Callable[[CaseFinished, Violation | None], KnownReference | None],
     ) -> None:
         check_folder(folder)
         self._findings = findings
@@ -31,6 +37,7 @@ class FindingRecorder:
         self._obligations = obligations
         self._folder = folder
         self._handle = handle
+        self._similar = similar
         self._reported: dict[int, Finding] = {}
 
     def write(self, bug: Bug) -> None:
@@ -48,6 +55,9 @@ class FindingRecorder:
     def report(self, bug: Bug) -> None:
         """Record the finding, unless the last record of it says the same."""
         finding = bug.finding(self._findings.bugs.index(bug))
+        if finding.known is None and finding.merged is None:
+            violation = bug.violation and bug.violation.narrowed(finding.causes)
+            finding = replace(finding, similar=self._similar(bug.first, violation))
         if self._reported.get(finding.number) != finding:
             self._reported[finding.number] = finding
             self._handle(finding)

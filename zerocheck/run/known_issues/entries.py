@@ -145,6 +145,12 @@ class KnownIssue:
             features=self.features,
         )
 
+    def of(self, implementation: str, *, anywhere: bool) -> KnownIssue:
+        """Return the same issue of other code. anywhere: in cases without its features too."""
+        rest = self.fingerprint.split(" / ")[1:]
+        needed = () if anywhere else self.features
+        return replace(self, fingerprint=" / ".join((implementation, *rest)), features=needed)
+
     def shows_on(self, device: str) -> bool:
         """Return True if it shows on a device as it is asked for, such as "cuda:1"."""
         return self.device in ("", kind_of(device))

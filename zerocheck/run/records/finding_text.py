@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...catalogue import command_name, in_session, is_config
+from ...causes.registry import find
 from ...foreign_text import copyable, one_line, printable
 from ...protocol.verdicts import ESTIMATED, TITLES, Violation
 from .records import Finding, KnownReference
@@ -38,6 +39,10 @@ def finding_lines(finding: Finding) -> list[str]:
     causes = finding.causes or (finding.violation.causes if finding.violation else ())
     if finding.status == "violated" or causes:
         lines += row("cause", _causes(causes))
+    if finding.known is None and len(causes) == 1 and (cause := find(causes[0])):
+        lines += row("usual", cause.usual)
+    if finding.similar is not None:
+        lines += similar_lines(finding.similar)
     if finding.variant:
         lines += row("also", finding.variant)
     if finding.extent:
@@ -82,6 +87,13 @@ def known_lines(known: KnownReference) -> list[str]:
     if known.page:
         lines += row("page", known.page)
     return [*lines, *row("listed in", known.source)]
+
+
+def similar_lines(known: KnownReference) -> list[str]:
+    """Return what is known of other code that fails in the same way, and what to do."""
+    text = f"known issue of {known.fingerprint.split(' / ')[0]}: {known.reason}"
+    places = (known.page, known.link, known.avoid)
+    return row("similar", "\n".join(part for part in (text, *places) if part))
 
 
 def _reproduced(finding: Finding) -> str:

@@ -238,6 +238,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     groups: tuple[str, ...] = ()
     """Groups of features (case/features) that the failure needs; none if that is not known."""
     known: KnownReference | None = None
+    similar: KnownReference | None = None
+    """Listed issue of other code that fails in the same way; the run fails all the same."""
     model: str = ""
     """The user's own, if the case to replay has it."""
     optimizer: str = ""

@@ -81,7 +81,7 @@ def test_a_config_as_it_is_written(given: Any) -> None:
     assert "fsdp.yaml runs as FSDP2 of accelerate" in message
     assert "left out: fsdp_offload_params: it takes an accelerator" in message
     assert "accelerate has FSDP reduce gradients in bf16 too" in message
-    assert "units are the blocks of drawn models" in message
+    assert "units are the blocks in drawn models" in message
 
 
 @pytest.mark.parametrize(

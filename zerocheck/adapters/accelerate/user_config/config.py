@@ -94,8 +94,8 @@ def config_for(source: str, fsdp: Fsdp | None, mixed: Mixed, **fixed: Any) -> Ac
         }
         notes += [f"{source}: {note}" for note in fsdp.notes]
         drawn = {
-            "transformer_based_wrap": "units are the blocks of drawn models; a model of your own "
-            "has the classes that are named",
+            "transformer_based_wrap": "units are the blocks in drawn models, and the classes that "
+            "are named in a model of your own (--model)",
             "size_based_wrap": "the size of units is drawn; a model of your own has that of the "
             "config",
         }.get(fsdp.policy)

@@ -227,8 +227,8 @@ def _notes(top: Section, strategy: Strategy, precision: Precision, others: list[
 
 def _of_policy(source: str, units: Policy) -> list[str]:
     words = {
-        "block": "units are the blocks of drawn models; a model of your own has the classes that "
-        "are named",
+        "block": "units are the blocks in drawn models, and the classes that are named in a model "
+        "of your own (--model)",
         "size": "the size of units is drawn; a model of your own has the default of torch",
         "whole": "without auto_wrap_policy the whole model is one unit",
     }
