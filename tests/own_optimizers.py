@@ -123,6 +123,32 @@ class Bits(Plain):
         super().one(p, state, group)
 
 
+class BitsOfMany(Plain):
+    """An 8-bit optimizer: what is small stays in fp32."""
+
+    def one(self, p, state, group):
+        state.setdefault("m", torch.zeros_like(p, dtype=None if p.numel() < 4096 else torch.int8))
+        super().one(p, state, group)
+
+
+class Quantized(torch.Tensor):
+    """Tensor that says that it is fp32, and has its values in another form."""
+
+
+class BitsWithin(Plain):
+    def one(self, p, state, group):
+        made = torch.zeros_like(p)
+        state.setdefault("m", made if p.numel() < 4096 else made.as_subclass(Quantized))
+        super().one(p, state, group)
+
+
+class MoreOfMany(Plain):
+    def one(self, p, state, group):
+        if p.numel() >= 4096:
+            state.setdefault("scale", torch.zeros_like(p))
+        super().one(p, state, group)
+
+
 class Rows(Plain):
     def one(self, p, state, group):
         state.setdefault("rows", torch.zeros(p.shape[:1]))

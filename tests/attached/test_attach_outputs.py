@@ -191,6 +191,19 @@ def test_a_gradient_from_before_is_cleared_before_the_first_backward(tmp_path: P
     assert "gradients of before the step" in stale.unjudged["gradient"]
 
 
+def test_a_backward_within_the_forward_is_named(tmp_path: Path) -> None:
+    """As manual optimization under DDP does: nothing comes to an output from outside."""
+
+    class Itself(Both):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            super().forward(x)["loss"].backward()
+            return {}
+
+    last = judged(tmp_path, lambda model: model(BATCH), Itself())
+    assert "runs a backward itself" in last.unjudged["gradient"]
+    assert last.statuses["update"] == "holds"
+
+
 def test_modules_in_another_mode_are_so_in_the_reference(tmp_path: Path) -> None:
     class Frozen(Both):
         def __init__(self) -> None:

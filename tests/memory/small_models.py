@@ -244,3 +244,14 @@ def vision_transformer() -> tuple[object, ...]:
 
 def residual_network() -> tuple[object, ...]:
     return ResidualNetwork(), _photographs, F.cross_entropy
+
+
+def own_count(model: nn.Module, case: object, mesh: object) -> object:
+    """Build function that says itself how many microbatches a step has."""
+    import zerocheck
+
+    made: type[torch.optim.AdamW] = torch.optim.AdamW
+    return zerocheck.Built(model, made(zerocheck.groups(model, case)))  # type: ignore[arg-type]
+
+
+own_count.fixed = {"training": {"microbatches": 7}}  # type: ignore[attr-defined]

@@ -32,6 +32,20 @@ VIOLATED zero2: the reduced gradient is 4 times too large
     )
 
 
+def test_the_usual_reason_of_one_cause_and_what_is_known_of_other_code() -> None:
+    lines = finding_text(finding(causes=("not sharded",), similar=KNOWN)).splitlines()
+    at = lines.index("  cause       not sharded")
+    assert lines[at + 1 : at + 5] == [
+        "  usual       The wrapper fell back to plain data parallelism.",
+        f"  similar     known issue of zero2: {KNOWN.reason}",
+        f"              {KNOWN.page}",
+        f"              {KNOWN.link}",
+    ]
+    two = finding_text(finding(causes=("not sharded", "gradient zero")))
+    assert "  usual " not in two
+    assert "  usual " not in finding_text(finding(causes=("not sharded",), known=KNOWN))
+
+
 def test_a_known_one_says_why_and_where_it_is_listed() -> None:
     lines = finding_text(finding(known=KNOWN, confirmed=0, tries=0)).splitlines()
     assert lines[:5] == [

@@ -30,6 +30,7 @@ from .guard import ErrorGuard
 INNER = "the loss uses tensors of the model that are not among its outputs"
 UNSEEN = "a backward that was not started by torch.autograd.backward reached the outputs"
 CHANGED = "a hook on an output of the model changes its gradient"
+IN_A_FORWARD = "the forward of the model runs a backward itself, as manual optimization does"
 PARTIAL = "backward(inputs=...) goes to some of the parameters only"
 
 Returned = dict[str, torch.Tensor]
@@ -85,10 +86,12 @@ class OutputGradients:
         self._handles: list[Any] = []
         self.running = 0
         self.reason = ""
+        self._calls = 0  # under way
         self._within = 0  # backwards under way that the model itself started
 
     def enter(self, inputs: Iterable[torch.Tensor]) -> tuple[int, tuple[Edge, ...]]:
         """Note the beginning of a call, for `leave`. inputs: tensors that need a gradient."""
+        self._calls += 1
         return _sequence_number(), tuple(_edge(one) for one in inputs)
 
     def leave(
@@ -98,6 +101,7 @@ class OutputGradients:
 
         outputs: tensors that need a gradient, by their paths.
         """
+        self._calls -= 1
         begin, inputs = entry
         edges = tuple(_edge(one) for one in outputs.values())
         span = Span(begin, _sequence_number(), inputs, edges)
@@ -118,6 +122,7 @@ class OutputGradients:
         for handle in self._handles:
             handle.remove()
         self._handles, self._targets, self._spans = [], {}, []
+        self._calls = 0
 
     def observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap torch.autograd.backward with hooks on the nodes that lead to outputs."""
@@ -128,6 +133,8 @@ class OutputGradients:
             with self.guard():
                 within = self._from_within()
                 if not within:
+                    if self._calls:
+                        self.reason = self.reason or IN_A_FORWARD
                     if named.get("inputs") is not None or len(more) > 3:
                         self.reason = self.reason or PARTIAL
                     self._hook(_several(tensors), _several(grad_tensors), handles)

@@ -44,12 +44,20 @@ def not_exercised(counted: Tally) -> str:
             (left.idle, " (could not fail)"),
             (left.unasked, " (not asked for)"),
             (left.nowhere, ""),
+            (_weights(counted), " (all samples of --model weigh the same)"),
             ([partly] if left.partly else [], " not by every implementation"),
             ([] if promised else ["all pairs of features"], " (--profile ci)"),
         )
         if names
     ]
     return f"not exercised: {'; '.join(parts)}" if parts else ""
+
+
+def _weights(counted: Tally) -> list[str]:
+    """Return the declared weights of losses that no sample of the user's own model can test."""
+    own = counted.started is not None and counted.started.model
+    declared = {one.semantics.get("weight") for one in counted.implementations.values()}
+    return ["weight='token'"] if own and "token" in declared else []
 
 
 @dataclass(frozen=True)

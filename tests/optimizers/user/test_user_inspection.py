@@ -74,7 +74,10 @@ def test_random_states_are_kept() -> None:
     [
         ("NOT_A_CLASS", "it is a int; needed is a subclass of torch.optim.Optimizer"),
         ("right", "it is a function; needed is a subclass"),
-        ("Bits", r"has the state 'm' of dtype torch.int8: quantized states are not judged"),
+        ("Bits", r"has the state 'm' of dtype torch.int8, .* quantized states are not judged"),
+        ("BitsOfMany", r"of dtype torch.int8, of a parameter of shape \(256, 256\): quantized"),
+        ("BitsWithin", r"of dtype Quantized, of a parameter of shape \(256, 256\): quantized"),
+        ("MoreOfMany", r"has the states scale of a parameter of shape \(256, 256\), and none of"),
         ("Rows", r"has the state 'all', of type dict, of a parameter of shape \(24, 40\)"),
         ("Halves", r"has the state 'half', a tensor of shape \(12,\) .* of shape \(24, 40\)"),
         ("FirstDims", r"has no state of a parameter of shape \(3, 24, 40\); needed is 'rows'"),

@@ -77,6 +77,7 @@ def _simulated(stage: type[DeepSpeed], given: DeepSpeedConfig) -> SimulationTrai
         options={**kind.options, **stored_as(options)},
         pinned=given.pinned,
         wide_gradients=summed == "fp32",
+        obeys_microbatches=True,
     )
 
 

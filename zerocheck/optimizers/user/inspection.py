@@ -23,6 +23,8 @@ from ..state_shape import shape_kind
 
 SHAPE = (24, 40)
 """Shape of the matrix that is tried."""
+LARGE = (256, 256)
+"""Shape of a matrix that is large to an optimizer: 8-bit ones quantize from 4,096 elements on."""
 STEPS = 3
 LARGER = 2.0**8
 """Factor on gradients that shows by which power of them a state grows."""
@@ -71,6 +73,12 @@ class _Inspection:
                 "not say which is right"
             )
         names, count = self._roles(once)
+        large, _ = self._roles(self._tried(self._starts(LARGE)))
+        if large != names:
+            raise self._refused(
+                f"has the states {', '.join(large) or 'none'} of a parameter of shape {LARGE}, and "
+                f"{', '.join(names) or 'none'} of one of shape {SHAPE}; needed are the same"
+            )
         if self._group_counts(once):
             if count != "none":
                 raise self._refused("counts steps in its state and in its parameter group")
@@ -167,10 +175,12 @@ class _Inspection:
                         f"({', '.join(sorted(RESERVED))}); needed is another one"
                     )
                 elif shape_kind(value, start.shape) is not None:
-                    if value.dtype not in WIDTHS:
+                    kind = value.dtype if type(value) is torch.Tensor else type(value).__name__
+                    if kind not in WIDTHS:
                         raise self._refused(
-                            f"has the state {name!r} of dtype {value.dtype}: quantized states are "
-                            "not judged; needed are torch.float32 or torch.bfloat16"
+                            f"has the state {name!r} of dtype {kind}, of a parameter of shape "
+                            f"{tuple(start.shape)}: quantized states are not judged; needed are "
+                            "torch.float32 or torch.bfloat16"
                         )
                     names[name] = None
                 else:
