@@ -57,6 +57,14 @@ OVERFLOW = {"loss_scale": 2.0, "overflow": 0}
             {"model": TOKENS, "data": {"masked": True, "batch": 1, "length": 1}},
             "data.masked needs data.batch * data.length >= 2",
         ),
+        (
+            {"data": {"past_wrapper": True}, "training": {"compile": "eager"}},
+            "data.past_wrapper needs a drawn model",
+        ),
+        (
+            {"data": {"past_wrapper": True}, "precision": {"compute": "bf16"}},
+            "data.past_wrapper needs a drawn model",
+        ),
         ({"training": {"unfreeze": 1}}, "training.unfreeze needs frozen parameters, model.frozen"),
         (
             {"model": {"frozen": ["head.*"]}, "training": {"unfreeze": 2}},

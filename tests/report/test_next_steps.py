@@ -30,6 +30,15 @@ def test_a_run_of_the_users_code_leads_to_more_of_it() -> None:
     assert commands(records)[0].startswith("run 'my dir/sharding.py:f' --obligations")
 
 
+def test_the_users_model_stays_in_the_command() -> None:
+    name = "sharding.py:f"
+    records = [started(name, model="net.py:make"), case(0, name), finished()]
+    assert commands(records) == [
+        "run sharding.py:f --model net.py:make --obligations equivalence,resume,memory",
+        "run sharding.py:f --model net.py:make --profile ci",
+    ]
+
+
 def test_a_finding_leads_to_its_replay() -> None:
     assert commands(failed())[0] == ("replay zerocheck-report/findings/zero2-gradient.json")
     crash = finding(obligation=None, status="crashed", case_file="", violation=None)

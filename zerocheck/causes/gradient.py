@@ -312,6 +312,14 @@ DROPOUT_DRAWN_AGAIN = cause(
     usual="Activation checkpointing with `preserve_rng_state=False` around a block with dropout.",
     attributed=r"dropout masks",
 )
+PAST_WRAPPER_X_GA = cause(
+    "past the wrapper x GA",
+    of=("gradient",),
+    shows="What the loss takes past the wrapper counts once for each microbatch.",
+    usual="Gradients are divided by the number of microbatches at the outputs of the wrapper, and "
+    "the loss is not divided.",
+    attributed=r"of its use \d+ of \d+ .* counts \S+ times \((.* = )?GA",
+)
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
     of=("gradient", "update"),

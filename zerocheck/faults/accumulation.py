@@ -108,7 +108,7 @@ class NotDividedByGa(Zero1):
 
 
 @fault(
-    "zero1", "gradient", bugs.GRADIENT_SCALED, source="DS #8224", microbatches=3,
+    "zero1", "gradient", bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4,
     features=("past-wrapper",),
 )  # fmt: skip
 class DividedInTheOutputs(Zero1):

@@ -117,6 +117,7 @@ class LocalRunner:
         self._recomputed: dict[nn.Module, Any] = {}
         self._graphs: GraphNotes | None = None
         self._forward_only = False
+        self._past_factor = 1.0
         self._uses: UseNotes | None = None
         self._noted: dict[tuple[int, int], dict[str, list[Use]]] = {}
 
@@ -278,9 +279,17 @@ class LocalRunner:
         outputs: torch.Tensor
         autocast = torch.autocast(self._device.type, dtype, enabled=self._computing.autocast)
         with refused_dtypes(), autocast:
-            past = model if self.case.data.past_wrapper else None
+            past = partial(self._past_wrapper, model) if self.case.data.past_wrapper else None
             outputs = call_with(model, inputs, drawn.keywords, past)
         return cast_outputs(dtype, outputs) if self._computing.outputs else outputs
+
+    def _past_wrapper(self, model: nn.Module, *inputs: torch.Tensor, **named: Any) -> torch.Tensor:
+        """Call the model as a loss does past the wrapper."""
+        outputs: torch.Tensor = model(*inputs, **named)
+        factor = self._past_factor
+        if factor != 1.0 and outputs.requires_grad:
+            outputs.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+        return outputs
 
     def _randomise(self, seed: int, rank: int, number: int) -> None:
         """Set the generator to the rank's state at the entry of the loss."""
@@ -336,6 +345,15 @@ class LocalRunner:
         finally:
             for one, given in zip(wide, before, strict=True):
                 one.grad_dtype = given
+
+    @contextmanager
+    def multiplying_past_wrapper(self, factor: float) -> Iterator[None]:
+        """Multiply gradients of what a loss takes past the wrapper, within the context."""
+        self._past_factor = factor
+        try:
+            yield
+        finally:
+            self._past_factor = 1.0
 
     def redrawing(self) -> AbstractContextManager[None]:
         """Return a context with blocks that draw again in the backward: see redrawn.py."""

@@ -101,6 +101,11 @@ class StepReplay:
         with self.runner.redrawing():
             return self.passes(step, state)
 
+    def past_wrapper(self, step: int, state: State, factor: float) -> Passes:
+        """Run all passes with a factor on the gradients of what goes past the wrapper."""
+        with self.runner.multiplying_past_wrapper(factor):
+            return self.passes(step, state)
+
     def evaluated(self, step: int, state: State) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""
         with self.runner.evaluating():

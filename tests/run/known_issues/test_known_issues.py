@@ -416,6 +416,31 @@ def test_features_and_words_narrow_an_entry(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_is_known_of_other_code_is_named() -> None:
+    """Of a crash by its words, whatever the case has; of a violation by its cause and features."""
+    options = RunOptions(implementations=("mine.py:f",))
+    matcher = KnownIssueMatcher(options, Releases({"torch": "2.13.0", "deepspeed": "0.17.6"}))
+    crash = msgspec.structs.replace(
+        case(0, "mine.py:f", "crashed", reason="'FSDPParam' has no attribute '_unsharded_param'"),
+        error="AttributeError",
+    )
+    found = matcher.similar(crash, None)
+    assert found is not None and found.fingerprint == "fsdp2 / crashed / AttributeError"
+    assert matcher.similar(msgspec.structs.replace(crash, reason="no attribute 'x'"), None) is None
+    violation = msgspec.structs.replace(VIOLATION, causes=("last microbatch only",))
+    several = Case(mesh=(2,), training=Training(microbatches=2))
+    for given, fingerprint in (
+        (several, "deepspeed2 / gradient / last microbatch only"),
+        (Case(mesh=(2,)), None),
+    ):
+        wrong = msgspec.structs.replace(case(0, "mine.py:f", "violated"), case=given)
+        similar = matcher.similar(wrong, violation)
+        assert (similar and similar.fingerprint) == fingerprint
+    newer = KnownIssueMatcher(options, Releases({"torch": "2.13.0", "deepspeed": "0.19.8"}))
+    wrong = msgspec.structs.replace(case(0, "mine.py:f", "violated"), case=several)
+    assert newer.similar(wrong, violation) is None
+
+
 def test_an_issue_in_the_wake_of_another_violation_is_seen(tmp_path: Path) -> None:
     (tmp_path / "known.toml").write_text(entry("zero2 / gradient / parameter"))
     files = ("none", str(tmp_path / "known.toml"))

@@ -32,7 +32,8 @@ class Evidence(NamedTuple):
     the step before; otherwise(): the local gradients, weighted by tokens if the semantics do not
     say so, and the other way round; added_in(dtype): those if what the uses of a parameter give
     were added in that dtype; redrawn(): those of blocks that are computed again with other random
-    numbers; loss_scale: that of the step; buffers: the flat buffers of the
+    numbers; past_wrapper(factor): those with that factor on what a loss takes past the wrapper;
+    loss_scale: that of the step; buffers: the flat buffers of the
     implementation; unclipped_before: what the step before reduced, if it was clipped then; alike:
     every forward left the random state that one of another rank left.
     """
@@ -48,6 +49,7 @@ class Evidence(NamedTuple):
     otherwise: Callable[[], Passes] | None = None
     added_in: Callable[[torch.dtype], Passes] | None = None
     redrawn: Callable[[], Passes] | None = None
+    past_wrapper: Callable[[float], Passes] | None = None
     loss_scale: float = 1.0
     buffers: Sequence[FlatBuffer] = ()
     unclipped_before: torch.Tensor | None = None

@@ -95,6 +95,7 @@ def causes(evidence: Evidence) -> Explanation:
 
 
 def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    yield from _past_wrapper(evidence)
     yield from factors.candidates(evidence)
     yield from ranks.candidates(evidence)
     yield from replicas.candidates(evidence)
@@ -349,6 +350,20 @@ def _weighted_otherwise(evidence: Evidence) -> Iterator[Candidate]:
             "of the microbatches' means"
         )
     yield Candidate(name, words, [enclosed_sum(evidence, everything, divisor, given=terms)])
+
+
+def _past_wrapper(evidence: Evidence) -> Iterator[Candidate]:
+    """Gradient in which each microbatch counts whole, where it does not go through the wrapper."""
+    count = evidence.case.training.microbatches
+    if evidence.past_wrapper is None or not evidence.case.data.past_wrapper or count == 1:
+        return
+    terms = evidence.past_wrapper(float(count)).gradients
+    yield Candidate(
+        bugs.PAST_WRAPPER_X_GA,
+        f"what the loss takes past the wrapper counts {count} times: it is not divided by the "
+        f"{count} microbatches",
+        [enclosed_sum(evidence, everything, evidence.divisor, given=terms)],
+    )
 
 
 def _drawn_again(evidence: Evidence) -> Iterator[Candidate]:

@@ -248,6 +248,7 @@ def _evidence(
         lambda: step.replay(otherwise=True),
         partial(step.judged.replayed.added_in, step.index, step.before),
         partial(step.judged.replayed.redrawn, step.index, step.before),
+        partial(step.judged.replayed.past_wrapper, step.index, step.before),
         step.observation.loss_scales(step.index)[0],
         step.judged.flat_buffers(),
         None if step.case.training.clip is None else step.previous("reduced"),
