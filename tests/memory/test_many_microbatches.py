@@ -1,4 +1,4 @@
-"""Of many microbatches four are simulated; what all of them would give is the same."""
+"""Of many microbatches five are simulated; what all of them would give is the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def compared(setup: Setup) -> tuple[int, MemoryReport]:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    "name", ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "deepspeed1", "deepspeed2"]
+    "name",
+    ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "deepspeed1", "deepspeed2", "deepspeed3"],
 )
 def test_the_report_is_that_of_all(name: str) -> None:
     setup = Setup(
@@ -48,19 +49,20 @@ def test_those_of_a_config_too(tmp_path: Path) -> None:
     assert left_out == MANY - TYPICAL and report.at_end("step", 1)["optimizer"] > 0
 
 
-def test_all_are_simulated_where_they_are_not_alike() -> None:
-    """DeepSpeed's stage 3 learns the order of parameters in the first ones."""
-    setup = Setup(
-        model="small_models:small", implementation="deepspeed3", world_size=4, batch=2, sequence=5,
-        microbatches=MANY,
-    )  # fmt: skip
-    assert compared(setup)[0] == 0
-
-
 def test_all_are_simulated_where_the_code_counts_itself() -> None:
     name = f"{own_count.__module__}:{own_count.__name__}"
     setup = Setup(
         model="small_models:small", implementation=name, world_size=4, batch=2, sequence=5,
+        microbatches=MANY,
+    )  # fmt: skip
+    assert analyse(setup).left_out == 0
+
+
+def test_those_that_are_not_alike_are_all_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two of stage 3 are not: it learns the order of parameters in them."""
+    monkeypatch.setattr("zerocheck.memory.analyse.MIDDLE", 0)
+    setup = Setup(
+        model="small_models:small", implementation="deepspeed3", world_size=4, batch=2, sequence=5,
         microbatches=MANY,
     )  # fmt: skip
     assert analyse(setup).left_out == 0

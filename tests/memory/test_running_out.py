@@ -150,7 +150,7 @@ def test_one_change_at_a_time_and_then_together() -> None:
         good = other.stage == 3, other.checkpoint, other.batch == 1
         return judge_memory(CUDA_CONTEXT + 7, 10 - sum(good), None)
 
-    tried = advise(setup, judge)
+    tried = tuple(advise(setup, judge))
     assert [one.fits for one in tried] == [False] * (len(tried) - 1) + [True]
     assert tried[-1].change == "stage 3 (fsdp2) + activation checkpointing + a microbatch of 1"
     assert "--checkpoint-activations" in tried[-1].command and "--batch 1" in tried[-1].command
@@ -158,7 +158,7 @@ def test_one_change_at_a_time_and_then_together() -> None:
 
 def test_the_smallest_change_that_is_enough() -> None:
     setup = small("fsdp2", batch=16)
-    tried = advise(setup, lambda other: judge_memory(CUDA_CONTEXT + 8, other.batch, None))
+    tried = tuple(advise(setup, lambda other: judge_memory(CUDA_CONTEXT + 8, other.batch, None)))
     (batch,) = [one for one in tried if one.fits]
     assert batch.change == "a microbatch of 8"
     again = replace(setup, batch=8)

@@ -36,7 +36,7 @@ from .result import (
     ModulePeak,
 )
 from .setup import Setup
-from .simulate import STEPS, Simulation, simulate
+from .simulate import MIDDLE, STEPS, Simulation, simulate
 from .source import ModelSource, alike, source
 from .timeline import HeldBytes, Timeline, of_shards, timeline
 from .verdict import MemoryVerdict, Reserved, judge_memory, room
@@ -168,9 +168,10 @@ def verdict_of(setup: Setup, done: SimulatedRank, limit: int) -> MemoryVerdict:
     return judge_memory(limit, done.timeline.peak().total, *reserved_of(setup, done))
 
 
-TYPICAL = 4
-"""Microbatches that are simulated of a step of more: the first, two that must be alike, and the
-last. Then each one left out is as those two: the code's own state is that of two of them."""
+TYPICAL = 5
+"""Microbatches that are simulated of a step of more: two, two that must be alike, and the last.
+Each one that is left out is as those two. DeepSpeed's stage 3 learns the order of parameters in
+the first two of a training."""
 
 
 def run(
@@ -193,24 +194,24 @@ class _UnlikeMicrobatches(Exception):
 
 
 def _check_alike(one: Simulation) -> None:
-    """Raise _UnlikeMicrobatches unless the second and the third microbatch of a step do the same,
-    and leave as much memory behind as they find."""
+    """Raise _UnlikeMicrobatches unless two microbatches of each step do the same, and leave as much
+    memory behind as they find."""
     lines = [timeline(one.log, one.blocks, host=host) for host in (False, True)]
     for step in range(STEPS):
         for line in lines:
             runs = line.microbatches(step)
-            if len(runs) not in (0, TYPICAL) or runs[1:2] != runs[2:3]:
+            if len(runs) not in (0, TYPICAL):
                 raise _UnlikeMicrobatches
-            middle = runs[1] if runs else []
+            middle, following = runs[MIDDLE : MIDDLE + 2] if runs else ([], [])
             left = [
                 sum(e.allocated[i] - e.freed[i] for e in middle) for i, _ in enumerate(CATEGORIES)
             ]
-            if any(left):
+            if any(left) or middle != following:
                 raise _UnlikeMicrobatches
         for moved in (one.log.collectives, one.log.copies):
             first, second = (
                 [each[:-1] for each in moved if each.step == step and each.microbatch == number]
-                for number in (1, 2)
+                for number in (MIDDLE, MIDDLE + 1)
             )
             if first != second:
                 raise _UnlikeMicrobatches
@@ -286,7 +287,7 @@ def _whole(
 
 def _traffic(one: Simulation, left_out: int) -> StepTraffic:
     last = [call for call in one.log.collectives if call.step == STEPS - 1]
-    last += left_out * [call for call in last if call.microbatch == 1]
+    last += left_out * [call for call in last if call.microbatch == MIDDLE]
     return step_traffic(((call.phase, call.kind), call.sent) for call in last)
 
 

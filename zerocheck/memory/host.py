@@ -17,7 +17,7 @@ from msgspec import structs
 from .extrapolate import NotUniform, grown
 from .log import Log
 from .result import HostMemory
-from .simulate import STEPS, Simulation
+from .simulate import MIDDLE, STEPS, Simulation
 from .timeline import of_shards, timeline
 
 
@@ -34,7 +34,7 @@ def simulated_host(one: Simulation, left_out: int = 0) -> SimulatedHost:
     line = timeline(one.log, one.blocks, host=True)
     taken, pinned, rounded = _taken(one.log)
     last = [copy for copy in one.log.copies if copy.step == STEPS - 1]
-    last += left_out * [copy for copy in last if copy.microbatch == 1]
+    last += left_out * [copy for copy in last if copy.microbatch == MIDDLE]
     memory = HostMemory(
         peak=line.peak(),
         taken=taken,

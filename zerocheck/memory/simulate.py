@@ -36,6 +36,8 @@ from .source import ModelSource
 STEPS = 2
 """In the first the optimizer makes its states and DDP its final buckets; the second is as all
 that follow."""
+MIDDLE = 2
+"""Number of a microbatch from which on each but the last of a step does the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _head(report: MemoryReport) -> Iterator[str]:
         yield f"all blocks simulated, since they do not repeat: {report.reason}"
     if report.left_out:
         yield (
-            f"{report.left_out} microbatches of a step are not simulated: the second and the third "
+            f"{report.left_out} microbatches of a step are not simulated: the third and the fourth "
             "are alike, and so is each after them but the last; --exact simulates all"
         )
 
