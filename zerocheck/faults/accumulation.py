@@ -120,7 +120,7 @@ class DividedInTheOutputs(Zero1):
         def divided(*inputs: Any, **named: Any) -> Any:
             outputs = given(*inputs, **named)
             if outputs.requires_grad:
-                outputs.register_hook(lambda gradient: gradient / count)
+                outputs.register_hook(lambda gradient: gradient / count)  # type: ignore[no-untyped-call]
             return outputs
 
         self.call = divided
