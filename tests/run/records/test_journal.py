@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -111,6 +112,37 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes, message: str
     path.write_bytes(data)
     with pytest.raises(UsageError, match=message):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda lines: [lines[0], lines[1].replace(b'"holds"', b'"violated"', 1), *lines[2:]], 2),
+        (lambda lines: [lines[0], *lines[2:]], 2),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], 2),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3),
+    ],
+)
+def test_what_was_changed_afterwards_is_refused(
+    tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], line: int
+) -> None:
+    """Changed, left out, moved, repeated: each line has a checksum of itself and those before."""
+    path = tmp_path / "journal.ndjson"
+    with Journal(path) as journal:
+        for record in held(3):
+            journal.handle(record)
+    assert len(read(path, summed=True)) == len(held(3))
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(UsageError, match=f"line {line}: it, or the line before it, is not as it"):
+        read(path)
+
+
+def test_lines_without_a_checksum_are_read_where_that_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "journal.ndjson"
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in held()))
+    assert read(path) == held()
+    with pytest.raises(UsageError, match="lines have no checksum"):
+        read(path, summed=True)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

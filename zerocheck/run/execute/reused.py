@@ -49,7 +49,7 @@ class ReusedOutcomes:
         self._outcomes: dict[tuple[str, Case], Outcome] = {}
         shards = set()
         for path in (one for given in options.reuse for one in _journals(given)):
-            started, *records = read(path)
+            started, *records = read(path, summed=True)
             assert isinstance(started, RunStarted)
             self._check_same(path, started, options, environment)
             if started.shard:

@@ -6,9 +6,11 @@ A bus delivers each record to the journal first, then to the other handlers.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import lzma
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -38,6 +40,40 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record, strict=Fal
 _matrix_decoder: msgspec.json.Decoder[MatrixRecord] = msgspec.json.Decoder(
     MatrixRecord, strict=False
 )
+
+
+_SUM = re.compile(rb',"sum":"([0-9a-f]{16})"}$')
+
+
+class LineSums:
+    """Checksums of the lines of a journal, each of its line and of the checksum before it.
+
+    They show what was changed, moved or left out. Whoever makes new ones can still write what he
+    likes: nothing is signed.
+    """
+
+    def __init__(self) -> None:
+        self._last = b""
+        self.missing = 0
+        """Lines without one."""
+
+    def _next(self, line: bytes) -> bytes:
+        self._last = hashlib.blake2b(self._last + line, digest_size=8).hexdigest().encode()
+        return self._last
+
+    def added(self, line: bytes) -> bytes:
+        """Return a JSON object with its checksum as the last field."""
+        return line[:-1] + b',"sum":"' + self._next(line) + b'"}'
+
+    def check(self, where: str, line: bytes) -> None:
+        """Raise UsageError if the line has a checksum that is not its own."""
+        found = _SUM.search(line)
+        if found is None:
+            self.missing += 1
+        elif self._next(line[: found.start()] + b"}") != found[1]:
+            raise UsageError(
+                f"{where}: it, or the line before it, is not as it was written (checksum)"
+            )
 
 
 def encode(value: Any) -> bytes:
@@ -90,6 +126,7 @@ class Journal:
                 previous_runs.check_name(path)
             undo.pop_all()
         self._file.truncate(0)
+        self._sums = LineSums()
         self._synced = time.monotonic()
 
     def _open(self) -> None:
@@ -117,7 +154,7 @@ class Journal:
 
         It is handed to the operating system when this returns, so that a kill does not lose it.
         """
-        self._file.write(encode(record) + b"\n")
+        self._file.write(self._sums.added(encode(record)) + b"\n")
         self._file.flush()
         if not self.begun:
             previous_runs.keep(self.path)
@@ -144,13 +181,14 @@ class Journal:
         self.close()
 
 
-def read(path: Path, note: Note | None = None) -> list[Record]:
+def read(path: Path, note: Note | None = None, *, summed: bool = False) -> list[Record]:
     """Read all records of a journal, which may be compressed with xz.
 
-    A last line without its end, as a kill leaves it, is dropped and reported to `note`. Raises
-    UsageError, with the line number, for another format version or anything else.
+    summed: every line must have its checksum; one that is there must be right anyway. A last line
+    without its end, as a kill leaves it, is dropped and reported to `note`. Raises UsageError, with
+    the line number, for another format version or anything else.
     """
-    return _read(path, _decode, note)
+    return _read(path, _decode, note, summed=summed)
 
 
 def read_matrix(path: Path, note: Note | None = None) -> list[MatrixRecord]:
@@ -194,13 +232,29 @@ def read_bytes(path: Path) -> bytes:
     return unpacked
 
 
-def _read(path: Path, decode: Callable[[Path, int, bytes], R], note: Note | None) -> list[R]:
+def _read(
+    path: Path,
+    decode: Callable[[Path, int, bytes], R],
+    note: Note | None,
+    *,
+    summed: bool = False,
+) -> list[R]:
     data = read_bytes(path)
     *lines, rest = data.split(b"\n")
     records = [decode(path, number, line) for number, line in enumerate(lines, 1)]
+    sums = LineSums()
+    for number, line in enumerate(lines, 1):
+        sums.check(f"{path}, line {number}", line)
+    if summed and sums.missing:
+        raise UsageError(
+            f"{path}: {sums.missing} lines have no checksum: it was changed, or is of an older "
+            "zerocheck; run its cases again"
+        )
     if rest:
         try:
-            records.append(decode(path, len(lines) + 1, rest))
+            record = decode(path, len(lines) + 1, rest)
+            sums.check(f"{path}, line {len(lines) + 1}", rest)
+            records.append(record)
         except UsageError:
             if not records:
                 raise
