@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ from ranks_asking import TARGET, Ask, answers
 
 from zerocheck.errors import HarnessError, UsageError
 from zerocheck.machine.host import available_bytes
+from zerocheck.machine.shortage import shortage
 from zerocheck.ranks import Pool, Slot
 from zerocheck.ranks.context import load_target
 
@@ -166,6 +170,23 @@ def test_idle_teams_are_closed_and_the_pool_cleans_up() -> None:
         pool.wait(lost)
     with pytest.raises(HarnessError, match="closed"):
         pool.submit(1, b"")
+
+
+def test_a_temporary_directory_that_is_removed_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(gone))
+    with Pool(TARGET, patience_s=1.0) as pool:
+        assert answers(pool.wait(pool.submit(2, b"reduce"))) == [2.0, 2.0]
+        asleep = pool.submit(2, b"sleep 60")
+        shutil.rmtree(gone)
+        with pytest.raises(FileNotFoundError) as caught:
+            pool.wait(asleep)
+    assert (shortage(caught.value) or "").startswith(f"{gone}/zerocheck-ranks-")
+    assert "was removed while zerocheck used it; run again" in (shortage(caught.value) or "")
+    assert shortage(FileNotFoundError(2, "none", "/home/me/data")) is None
 
 
 def test_a_killed_zygote_is_replaced() -> None:

@@ -26,6 +26,14 @@ THREADS = (
     "a rank could not start a thread; allow more processes (ulimit -u, or the pids limit of the "
     "control group) or more memory (ulimit -v, ulimit -d)"
 )
+SCRATCH_PREFIX = "zerocheck-ranks-"
+"""Begin of the names of the temporary directories of ranks."""
+AGAIN = "run again: --reuse with the report's directory takes over what was judged"
+KILLED = (
+    "a process of zerocheck was killed from outside, as the kernel does where memory runs out; "
+    f"{AGAIN}"
+)
+STOPPED = f"a process of zerocheck does nothing, as if it was stopped (SIGSTOP); {AGAIN}"
 DISK = f"no room is left on the file system; {ROOM}"
 _BY_NUMBER = {
     errno.ENOSPC: DISK,
@@ -46,6 +54,8 @@ _BY_TEXT = {
     r"Cannot allocate memory|MemoryError|failed to map segment|bad_alloc|can't allocate": MEMORY,
     r"No space left on device": DISK,
     r"File too large": _BY_NUMBER[errno.EFBIG],
+    r"process that starts ranks is gone: .*exit code -\d": KILLED,
+    r"process that starts ranks is gone: no answer for": STOPPED,
     r"No usable temporary directory": "no temporary file can be written; set TMPDIR to a directory "
     "with room that can be written, and let files grow (ulimit -f)",
 }
@@ -62,7 +72,14 @@ def shortage(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _BY_NUMBER:
         where = f"{error.filename}: " if error.filename else ""
         return where + _BY_NUMBER[error.errno]
+    if isinstance(error, FileNotFoundError) and _is_ours(error.filename):
+        return f"{error.filename} was removed while zerocheck used it; {AGAIN}"
     return shortage_in(str(error))
+
+
+def _is_ours(name: object) -> bool:
+    """Return True for the path of a temporary file or directory that zerocheck made."""
+    return f"{os.sep}{SCRATCH_PREFIX}" in str(name)
 
 
 def shortage_in(text: str) -> str | None:

@@ -309,6 +309,7 @@ class Pool:
         inspect = timeout_s > 0 and now - self._looked_at >= _LOOK_S
         if inspect:
             self._looked_at = now
+            self._scratch.check()
         for team in list(self._teams) if inspect else teams:
             self._settle(team, inspect=inspect)
         busy = [team for team in self._teams if team.jobs]
@@ -389,6 +390,7 @@ class Pool:
                     return
             else:
                 verdict = None
+            self._scratch.check()
             result = post_mortem.broken(team, head, verdict)
             if self._is_short(team, result):
                 return

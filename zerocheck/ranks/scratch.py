@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
 import time
+
+from zerocheck.machine.shortage import SCRATCH_PREFIX
 
 
 def log_path(directory: str, rank: int) -> str:
@@ -25,7 +28,7 @@ def rendezvous_path(directory: str) -> str:
     return os.path.join(directory, "rendezvous")
 
 
-_PREFIX = "zerocheck-ranks-"
+_PREFIX = SCRATCH_PREFIX
 _OWNER = ".owner"
 _STALE_S = 60.0
 SHARED_MEMORY = "/dev/shm"
@@ -54,6 +57,14 @@ class Scratch:
     def directories(self) -> list[str]:
         """Fastest first."""
         return [self.slow] if self.fast == self.slow else [self.fast, self.slow]
+
+    def check(self) -> None:
+        """Raise FileNotFoundError if the directory of temporary files itself is gone.
+
+        What ranks did without it says nothing. What user code removes comes back: see `make`.
+        """
+        if not os.path.isdir(os.path.dirname(self.slow)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.slow)
 
     def make(self, base: str, name: str) -> str:
         """A new directory in one of `directories`, which comes back if user code removed it."""
