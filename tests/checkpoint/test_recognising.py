@@ -246,3 +246,28 @@ def test_damaged_safetensors(tmp_path: Path, change: Any, expected: set[tuple[st
     save_file({"a": torch.ones(4), "b": torch.ones(2)}, path)
     path.write_bytes(change(path.read_bytes()))
     assert found(examine(path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.eye(3).to_sparse(), "layout torch.sparse_coo, which is not read"),
+        (torch.empty(4, dtype=torch.float4_e2m1fn_x2), "dtype torch.float4_e2m1fn_x2 is not read"),
+    ],
+)
+def test_tensors_that_are_not_read_are_no_equal_ones(
+    tmp_path: Path, tensor: torch.Tensor, words: str
+) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"w": tensor}, path)
+    for report in (examine(path), compare(path, path)):
+        assert report.exit_code == 1
+        assert words in report.findings[0].detail
+
+
+def test_a_file_without_tensors_is_nothing_to_check(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({}, path)
+    for look in (examine, lambda one: compare(one, one)):
+        with pytest.raises(UsageError, match="holds no tensor, so there is nothing to check"):
+            look(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from zerocheck.errors import HarnessError
+from zerocheck.machine.shortage import PROCESSES, is_ample
 from zerocheck.ranks import ArenaView, JobResult, RankOutcome, Slot, worker
 from zerocheck.ranks import arena as arena_module
 from zerocheck.ranks.arena import Arena
@@ -443,3 +445,28 @@ def test_advice_of_an_error_stands_in_the_headline() -> None:
     outcome = RankOutcome(0, "raised", type_name=raised.type_name, text=raised.text)
     text = "rank 0 raised RuntimeError: first line (zerocheck: give it a device)"
     assert outcome.headline() == text
+
+
+def test_files_of_ranks_are_not_where_output_goes(tmp_path: Path) -> None:
+    """Code that closed its output may still print, from C++ too."""
+    text = """
+import os, sys
+from zerocheck.machine.host import open_above
+os.close(1)
+found = open_above(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.write(1, b"printed")  # to nowhere
+os.write(2, f"{found} {os.path.getsize(sys.argv[1])}".encode())
+"""
+    command = [sys.executable, "-c", text, str(tmp_path / "arena")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    number, size = map(int, done.stderr.split())
+    assert number > 2 and size == 0
+
+
+def test_where_memory_is_limited_no_want_of_threads_is_the_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zerocheck.machine.shortage.startable", lambda count: count)
+    for limit, ample in ((1 << 29, False), (1 << 34, True), (resource.RLIM_INFINITY, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        assert is_ample(PROCESSES, 2) is ample

@@ -47,6 +47,11 @@ def test_nothing_changed() -> None:
     assert comparison_text.outcome(same) == "nothing is newly violated"
 
 
+def test_runs_of_other_code_are_not_compared() -> None:
+    now, before = [started("zero3"), case(0, "zero3"), finished()], run(case(0))
+    assert changes(now, before).exit_code == 1
+
+
 def test_newly_violated_and_fixed() -> None:
     good, bad = run(case(0), case(1)), run(case(0), VIOLATED, finding())
     new = changes(bad, good)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ..contract.names import unwrapped
+from ..errors import UsageError
 from .groups import ParamGroup, groups_of, written_names
 from .optimizer_keys import GroupKey, StateKey, group_key, owners, state_key
 from .result import CheckpointSummary, GroupSettings, RoleTotal
@@ -96,7 +97,12 @@ class Contents:
 
 
 def contents_of(path: Path, source: CheckpointSource) -> Contents:
-    """Give every tensor of a checkpoint its role and name, and read its steps and settings."""
+    """Give every tensor of a checkpoint its role and name, and read its steps and settings.
+
+    Raises UsageError for one without tensors in which nothing is wrong: there is nothing to check.
+    """
+    if not source.tensors and not source.findings:
+        raise UsageError(f"{str(path)!r} holds no tensor, so there is nothing to check")
     contents = Contents(path, source, notes=list(source.notes))
     known = owners([*source.tensors, *source.values])
     states: dict[Key, StateKey] = {}

@@ -125,7 +125,7 @@ class Dcp(OpenCheckpoint):
                     self._held[leaf_key] = leaf
                     self.tensors[leaf_key] = whole(leaf)
                 else:
-                    self.values[leaf_key] = leaf
+                    self.value(leaf_key, leaf)
         except RefusedPickle as error:
             self.notes.append(str(error))
         except DamagedCheckpoint as error:

@@ -106,6 +106,13 @@ class OpenCheckpoint:
         """Add a finding."""
         self.findings.append(CheckpointProblem(check=check, where=where, detail=detail))
 
+    def value(self, key: Key, leaf: object) -> None:
+        """Take a leaf that is no tensor, or one that is not read, which is a finding."""
+        if isinstance(leaf, NotRead):
+            self.wrong("readable", dotted(key), leaf)
+        else:
+            self.values[key] = leaf
+
 
 def whole(tensor: torch.Tensor) -> Stored:
     """Describe a tensor that is stored in one piece."""
@@ -160,6 +167,25 @@ def leaves(tree: object) -> list[tuple[Key, object]]:
     return list(walk.leaves(tree, ()))
 
 
+class NotRead(str):
+    """Tensor whose values are not read, in words: it is neither checked nor compared."""
+
+    __slots__ = ()
+
+
+def _unread(tensor: torch.Tensor) -> str:
+    """Return why the values of a tensor cannot be read, or an empty text."""
+    if tensor.is_nested:
+        return "it is a nested tensor, which is not read"
+    if tensor.layout is not torch.strided:
+        return f"it is a tensor of layout {tensor.layout}, which is not read"
+    try:
+        torch.empty(1, dtype=tensor.dtype).to(torch.float64)
+    except (RuntimeError, NotImplementedError):
+        return f"its dtype {tensor.dtype} is not read: torch does not convert it"
+    return ""
+
+
 class _TreeWalk:
     """Walk through a foreign tree, in which one object can occur in many places."""
 
@@ -176,8 +202,8 @@ class _TreeWalk:
         ):
             for index, child in enumerate(tree):
                 yield from self.leaves(child, (*above, index))
-        elif isinstance(tree, torch.Tensor) and tree.layout is not torch.strided:
-            yield above, f"a tensor of layout {tree.layout}"
+        elif isinstance(tree, torch.Tensor) and (reason := _unread(tree)):
+            yield above, NotRead(reason)
         else:
             self._value(tree, len(above))
             yield above, tree

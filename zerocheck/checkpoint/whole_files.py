@@ -62,7 +62,7 @@ class TorchSave(OpenCheckpoint):
                 self._held[key] = leaf
                 self.tensors[key] = whole(leaf)
             else:
-                self.values[key] = leaf
+                self.value(key, leaf)
 
     def read(self, key: Key) -> torch.Tensor:
         """See `Source.read`."""

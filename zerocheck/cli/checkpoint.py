@@ -34,9 +34,9 @@ def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> i
 
     Exits with 0 if nothing is wrong or both are equal, 1 with findings, 2 for wrong usage.
     """
-    from ..run.execute.machine import check_process_memory
+    from ..run.execute.machine import import_torch
 
-    check_process_memory()  # before torch is imported
+    import_torch()
     from ..checkpoint.compare import compare
     from ..checkpoint.examine import examine
     from ..checkpoint.text import render

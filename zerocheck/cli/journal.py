@@ -64,7 +64,8 @@ def _run_recorded(
         from ..run.execute.launch import with_ranks_of
 
         def judge(opened: RankPool) -> int:
-            from ..run import engine
+            with signals.deferred():  # torch ends the process if its import is interrupted
+                from ..run import engine
 
             note_untested()
             return engine.run(options, handlers, ranks=opened)

@@ -311,9 +311,9 @@ def _simulate(setup: Any, *, exact: bool, limit: int | None, json_file: Path | N
 def _check(setup: Any) -> None:
     """Raise UsageError for an implementation that is not installed, or a lack of memory."""
     from ..catalogue import check_spelling, extra_of, missing
-    from ..run.execute.machine import check_process_memory
+    from ..run.execute.machine import import_torch
 
-    check_process_memory()  # before torch is imported
+    import_torch()
     check_spelling(setup.implementation)
     if (extra := extra_of(setup.implementation)) and (reason := missing(extra)):
         raise UsageError(f"{setup.implementation} {reason}")

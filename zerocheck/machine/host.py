@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Iterator, MutableMapping
@@ -23,6 +24,23 @@ def total_bytes() -> int | None:
     """Return the smaller of the machine's memory and the control group's limit, None if unknown."""
     found = _meminfo("MemTotal:") + [group.limit for group in memory_limits()]
     return min(found) if found else None
+
+
+def open_above(path: str, flags: int) -> int:
+    """Open a file of mode 0600 under a descriptor above those of the standard streams.
+
+    Code that closed these may still print: what is opened under their numbers would get it.
+    """
+    descriptor = os.open(path, flags, 0o600)
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, descriptor)
+        if null > 2:
+            os.close(null)
 
 
 def available_bytes() -> int | None:

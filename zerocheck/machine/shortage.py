@@ -7,6 +7,7 @@ control group counts.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import resource
@@ -60,6 +61,7 @@ _BY_TEXT = {
     "with room that can be written, and let files grow (ulimit -f)",
 }
 _THREADS_OF_A_RANK, _FILES_OF_A_RANK, _BYTES_OF_A_RANK = 32, 256, 128 << 20
+_AMPLE_BYTES = 4 << 30
 """More than a rank needs: code under test that has used up so much would use up any amount."""
 
 
@@ -94,7 +96,8 @@ def is_ample(words: str, ranks: int) -> bool:
     """
     if words in (PROCESSES, THREADS):
         needed = _THREADS_OF_A_RANK * ranks
-        return startable(needed) >= needed
+        # Stacks of threads take memory that a process of its own does not show.
+        return startable(needed) >= needed and not _memory_is_limited(_AMPLE_BYTES)
     if words == FILES:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return limit == resource.RLIM_INFINITY or limit >= _FILES_OF_A_RANK
@@ -138,6 +141,8 @@ def startable(count: int) -> int:
     return 1 + int(done.stdout) if done.stdout.strip().isdigit() else count
 
 
-def _memory_is_limited() -> bool:
+def _memory_is_limited(below: float = math.inf) -> bool:
+    """Return True if a process may take no more memory than some limit below this."""
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    return any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)
+    given = (resource.getrlimit(one)[0] for one in limits)
+    return any(one != resource.RLIM_INFINITY and one < below for one in given)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zerocheck.errors import HarnessError
-from zerocheck.machine.host import FULL, leaves, reserve
+from zerocheck.machine.host import FULL, leaves, open_above, reserve
 from zerocheck.ranks.view import KEPT_BYTES, Slot, align
 
 FIRST_BYTES = 1 << 20
@@ -156,7 +156,7 @@ class Arena:
             return
         path = os.path.join(directory, f"{self._name}.{next(self._generation)}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = open_above(path, flags)
         try:
             reserve(descriptor, size)
             new = mmap.mmap(descriptor, size)

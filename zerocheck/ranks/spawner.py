@@ -40,6 +40,7 @@ from zerocheck.ranks.watchdog import activity
 
 START_TIMEOUT_S = 300.0
 _CALL_TIMEOUT_S = 60.0
+_STOPPED_S = 30.0
 _LOOK_S = 1.0
 _FDS_AT_ONCE = 100
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -217,8 +218,9 @@ class Spawner:
             moved = now is not None and not (now.asleep and now == progress)
             idle_s = 0.0 if moved else idle_s + _LOOK_S
             progress = now
-            if idle_s >= timeout_s:
-                self._give_up(f"no answer for {timeout_s:g} s, in which it did nothing")
+            stopped = now is not None and now.stopped
+            if idle_s >= (min(timeout_s, _STOPPED_S) if stopped else timeout_s):
+                self._give_up(f"no answer for {idle_s:g} s, in which it did nothing")
 
     def _give_up(self, why: str) -> None:
         self._why_dead = why

@@ -104,7 +104,8 @@ class ComparedRow:
 class Changes:
     """Differences between two runs.
 
-    exit_code: 1 if something is newly violated, or no longer checked at all.
+    exit_code: 1 if something is newly violated, or no longer checked at all, or nothing that was
+    checked before is in this run.
     """
 
     notes: list[str]
@@ -171,7 +172,7 @@ def compare(now: ComparedReport, before: ComparedReport) -> Changes:
         and (after := _status(one, obligation)) in ("unsupported", "not exercised")
         and obligation in now.run.obligations
     ]
-    code = 1 if newly_violated or no_longer else 0
+    code = 1 if newly_violated or no_longer or (before.implementations and not both) else 0
     return Changes(
         notes=list(_notes(now, before, both)),
         environment=list(_environment(now, before)),

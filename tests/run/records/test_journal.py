@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hand_made import VIOLATION, case, failed, finding, held, started
 
 from zerocheck.errors import UsageError
 from zerocheck.run.records.journal import Journal, encode, read
-from zerocheck.run.records.records import CaseFinished, Finding, Record
+from zerocheck.run.records.records import CaseFinished, Coverage, Finding, Record
 
 
 def write(path: Path, records: list[Record]) -> Path:
@@ -143,6 +144,20 @@ def test_lines_without_a_checksum_are_read_where_that_will_do(tmp_path: Path) ->
     assert read(path) == held()
     with pytest.raises(UsageError, match="lines have no checksum"):
         read(path, summed=True)
+
+
+def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
+    wrong = Coverage(implementation="zero2", features=("world-2",), supported="xyz")
+    path = write(tmp_path / "j", [started(), wrong])
+    with pytest.raises(UsageError, match="'xyz' are no pairs of features"):
+        read(path)
+
+
+def test_a_directory_that_is_removed_at_the_start(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "report" / "j")
+    shutil.rmtree(tmp_path / "report")
+    with pytest.raises(UsageError, match="was removed while the run began"):
+        journal.handle(started())
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

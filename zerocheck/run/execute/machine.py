@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 from ...errors import UsageError
+from ...machine import signals
 from ...machine.host import available_bytes, free_swap_bytes, process_limits
 from ...machine.shortage import startable
 
@@ -59,6 +60,14 @@ def check_process_memory() -> None:
                 f"there is not enough memory: a process may take {_mib(limit)} of {words}, and one "
                 f"that imports torch needs more than {_mib(needed)}; allow more (ulimit {option})"
             )
+
+
+def import_torch() -> None:
+    """Import torch where there is memory for it. A signal waits: torch ends the process if an
+    exception is raised within its import. Raises UsageError as `check_process_memory`."""
+    check_process_memory()
+    with signals.deferred():
+        import torch  # noqa: F401
 
 
 def _check_memory(world_size: int) -> None:

@@ -24,7 +24,7 @@ from ...foreign_text import encodable
 from ...machine import signals
 from . import previous_runs
 from .matrix_records import FaultsStarted, MatrixRecord
-from .records import JOURNAL_FORMAT, Drift, Record, RunStarted
+from .records import JOURNAL_FORMAT, Coverage, Drift, Record, RunStarted
 
 Note = Callable[[str], None]
 R = TypeVar("R")
@@ -158,7 +158,12 @@ class Journal:
         self._file.flush()
         if not self.begun:
             previous_runs.keep(self.path)
-            os.replace(self._made, self.path)
+            try:
+                os.replace(self._made, self.path)
+            except FileNotFoundError:
+                raise UsageError(
+                    f"{self.path.parent} was removed while the run began; run again"
+                ) from None
             self.begun = True
         now = time.monotonic()
         if now - self._synced > SYNC_SECONDS:
@@ -295,6 +300,10 @@ def _check_values(where: str, record: object) -> None:
     """Raise UsageError for a date that no calendar has, and for series of different lengths."""
     if isinstance(record, RunStarted | FaultsStarted) and not 0 <= record.started <= _LAST_DATE:
         raise UsageError(f"{where}: it started at {record.started:g}, which is no date")
+    if isinstance(record, Coverage):
+        for bits in (record.supported, *(one.pairs for one in record.refused)):
+            if not re.fullmatch(r"[0-9a-f]*", bits):
+                raise UsageError(f"{where}: {bits[:40]!r} are no pairs of features")
     if isinstance(record, Drift):
         for run in filter(None, (record.own, record.replica)):
             if {len(run.losses), len(run.largest), len(run.relative)} != {len(record.expected)}:
