@@ -409,5 +409,6 @@ class Driver:
     @property
     def _past_wrapper(self) -> nn.Module | None:
         """The case's own module, where the loss calls it past its wrapper too."""
-        calls = self.case.data.past_wrapper and self._model is not None
-        return self._model() if calls and self._model is not None else None
+        if self._model is None or not self.case.data.past_wrapper:
+            return None
+        return self._model()

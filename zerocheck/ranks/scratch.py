@@ -28,7 +28,6 @@ def rendezvous_path(directory: str) -> str:
     return os.path.join(directory, "rendezvous")
 
 
-_PREFIX = SCRATCH_PREFIX
 _OWNER = ".owner"
 _STALE_S = 60.0
 SHARED_MEMORY = "/dev/shm"
@@ -44,13 +43,15 @@ class Scratch:
         self.shared_memory = shared_memory
         base = tempfile.gettempdir()
         _sweep(base)
-        self.slow = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base)
+        self.slow = tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=base)
         self._locks = [_own(self.slow)]
         self.fast = self.slow
         if os.path.isdir(shared_memory) and os.access(shared_memory, os.W_OK | os.X_OK):
             with contextlib.suppress(OSError):
                 _sweep(shared_memory)
-                self.fast = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared_memory)
+                self.fast = tempfile.mkdtemp(
+                    prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=shared_memory
+                )
                 self._locks.append(_own(self.fast))
 
     @property
@@ -98,7 +99,7 @@ def _sweep(base: str) -> None:
     Usually the zygote does it; this is for the day when parent and zygote were killed together.
     """
     for entry in os.scandir(base):
-        if not entry.name.startswith(_PREFIX):
+        if not entry.name.startswith(SCRATCH_PREFIX):
             continue
         with contextlib.suppress(OSError):
             status = entry.stat(follow_symlinks=False)

@@ -49,10 +49,7 @@ def _run_with(names: Sequence[str], option: str, value: str, model: str = "") ->
     if not any(map(in_session, (*names, model))):
         own = f" --model {copyable([model])}" if model else ""
         return f"zerocheck run {copyable(list(names))}{own} --{option} {value}"
-    called = [
-        name.partition(":")[2] if in_session(name) else repr(name) for name in (*names, model)
-    ]
-    arguments = [*called[:-1], *([f"model={called[-1]}"] if model else [])]
+    arguments = [*map(_argument, names), *([f"model={_argument(model)}"] if model else [])]
     return f"zerocheck.run({', '.join(arguments)}, {option.replace('-', '_')}={value!r})"
 
 
