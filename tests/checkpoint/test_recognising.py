@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,10 @@ def test_a_file_without_tensors_is_nothing_to_check(tmp_path: Path) -> None:
     for look in (examine, lambda one: compare(one, one)):
         with pytest.raises(UsageError, match="holds no tensor, so there is nothing to check"):
             look(path)
+
+
+def test_what_would_have_a_reader_wait_is_no_file(tmp_path: Path) -> None:
+    torch.save(state(), tmp_path / "a.pt")
+    for name in ("latest", "model.safetensors.index.json"):
+        os.mkfifo(tmp_path / name)
+    assert not [one for one in examine(tmp_path).findings if one.check == "readable"]

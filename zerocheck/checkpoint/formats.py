@@ -39,7 +39,7 @@ def open_checkpoint(path: Path) -> CheckpointSource:
             "not read yet"
         )
     _not_deepspeed(path, names)
-    if _POINTER in names:
+    if (path / _POINTER).is_file():  # and no FIFO, which would have us wait
         return open_checkpoint(_pointed(path))
     files = [one for one in here if one.suffix in OPENERS and one.is_file()]
     if files:

@@ -70,8 +70,12 @@ def _first_gap(boxes: Sequence[StoredBox], shape: Sequence[int], dim: int = 0) -
     """Return the first element, in row-major order, that no box holds, or None."""
     if dim == len(shape):
         return None if boxes else []
+    ahead = sorted(boxes, key=lambda box: box.offsets[dim], reverse=True)
+    inside: list[StoredBox] = []
     for start in _cuts(boxes, dim, shape[dim]):
-        inside = [box for box in boxes if box.offsets[dim] <= start < _end(box, dim)]
+        while ahead and ahead[-1].offsets[dim] <= start:
+            inside.append(ahead.pop())
+        inside = [box for box in inside if start < _end(box, dim)]
         below = _first_gap(inside, shape, dim + 1)
         if below is not None:
             return [start, *below]

@@ -129,7 +129,7 @@ class WholeFiles(OpenCheckpoint):
             self.values[above + key] = value
 
     def _indices(self, directory: Path, opened: dict[Path, CheckpointSource]) -> None:
-        for path in sorted(directory.glob("*.index.json")):
+        for path in sorted(filter(Path.is_file, directory.glob("*.index.json"))):
             try:
                 index = msgspec.json.decode(path.read_bytes(), type=_Index)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -77,7 +77,7 @@ def past_runs(directory: Path, like: Tally, note: Callable[[str], object]) -> li
     named to `note`.
     """
     found = []
-    for path in sorted(directory.glob(_PATTERN))[-MOST:]:
+    for path in sorted(filter(Path.is_file, directory.glob(_PATTERN)))[-MOST:]:
         try:
             counted = tally(read(path))
         except UsageError as error:
