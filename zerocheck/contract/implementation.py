@@ -80,8 +80,9 @@ class Microbatch:
             seed_all(self.seed)
         if self.entered is not None:
             self.entered()
-        outputs = call_with(call, self.inputs, self.keywords, self.past_wrapper)
-        loss = self.loss_of(outputs, self.target)
+        loss = self.loss_of(
+            call_with(call, self.inputs, self.keywords, self.past_wrapper), self.target
+        )
         if self.on_loss is not None:
             self.on_loss(loss.detach())
         return loss

@@ -199,8 +199,8 @@ def _trace(
     try:
         with Unchanged():  # ranks are measured under a mode
             past = model if case.data.past_wrapper else None
-            outputs = call_with(model, drawn.inputs, drawn.keywords, past)
-            loss = loss_of(case)(outputs, drawn.target)
+            # No name for the outputs: it would keep them for the backward.
+            loss = loss_of(case)(call_with(model, drawn.inputs, drawn.keywords, past), drawn.target)
             note("loss", learns=loss.requires_grad)
             backward = True
             if loss.requires_grad:
