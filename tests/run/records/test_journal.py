@@ -146,6 +146,14 @@ def test_lines_without_a_checksum_are_read_where_that_will_do(tmp_path: Path) ->
         read(path, summed=True)
 
 
+def test_a_last_line_without_its_end_needs_a_checksum_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", held())
+    path.write_bytes(path.read_bytes() + encode(case(9)))
+    assert len(read(path)) == len(held()) + 1
+    with pytest.raises(UsageError, match="1 line has no checksum"):
+        read(path, summed=True)
+
+
 def test_pairs_that_are_none_are_refused(tmp_path: Path) -> None:
     wrong = Coverage(implementation="zero2", features=("world-2",), supported="xyz")
     path = write(tmp_path / "j", [started(), wrong])

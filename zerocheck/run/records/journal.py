@@ -246,20 +246,19 @@ def _read(
 ) -> list[R]:
     data = read_bytes(path)
     *lines, rest = data.split(b"\n")
-    records = [decode(path, number, line) for number, line in enumerate(lines, 1)]
-    sums = LineSums()
-    for number, line in enumerate(lines, 1):
+    sums, records = LineSums(), list[R]()
+
+    def take(line: bytes) -> None:
+        number = len(records) + 1
+        record = decode(path, number, line)
         sums.check(f"{path}, line {number}", line)
-    if summed and sums.missing:
-        raise UsageError(
-            f"{path}: {sums.missing} lines have no checksum: it was changed, or is of an older "
-            "zerocheck; run its cases again"
-        )
+        records.append(record)
+
+    for line in lines:
+        take(line)
     if rest:
         try:
-            record = decode(path, len(lines) + 1, rest)
-            sums.check(f"{path}, line {len(lines) + 1}", rest)
-            records.append(record)
+            take(rest)
         except UsageError:
             if not records:
                 raise
@@ -267,6 +266,11 @@ def _read(
                 note(f"{path}: line {len(lines) + 1} is torn and was dropped")
     if not records:
         raise UsageError(f"{path} holds no records")
+    if summed and sums.missing:
+        raise UsageError(
+            f"{path}: {sums.missing} line{' has' if sums.missing == 1 else 's have'} no checksum: it "
+            "was changed, or is of an older zerocheck; run its cases again"
+        )
     return records
 
 
