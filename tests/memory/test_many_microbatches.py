@@ -16,6 +16,17 @@ from zerocheck.memory.source import source
 MANY = 7
 
 
+def small(implementation: str) -> Setup:
+    return Setup(
+        model="small_models:small",
+        implementation=implementation,
+        world_size=4,
+        batch=2,
+        sequence=5,
+        microbatches=MANY,
+    )
+
+
 def compared(setup: Setup) -> tuple[int, MemoryReport]:
     """Return how many were left out, and the report, which must be that of all."""
     few, every = analyse(setup), analyse(setup, exact=True)
@@ -35,10 +46,7 @@ def compared(setup: Setup) -> tuple[int, MemoryReport]:
     ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "deepspeed1", "deepspeed2", "deepspeed3"],
 )
 def test_the_report_is_that_of_all(name: str) -> None:
-    setup = Setup(
-        model="small_models:small", implementation=name, world_size=4, batch=2, sequence=5,
-        microbatches=MANY,
-    )  # fmt: skip
+    setup = small(name)
     assert compared(setup)[0] == MANY - TYPICAL
 
 
@@ -51,18 +59,12 @@ def test_those_of_a_config_too(tmp_path: Path) -> None:
 
 def test_all_are_simulated_where_the_code_counts_itself() -> None:
     name = f"{own_count.__module__}:{own_count.__name__}"
-    setup = Setup(
-        model="small_models:small", implementation=name, world_size=4, batch=2, sequence=5,
-        microbatches=MANY,
-    )  # fmt: skip
+    setup = small(name)
     assert analyse(setup).left_out == 0
 
 
 def test_those_that_are_not_alike_are_all_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two of stage 3 are not: it learns the order of parameters in them."""
     monkeypatch.setattr("zerocheck.memory.analyse.MIDDLE", 0)
-    setup = Setup(
-        model="small_models:small", implementation="deepspeed3", world_size=4, batch=2, sequence=5,
-        microbatches=MANY,
-    )  # fmt: skip
+    setup = small("deepspeed3")
     assert analyse(setup).left_out == 0

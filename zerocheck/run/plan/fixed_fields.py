@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...case.capabilities import Capability
 from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
 from ...case.mesh import INNER
 from ...case.options import plain
@@ -13,6 +14,13 @@ from ...protocol.replies import Description
 from .draws import mapping, replicas_asked
 from .options import RunOptions
 from .profiles import PROFILES
+
+_UNDECLARED: tuple[tuple[Capability, frozenset[str], str, dict[str, object]], ...] = (
+    ("precision", OF_PRECISION, "precision", {"compute": "fp32", "reduce": "fp32"}),
+    ("compile", COMPILED, "training", {"compile": "none"}),
+    ("past_wrapper", frozenset({"past-wrapper"}), "data", {"past_wrapper": False}),
+)
+"""Capabilities: the fields of cases without them, where no feature of them is asked for."""
 
 
 def fixed_fields(options: RunOptions, described: Description) -> dict[str, object]:
@@ -34,13 +42,9 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         fixed["precision"] = {"compute": "fp16", "reduce": "fp32", **precision}
     if not described.restores:
         fixed["start"] = {**mapping(fixed.get("start")), "step": 0, "moments": "zero"}
-    if "precision" not in described.capabilities and OF_PRECISION.isdisjoint(options.features):
-        precision = mapping(fixed.get("precision"))
-        fixed["precision"] = {"compute": "fp32", "reduce": "fp32", **precision}
-    if "compile" not in described.capabilities and COMPILED.isdisjoint(options.features):
-        fixed["training"] = {"compile": "none", **mapping(fixed.get("training"))}
-    if "past_wrapper" not in described.capabilities and "past-wrapper" not in options.features:
-        fixed["data"] = {"past_wrapper": False, **mapping(fixed.get("data"))}
+    for capability, names, section, fields in _UNDECLARED:
+        if capability not in described.capabilities and names.isdisjoint(options.features):
+            fixed[section] = {**fields, **mapping(fixed.get(section))}
     for axis, field in INNER.items():
         if axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis]):
             fixed["sharding"] = {field: 1, **mapping(fixed.get("sharding"))}
