@@ -267,9 +267,10 @@ def _read(
     if not records:
         raise UsageError(f"{path} holds no records")
     if summed and sums.missing:
+        lines_have = "1 line has" if sums.missing == 1 else f"{sums.missing} lines have"
         raise UsageError(
-            f"{path}: {sums.missing} line{' has' if sums.missing == 1 else 's have'} no checksum: it "
-            "was changed, or is of an older zerocheck; run its cases again"
+            f"{path}: {lines_have} no checksum: it was changed, or is of an older zerocheck; run "
+            "its cases again"
         )
     return records
 
