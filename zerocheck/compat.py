@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -454,6 +454,15 @@ def collective_calls() -> Iterator[tuple[Any, str]]:
     group = dist.ProcessGroup
     yield from ((group, name) for name in COLLECTIVES.split() if hasattr(group, name))
     yield torch._ops.OpOverloadPacket, "__call__"
+
+
+def ranks_of_call(owner: Any, args: Sequence[Any], named: Mapping[str, Any]) -> set[int]:
+    """Return the ranks, in the world, of a collective; all of them where that is not seen."""
+    for given in (owner, *reversed(args), *named.values()):
+        if isinstance(given, (dist.ProcessGroup, str, torch.ScriptObject)):
+            with suppress(RuntimeError, ValueError):
+                return set(dist.get_process_group_ranks(process_group(given)))
+    return set(range(dist.get_world_size()))
 
 
 def collective_of(name: str, owner: Any) -> str:

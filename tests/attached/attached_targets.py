@@ -9,6 +9,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
 
+import axis_scenarios
 import comparison_scenarios
 import exchange_scenarios
 import failing_scenarios
@@ -36,7 +37,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
         else:
             rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
             rooms = (*rooms, token_scenarios, comparison_scenarios, exchange_scenarios)
-            rooms = (*rooms, script_change_scenarios)
+            rooms = (*rooms, script_change_scenarios, axis_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

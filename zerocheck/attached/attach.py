@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..contract.semantics import Semantics
 from ..job_metrics.options import JobMetrics
+from .axes import SequenceAxis, Split, axes_of
 from .options import AttachOptions, default_semantics
 from .reference import Factory
 from .session import Attached
@@ -33,6 +35,8 @@ def attach(
     recorder: str | int | None = None,
     verbose: bool = False,
     metrics: str | Path | JobMetrics | None = None,
+    mesh: DeviceMesh | Sequence[DeviceMesh] | None = None,
+    axes: Mapping[str, Split | SequenceAxis] | None = None,
 ) -> Attached:
     """Check chosen steps of a training run that uses `model` and `optimizer` as always.
 
@@ -73,6 +77,10 @@ def attach(
     verbose       print a line for each step in which all holds; a summary is printed at the end
     metrics       folder for `metrics.jsonl`, or JobMetrics: seconds of each step, and of a few the
                   collectives and the memory, and the failure patterns that they show
+    mesh          device mesh of the job, or a list of them, where ranks have parts of a sequence or
+                  experts of their own. What its dimensions split is known from their usual names
+    axes          what they split by other names: {"context": "sequence"} (or "samples", "experts",
+                  "parameters", "nothing"), or zerocheck.SequenceAxis for a zigzag order
 
     On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
     seven times the bytes of its parameters. On other steps one integer is compared, and nothing is
@@ -94,5 +102,6 @@ def attach(
         recorder=recorder,
         verbose=verbose,
         metrics=metrics,
+        axes=axes_of(mesh, axes, group),
     )
     return Attached(model, optimizer, options, done)

@@ -1,8 +1,9 @@
 """Collectives that a model calls in its forward and backward, beyond those of what wraps it.
 
 The gradient of a rank then depends on other ranks, in a way that no reference of one device knows:
-parts of a sequence, tokens of experts. Such a gradient is not judged. Calls are seen where Python
-makes them; those of DDP's reducer are made in C++, and those of FSDP come from torch's own files.
+parts of a sequence, tokens of experts. Such a gradient is judged where the ranks are those of a
+declared axis (axes.py), and else not. Calls are seen where Python makes them; those of DDP's
+reducer are made in C++, and those of FSDP come from torch's own files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compat import collective_calls, collective_of, in_backward
+from ..compat import collective_calls, collective_of, in_backward, ranks_of_call
 from .forwards import tensors_in
 from .guard import ErrorGuard, replaced
 from .zero_engine import zero_engine
@@ -48,8 +49,11 @@ class ExchangeWatch:
     in those outside of both, since it was last set to 0.
     """
 
-    def __init__(self, model: nn.Module, guard: ErrorGuard) -> None:
-        self._model, self._guard = model, guard
+    def __init__(
+        self, model: nn.Module, guard: ErrorGuard, expected: frozenset[int] = frozenset()
+    ) -> None:
+        """Prepare. expected: ranks of the world among which the model may exchange what it will."""
+        self._model, self._guard, self._expected = model, guard, expected
         self._open: list[bool] = []
         engine = zero_engine(model)
         self._packages = () if engine is None else (package_of(type(engine.optimizer)),)
@@ -79,7 +83,8 @@ class ExchangeWatch:
         def noting(owner: Any, *args: Any, **named: Any) -> Any:
             if not torch.compiler.is_compiling():
                 with self._guard():
-                    if called := collective_of(name, owner):
+                    called = collective_of(name, owner)
+                    if called and not self._expected.issuperset(ranks_of_call(owner, args, named)):
                         self._note(called, (args, named), sys._getframe(1))
             return original(owner, *args, **named)
 

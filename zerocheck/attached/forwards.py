@@ -55,8 +55,8 @@ class Forward:
     inner_autocast: that within the wrappers, by the name of the module that is wrapped;
     other_mode: names of modules whose mode was not `training`; dropout: probability of each
     module of dropout, which trainers turn off; returned: gradients that came to the outputs
-    from outside the call, by the path of the output (see `tensors_in`). Names of modules are
-    those in the unwrapped model, with a dot at their end.
+    from outside the call, by the path of the output (see `tensors_in`); draws: True if the call
+    drew random numbers. Names of modules are those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -70,6 +70,7 @@ class Forward:
     drawn: dict[str, torch.Tensor] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
+    draws: bool = False
 
     @property
     def counts(self) -> bool:
@@ -163,7 +164,8 @@ class Forwards:
             if opened is not None:
                 forward, entry = opened
                 forward.returned = self.gradients.leave(entry, tensors_in(outputs))
-                if self._own_numbers and not all(map(torch.equal, forward.random, torch_states())):
+                forward.draws = not all(map(torch.equal, forward.random, torch_states()))
+                if self._own_numbers and forward.draws:
                     self.reason = OWN_NUMBERS
                 now = host_states()
                 forward.drawn = {
@@ -171,6 +173,7 @@ class Forwards:
                     for name, state in forward.drawn.items()
                     if not torch.equal(state, now[name])
                 }
+                forward.draws = forward.draws or bool(forward.drawn)
                 self._calls.append(forward)
 
 

@@ -8,15 +8,19 @@ ranks.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 
 import msgspec
 import torch
 
+from .. import causes as bugs
 from ..contract.semantics import Semantics
 from ..errors import UsageError
 from ..protocol.observations import Entry
 from ..protocol.verdicts import Status, Violation
+from .axes import no_collectives
+from .forwards import Forward
 from .gradient_scale import added
 from .published_copies import parted_before
 from .ranks import AllRanks, place_of
@@ -113,21 +117,13 @@ def judge_gradient(
     for tensor, entries in zip(tensors, plan.entries, strict=True):
         whole = _whole(observed, tensor, entries, ranks)
         reference.load(tensor.name, whole, tensor.torch_dtype, trains=tensor.trains)
-    with _of_reference():
-        tokens = semantics.weight == "token"
-        local = reference.local(
-            observed.forwards, observed.buffers, tokens=tokens, casts=observed.summary.casts
-        )
+    local = _local(observed, reference, semantics)
     if reason := _of_any_rank(local.reason, ranks):
         return Full(reason=reason)
-    found = {point: Judged(0.0, {}, (), ()) for point in plan.points}
-    for tensor in tensors:
-        if tensor.trains:
-            total = ranks.total(share_of(local, tensor))
-            for point, judged in found.items():
-                one = compare_shards(observed, tensor, total, semantics, point)
-                found[point] = joined(judged, one)
+    found = _judged(observed, local, plan.points, tensors, semantics, ranks)
     full, point = _verdict(observed, local, found, tensors, semantics, ranks)
+    if observed.summary.samples_on >= 0:
+        full = _reordered(full, observed, reference, tensors, semantics, ranks)
     every: list[list[TokenWeights]] = []
     if semantics.weight == "token":
         gathered = ranks.gather(msgspec.msgpack.encode(local.tokens))
@@ -137,6 +133,63 @@ def judge_gradient(
     return with_weights(
         full, observed.summary, every, semantics, changes if point == ACCUMULATED else None
     )
+
+
+def _local(observed: Observed, reference: Reference, semantics: Semantics) -> Local:
+    alone = no_collectives() if observed.summary.samples_on >= 0 else nullcontext()
+    with _of_reference(), alone:
+        return reference.local(
+            observed.forwards,
+            observed.buffers,
+            tokens=semantics.weight == "token",
+            casts=observed.summary.casts,
+        )
+
+
+def _judged(
+    observed: Observed,
+    local: Local,
+    points: Sequence[Point],
+    tensors: Sequence[RunParameter],
+    semantics: Semantics,
+    ranks: AllRanks,
+) -> dict[Point, Judged]:
+    found = {point: Judged(0.0, {}, (), ()) for point in points}
+    for tensor in tensors:
+        if tensor.trains:
+            total = ranks.total(share_of(local, tensor))
+            for point, judged in found.items():
+                one = compare_shards(observed, tensor, total, semantics, point)
+                found[point] = joined(judged, one)
+    return found
+
+
+def _reordered(
+    full: Full,
+    observed: Observed,
+    reference: Reference,
+    tensors: Sequence[RunParameter],
+    semantics: Semantics,
+    ranks: AllRanks,
+) -> Full:
+    """Return the verdict, with the cause where the parts of sequences are in another order."""
+    unexplained = full.violation is not None and not full.violation.causes
+    if not ranks.broadcast(b"1" if unexplained else b""):
+        return full
+    forwards: list[Forward] = []
+    if observed.reordered is not None:
+        with suppress(UsageError):  # an odd number of positions has no halves
+            forwards = observed.reordered()
+    local = _local(replace(observed, forwards=forwards), reference, semantics)
+    found = _judged(observed, local, (GIVEN,), tensors, semantics, ranks)[GIVEN]
+    every = ranks.gather(b"" if found.wrong or found.missing or found.needless else b"1")
+    if full.violation is None or not all(every):
+        return full
+    text = f"{full.violation.explanation}; it is that of sequences whose parts are put together in "
+    text += 'another order: declare it with zerocheck.SequenceAxis(order="zigzag"), or no longer'
+    cause = (bugs.PARTS_IN_ANOTHER_ORDER,)
+    violation = msgspec.structs.replace(full.violation, explanation=text, causes=cause)
+    return msgspec.structs.replace(full, violation=violation)
 
 
 def _of_any_rank(reason: str, ranks: AllRanks) -> str:

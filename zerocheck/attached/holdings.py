@@ -22,6 +22,7 @@ from ..errors import UsageError
 from ..machine.devices import CPU, placed
 from ..optimizers import STATES
 from ..protocol.observations import Entry
+from .axes import Part, Parts
 from .optimizers import JobOptimizers
 from .zero_engine import ZeroEngine, zero_engine
 
@@ -49,8 +50,10 @@ class Holding:
     group: int | None = None
 
 
-def holdings(model: nn.Module) -> list[Holding]:
+def holdings(model: nn.Module, parts: Parts) -> list[Holding]:
     """Return all parameters of which this rank holds elements, in the order of the model.
+
+    parts: what parameters are a part of that no wrapper knows.
 
     FSDP2 gathers its root for a forward and keeps it until the backward; a root left gathered by a
     forward without a backward is freed first.
@@ -75,8 +78,9 @@ def holdings(model: nn.Module) -> list[Holding]:
             )
     for wrapped, parameter in model.named_parameters():
         if id(parameter) not in known:
-            name = unwrapped(wrapped)
-            found.append(Holding(name, parameter, partial(_whole, name, parameter)))
+            part = parts.get(id(parameter))
+            name = unwrapped(wrapped) if part is None else part.name
+            found.append(Holding(name, parameter, partial(_whole, name, parameter, part)))
     return found
 
 
@@ -102,9 +106,12 @@ def _without_master(shard: Shard, role: Role, tensor: torch.Tensor) -> Iterator[
     yield Shard(shard.name, role, data, shard.shape, shard.index)
 
 
-def _whole(name: str, parameter: torch.Tensor, role: Role, tensor: torch.Tensor) -> Iterator[Shard]:
+def _whole(
+    name: str, parameter: torch.Tensor, part: Part | None, role: Role, tensor: torch.Tensor
+) -> Iterator[Shard]:
     index = local_index(parameter) if isinstance(parameter, DTensor) else None
-    yield Shard(name, role, local(tensor), tuple(parameter.shape), index)
+    shard = Shard(name, role, local(tensor), tuple(parameter.shape), index)
+    yield shard if part is None else part.placed(shard)
 
 
 def computes_on(model: nn.Module) -> torch.device:
@@ -142,7 +149,9 @@ def shards_of(
                 yield role, shard
 
 
-def shards_changed_by_forwards(model: nn.Module, left_out: Collection[int]) -> Iterator[Shard]:
+def shards_changed_by_forwards(
+    model: nn.Module, parts: Parts, left_out: Collection[int]
+) -> Iterator[Shard]:
     """Yield shards that a forward changes in place: rows of an embedding with `max_norm`.
 
     left_out: ids of parameters that are not asked for.
@@ -152,7 +161,7 @@ def shards_changed_by_forwards(model: nn.Module, left_out: Collection[int]) -> I
         for module in model.modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
     }
-    for holding in holdings(model) if changed else ():
+    for holding in holdings(model, parts) if changed else ():
         if id(holding.held) in changed and id(holding.held) not in left_out:
             yield from holding.shards("parameter", holding.held)
 
@@ -194,7 +203,7 @@ def check_parameters(model: nn.Module, optimizers: JobOptimizers) -> None:
     owners = optimizers.owners
     held = [
         holding
-        for holding in holdings(model)
+        for holding in holdings(model, {})
         if holding.group is not None or id(holding.held) in owners
     ]
     known = {*map(id, model.parameters()), *(id(holding.held) for holding in held)}

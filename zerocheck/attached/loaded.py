@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import nn
 
 from .. import causes as bugs
 from ..optimizers import STATES
 from ..protocol.verdicts import Judgement, Status, Violation
 from .digests import WholeDigest, wrong_ranges
-from .optimizers import JobOptimizers
 from .ranks import AllRanks
-from .saved_state import NAME, LiveState, SavedState, read_saved, state_of
+from .saved_state import NAME, LiveState, SavedState, Trained, read_saved, state_of
 
 ROLES = ("parameter", *STATES, "buffer")
 """Order in which roles are judged: the first that is wrong is named first."""
@@ -193,8 +191,7 @@ class JudgedLoad(msgspec.Struct, frozen=True):
 
 def judge_load(
     directory: Path,
-    model: nn.Module,
-    optimizers: JobOptimizers,
+    trained: Trained,
     ranks: AllRanks,
     *,
     data: Any,
@@ -210,7 +207,7 @@ def judge_load(
         saved = read_saved(directory)
     if not ranks.broadcast(b"" if saved is None else b"1"):
         return None
-    live = state_of(model, optimizers, ranks, step=0, data=data, rounds=False)
+    live = state_of(trained, ranks, step=0, data=data, rounds=False)
     message = b""
     if saved is not None and live is not None:
         now = msgspec.structs.replace(live.saved, step=saved.step)

@@ -13,6 +13,7 @@ from torch import nn
 from ..contract.semantics import Semantics
 from ..errors import UsageError, unknown
 from ..job_metrics.options import JobMetrics, metrics_options
+from .axes import Axes
 from .holdings import check_parameters
 from .optimizers import JobOptimizers, check_kind
 from .recorder import recorder_bytes
@@ -36,6 +37,7 @@ class AttachOptions:
     recorder: int | None
     verbose: bool
     metrics: JobMetrics | None
+    axes: Axes
 
     @classmethod
     def checked(
@@ -52,6 +54,7 @@ class AttachOptions:
         recorder: str | int | None,
         verbose: bool,
         metrics: str | Path | JobMetrics | None,
+        axes: Axes,
     ) -> AttachOptions:
         """Check the options as they were given."""
         for name, value in (("on_violation", on_violation), ("on_unsupported", on_unsupported)):
@@ -80,6 +83,7 @@ class AttachOptions:
             recorder=recorder_bytes(recorder),
             verbose=verbose,
             metrics=metrics_options(metrics),
+            axes=axes,
         )
 
     def after(self, number: int) -> int:

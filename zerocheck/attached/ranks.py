@@ -48,6 +48,7 @@ class AllRanks(Protocol):
     def broadcast(self, data: bytes) -> bytes: ...
     def total(self, share: Total) -> Total: ...
     def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]: ...
+    def to_first(self, data: bytes, members: Sequence[int]) -> list[bytes]: ...
     def fail(self, problem: Problem) -> Problem: ...
 
 
@@ -92,6 +93,9 @@ class Alone:
 
     def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         return [part]
+
+    def to_first(self, data: bytes, members: Sequence[int]) -> list[bytes]:
+        return [data]
 
     def fail(self, problem: Problem) -> Problem:
         return problem
@@ -157,6 +161,24 @@ class RankGroup:
         self._meet(0)
         self._call(lambda: dist.all_gather(parts, mine, group=self._group))
         return [one[:length].cpu() for one, length in zip(parts, lengths, strict=True)]
+
+    def to_first(self, data: bytes, members: Sequence[int]) -> list[bytes]:
+        """Gather the data of some ranks, one of which this is, on their first; others get nothing.
+
+        members: their numbers. Every rank calls this, with the members of its own.
+        """
+        sizes = self._meet(len(data))
+        first = members[0]
+        if self.rank != first:
+            mine = self._tensor(data, len(data))
+            self._call(lambda: dist.send(mine, group=self._group, group_dst=first))
+            return []
+        found = [data]
+        for rank in members[1:]:
+            there = torch.empty(sizes[rank], dtype=torch.uint8, device=self._device)
+            self._call(partial(dist.recv, there, group=self._group, group_src=rank))
+            found.append(_bytes(there))
+        return found
 
     def fail(self, problem: Problem) -> Problem:
         """Report a problem in the others' next operation, which all of them leave.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from .. import causes as bugs
 from ..case.schema import Case, Training
@@ -39,6 +40,12 @@ from .workers import in_threads
 
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
+
+
+LEFT_OUT = (
+    "the wrapper of the model leaves out all that is wrong, so that only the script reduces its "
+    "gradient and divides it"
+)
 
 
 class Total(NamedTuple):
@@ -294,7 +301,14 @@ def violation(
                 causes=(cause,),
             )
     found_of_elements = _diagnosed(asked, exhibits, summary, semantics) if asked else None
-    return found_of_elements or scaled([one.scale for one in found], summary, semantics)
+    if found_of_elements is None:
+        return scaled([one.scale for one in found], summary, semantics)
+    wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
+    wrong = {name for one in found for name in one.wrong}
+    if wrong.isdisjoint(wrapped):
+        text = f"{found_of_elements.explanation}; {LEFT_OUT}"
+        return replace(found_of_elements, explanation=text)
+    return found_of_elements
 
 
 def _diagnosed(

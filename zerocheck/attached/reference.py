@@ -169,6 +169,9 @@ class Reference:
         """
         buffers = {self._bare(name): one for name, one in buffers.items()}
         forwards = [self._within_wrappers(one) for one in forwards]
+        if not forwards:  # another rank has those of whole samples
+            nothing = dict.fromkeys(self._parameters, 0.0)
+            return Local({name: [] for name in nothing}, nothing, nothing)
         weights: list[TokenWeights] = []
         with separate_random(self.device):
             first = self._run(forwards, buffers, casts, weights if tokens else None)

@@ -185,7 +185,9 @@ def _local_gradients(
     """Compute the local gradients of all ranks in this process, one after the other."""
     every = [one.summary for one in ranks]
     reason = why_not(every)
-    if not reason and any(not one.forwards for one in ranks):
+    if not reason and any(
+        not one.forwards and one.summary.samples_on in (-1, one.summary.rank) for one in ranks
+    ):
         reason = "the bundle does not hold what the model was called with"
     pieces = [one.pieces for one in every]
     if not reason and any(piece.left_out for mine in pieces for piece in mine):

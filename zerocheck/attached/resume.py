@@ -6,16 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..errors import UsageError
 from ..foreign_text import one_line
 from ..protocol.verdicts import Violation
 from .loaded import JudgedLoad, judge_load
-from .optimizers import JobOptimizers
 from .ranks import AllRanks
 from .samples import Followed, Samples
-from .saved_state import state_of, write_saved
+from .saved_state import Trained, state_of, write_saved
 from .text import say
 
 MOST_STEPS = 8
@@ -25,8 +22,8 @@ MOST_STEPS = 8
 class Resume:
     """Saves and loads of a run, and the samples of the current epoch if they are followed."""
 
-    def __init__(self, model: nn.Module, optimizers: JobOptimizers) -> None:
-        self._model, self._optimizers = model, optimizers
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
         self._loaded = False
         self._followed = Followed()
         self._samples: Samples | None = None
@@ -34,7 +31,7 @@ class Resume:
 
     def save(self, folder: Path, ranks: AllRanks, *, step: int, data: Any) -> Violation | None:
         """Write the record of a checkpoint, and judge the samples. Every rank calls this."""
-        state = state_of(self._model, self._optimizers, ranks, step=step, data=data)
+        state = state_of(self._trained, ranks, step=step, data=data)
         found = self.judge_samples(ranks)
         if state is not None:
             try:
@@ -49,15 +46,7 @@ class Resume:
         self, folder: Path, ranks: AllRanks, *, data: Any, random: bool, required: bool
     ) -> JudgedLoad | None:
         """Judge a load, and go on from the samples of its checkpoint. Every rank calls this."""
-        load = judge_load(
-            folder,
-            self._model,
-            self._optimizers,
-            ranks,
-            data=data,
-            random=random,
-            required=required,
-        )
+        load = judge_load(folder, self._trained, ranks, data=data, random=random, required=required)
         if load is None:
             return None
         self._loaded, self._wanted = True, MOST_STEPS
@@ -75,7 +64,8 @@ class Resume:
         if type(count) is not int or count < 1 or ranks.size % count:
             raise UsageError(f"data_ranks is {count!r} (allowed: what divides {ranks.size} ranks)")
         if self._samples is None:
-            self._samples = Samples(self._model, step, self._followed, ranks.size // count)
+            shared = ranks.size // count
+            self._samples = Samples(self._trained.model, step, self._followed, shared)
         self._samples.epoch = number
 
     def judge_samples(self, ranks: AllRanks) -> Violation | None:

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from ..contract.shard import Shard
 from ..drive.recorder import entry_of
 from ..errors import UsageError
 from ..run.records.journal import encode
+from .axes import Parts
 from .digests import PartDigest, WholeDigest, digest_of, whole_of
 from .holdings import count_of, holdings, local, shards_of
 from .optimizers import JobOptimizers, group_options
@@ -39,6 +40,14 @@ FORMAT = 1
 def has_record(folder: Path) -> bool:
     """Return True if a record was written into this folder."""
     return (folder / NAME).is_file()
+
+
+class Trained(NamedTuple):
+    """What a job trains. parts: what parameters of the model are a part of."""
+
+    model: nn.Module
+    optimizers: JobOptimizers
+    parts: Parts
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -82,8 +91,7 @@ class LiveState(msgspec.Struct, frozen=True):
 
 
 def state_of(
-    model: nn.Module,
-    optimizers: JobOptimizers,
+    trained: Trained,
     ranks: AllRanks,
     *,
     step: int,
@@ -94,7 +102,7 @@ def state_of(
 
     rounds: with digests of what is rounded to bf16, to recognise it in a load.
     """
-    gathered = ranks.gather(msgspec.msgpack.encode(_of_rank(model, optimizers, rounds=rounds)))
+    gathered = ranks.gather(msgspec.msgpack.encode(_of_rank(trained, rounds=rounds)))
     if ranks.rank:
         return None
     every = [msgspec.msgpack.decode(one, type=RankState) for one in gathered]
@@ -126,18 +134,18 @@ def state_of(
         tensors=tensors,
         buffers=buffers,
         counts=counts,
-        options=group_options(optimizers),
+        options=group_options(trained.optimizers),
         random=tuple(one.random for one in every),
         data=data,
     )
     return LiveState(saved, copies)
 
 
-def _of_rank(model: nn.Module, optimizers: JobOptimizers, *, rounds: bool) -> RankState:
-    states = optimizers.states
+def _of_rank(trained: Trained, *, rounds: bool) -> RankState:
+    model, states = trained.model, trained.optimizers.states
     parts: list[tuple[str, PartDigest]] = []
     counts: dict[str, float] = {}
-    for holding in holdings(model):
+    for holding in holdings(model, trained.parts):
         for role, shard in shards_of(holding, states):
             assert shard.tensor is not None
             parts.append((role, digest_of(shard.tensor, entry_of(shard), rounds=rounds)))

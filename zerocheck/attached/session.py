@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from ..foreign_text import one_line
 from ..job_metrics.job_meter import JobMeter
 from ..protocol.verdicts import Judgement, Violation
 from .arrivals import Arrivals
+from .axes import parts_of
 from .call_state import numbers_of
 from .exchange import Verdict, judge_step, with_norms
 from .forwards import dotted
@@ -30,7 +32,7 @@ from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .recorded_steps import RecordedSteps
 from .resume import Resume
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
-from .saved_state import has_record
+from .saved_state import Trained, has_record
 from .step_context import NOTHING, ObservedStep
 from .step_record import Observed
 from .summary import CheckedSteps
@@ -38,6 +40,7 @@ from .text import holds_line, say, stopped_text
 from .used_gradients import UsedGradients
 from .violated import WrongSteps
 from .watch import Watch
+from .whole_samples import with_whole_samples
 
 T = TypeVar("T")
 
@@ -55,7 +58,7 @@ class Attached:
         options: AttachOptions,
         done: int = 0,
     ) -> None:
-        self._options = options
+        self._options, self._axes = options, options.axes
         self._model, self._optimizers = model, JobOptimizers(())
         self._watch: Watch | None = None
         self._used = UsedGradients()
@@ -72,19 +75,21 @@ class Attached:
         self.taken = done
         self.last: Judgement | None = None
         self._arrivals: Arrivals | None = None
-        self._with_ranks(lambda _: self._take(optimizer))
+        self._with_ranks(partial(self._take, optimizer))
         self._next = self._after(done)
-        self._resume = Resume(model, self._optimizers)
+        self._resume = Resume(Trained(model, self._optimizers, self._axes.parts))
         if dist.is_available() and dist.is_initialized():
             self._compare()
             self._with_ranks(self._open_meter)
         self._first = self._ranks().rank == 0
         atexit.register(_finish, weakref.ref(self))
 
-    def _take(self, optimizer: Any) -> None:
+    def _take(self, optimizer: Any, ranks: AllRanks) -> None:
         """Take what is checked. Raises UsageError for what cannot be judged."""
         self._optimizers = JobOptimizers(optimizer)
         check_parts(self._model, self._optimizers)
+        parts = parts_of(self._model, self._axes, self._options.reference, ranks)
+        self._axes = replace(self._axes, parts=parts)
 
     @property
     def wrong(self) -> int:
@@ -269,6 +274,7 @@ class Attached:
             world_size=ranks.size,
             number=self.taken,
             used=self._used,
+            axes=self._axes,
             listens=self._numbers,
             unjudged=IN_PIPELINE if self._in_pipeline else "",
         )
@@ -360,8 +366,14 @@ class Attached:
 
     def _judge(self, observed: Observed, ranks: AllRanks) -> tuple[Observed, Verdict]:
         observed = with_norms(observed, ranks)
+        reference, axis = self._options.reference, self._axes.of("sequence")
+        if reference is not None:
+            observed = with_whole_samples(observed, axis, ranks)
         verdict = judge_step(
-            observed, ranks, reference=self._options.reference, semantics=self._options.semantics
+            observed,
+            ranks,
+            reference=reference,
+            semantics=self._options.semantics,
         )
         return observed, verdict
 

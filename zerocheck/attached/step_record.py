@@ -187,9 +187,10 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     and after it, of an engine that has them; casts: of FSDP's mixed precision; hooks: of the
     script, those that changed something; late: parameters that were changed after the optimizer's
     step; outer: those that an optimizer around it changed; kept: those of which the gradient of the
-    step before was not cleared; aside: those that are frozen, or that no optimizer has, and that
-    the script changed before or after the optimizer's step; outside: number of tensors that the
-    optimizers have and the model has not.
+    step before was not cleared; samples_on: the rank that has the calls of whole samples, where
+    this one has parts of their sequence, else -1; aside: those that are frozen, or that no
+    optimizer has, and that the script changed before or after the optimizer's step; outside: number
+    of tensors that the optimizers have and the model has not.
     """
 
     rank: int
@@ -214,6 +215,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] = ()
     aside: tuple[str, ...] = ()
     outside: int = 0
+    samples_on: int = -1
     outer: tuple[OuterChange, ...] = ()
 
     @property
@@ -253,7 +255,8 @@ class Observed:
     values: flat tensors on the CPU, in row-major order; forwards: the calls of the model, for the
     reference; buffers: before them, by name; device: of the run; norms: by the number of their
     clipping, those that are not reduced over the ranks yet; model: that of the run, None in a
-    bundle.
+    bundle; reordered: makes the calls of whole samples whose parts are put together in another
+    order, None where there are no parts.
     """
 
     summary: StepSummary
@@ -263,6 +266,7 @@ class Observed:
     device: str = "cpu"
     norms: dict[int, DTensor] = field(default_factory=dict)
     model: nn.Module | None = None
+    reordered: Callable[[], list[Forward]] | None = None
 
     def gradient(self, number: int, point: Point = GIVEN) -> torch.Tensor | None:
         """Return the gradient of a piece at a point, or None if it has none there."""

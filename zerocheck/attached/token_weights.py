@@ -132,6 +132,9 @@ def judge_weights(
         f"one of microbatch {least[1]} of rank {least[0]}; they have {most[2].count} and "
         f"{least[2].count} tokens"
     )
+    if most is least:
+        text = f"in microbatch {most[1]} of rank {most[0]} one token counts {ratio:.4g} times as "
+        text += "much as another"
     cause = ""
     if _alike([one.count * one.high for _, _, one in there], bound):
         cause = bugs.MEAN_OF_MEANS

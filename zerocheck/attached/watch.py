@@ -25,6 +25,7 @@ from ..judge import vectors
 from ..judge.compare import all_finite, same_bits
 from ..protocol.observations import Entry
 from .after_clipping import times
+from .axes import Axes
 from .call_state import OF_CUDNN, Numbers, draws_in_cudnn
 from .casts import Casts, casts_of
 from .clip_hooks import ClipHooks
@@ -101,6 +102,7 @@ class Watch:
         world_size: int,
         number: int,
         used: UsedGradients,
+        axes: Axes,
         listens: Numbers | None = None,
         unjudged: str = "",
     ) -> None:
@@ -111,6 +113,7 @@ class Watch:
         gradient cannot be judged in any step.
         """
         self._model = model
+        self._axes = axes
         self._optimizers = optimizers
         self._owners = optimizers.owners
         self._used = used
@@ -127,7 +130,7 @@ class Watch:
         self._guard = ErrorGuard()
         self._listens = None if listens is None else Forwards(model, self._guard, listens)
         self._outputs = OutputWatch(model, self._guard)
-        self._exchanges = ExchangeWatch(model, self._guard)
+        self._exchanges = ExchangeWatch(model, self._guard, axes.exchanging)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
         self._kept: list[str] = []
@@ -152,7 +155,7 @@ class Watch:
             self.stop()
 
     def _start(self) -> None:
-        found = holdings(self._model)
+        found = holdings(self._model, self._axes.parts)
         apart = left_out(self._model, self._where[1])
         groups, elsewhere = self._optimizers.group_numbers, self._optimizers.elsewhere
         for holding in found:
@@ -220,7 +223,7 @@ class Watch:
                     "steps once too often, or check.step() is around several updates"
                 )
         self._keep_changed()
-        found = holdings(self._model)
+        found = holdings(self._model, self._axes.parts)
         self._state(AFTER, found)
         self._take_inner()
         versions = versions_of(found)
@@ -247,7 +250,7 @@ class Watch:
             rank=rank,
             world_size=world_size,
             number=self.number,
-            what=words_for(self._model, self._optimizers),
+            what=f"{words_for(self._model, self._optimizers)}{self._axes.words}",
             pieces=tuple(self._pieces),
             options=tuple(
                 _with_rates(one, groups[n], (self._early[n], rates[n]))
@@ -361,7 +364,7 @@ class Watch:
 
     def _is_moved(self, found: Iterable[Holding]) -> bool:
         """Return True if parameters changed that no optimizer, and no forward, has changed."""
-        changing = shards_changed_by_forwards(self._model, ())
+        changing = shards_changed_by_forwards(self._model, self._axes.parts, ())
         known = {number for step in self._steps for number in step.pieces}
         known |= {self._numbers[entry_of(shard)] for shard in changing}
         return any(
@@ -448,7 +451,7 @@ class Watch:
         clipped = {one for clip in self._clips.clips for one in clip.pieces}
         chosen = [
             holding
-            for holding in holdings(self._model)
+            for holding in holdings(self._model, self._axes.parts)
             if (only is None or id(holding.held) in only) and id(holding.held) not in without
         ]
         for number, tensor in self._with_gradients(chosen):
@@ -510,7 +513,7 @@ class Watch:
             step.options = group_options([optimizer])
             others = self._of_others(step)
             numbers = self._gradients("gradient", without=others)
-            found = holdings(self._model)
+            found = holdings(self._model, self._axes.parts)
             own = (one for one in found if id(one.held) not in others)
             if kept := self._used.added_to(own):
                 self._kept += kept
@@ -518,7 +521,7 @@ class Watch:
             if self._moved:
                 self._unjudged = MOVED
                 self._copy(BEFORE, others)
-            for shard in shards_changed_by_forwards(self._model, others):
+            for shard in shards_changed_by_forwards(self._model, self._axes.parts, others):
                 self._put(f"{BEFORE}.parameter", self._numbers[entry_of(shard)], shard.tensor)
             self._settle(BEFORE, found)
         else:
@@ -558,7 +561,7 @@ class Watch:
         if not step.depth and not in_backward():
             with self._guard():
                 others = self._of_others(step)
-                found = holdings(self._model)
+                found = holdings(self._model, self._axes.parts)
                 own = [one for one in found if id(one.held) not in others]
                 step.versions = versions_of(own)
                 if step.outer:
@@ -599,7 +602,7 @@ class Watch:
 
     def _copy(self, when: str, without: Collection[int]) -> None:
         """Copy the states of parameters in the middle of the step. without: ids."""
-        for holding in holdings(self._model):
+        for holding in holdings(self._model, self._axes.parts):
             if id(holding.held) not in without:
                 for _ in self._put_state(when, holding):
                     pass
@@ -611,7 +614,7 @@ class Watch:
         def noting(*args: Any, **named: Any) -> Any:
             result = original(*args, **named)
             with self._guard():
-                found = holdings(self._model)
+                found = holdings(self._model, self._axes.parts)
                 now = versions_of(found)
                 for holding in found:
                     for shard in holding.shards("parameter", holding.held):

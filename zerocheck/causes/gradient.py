@@ -320,6 +320,12 @@ PAST_WRAPPER_X_GA = cause(
     "the loss is not divided.",
     attributed=r"of its use \d+ of \d+ .* counts \S+ times \((.* = )?GA",
 )
+PARTS_IN_ANOTHER_ORDER = cause(
+    "parts in another order",
+    of=("gradient",),
+    shows="The gradient is that of sequences whose parts are put together in another order.",
+    usual="The load of attention is balanced (zigzag), and `attach(axes=)` does not declare it.",
+)
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
     of=("gradient", "update"),

@@ -108,3 +108,9 @@ NOT_SHARDED = cause(
     shows="Every rank holds every tensor whole, though the placement is declared sharded.",
     usual="The wrapper fell back to plain data parallelism.",
 )
+LEFT_GATHERED = cause(
+    "left gathered",
+    of=("ownership",),
+    shows="After a step every rank holds all parameters, though its optimizer has shards of them.",
+    usual="Resharding after the backward is turned off, and not on again for the last microbatch.",
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,7 +18,7 @@ from ..adapters.textbook.sharded_optimizer import OwnedPiece, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..contract import Shard
+from ..contract import Built, Shard
 from .fault import fault
 
 
@@ -106,6 +107,17 @@ class NothingSharded(Ddp):
     """The class declares FSDP, and is DDP, like accelerate's FSDP plugins on the CPU."""
 
     stage = 3
+
+
+@fault("fsdp2", "ownership", bugs.LEFT_GATHERED, source="seen often")
+class NeverResharded(Fsdp2):
+    """Resharding after the backward is off, as between microbatches, and never on again."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        built = super().build(model, case, mesh)
+        wrapped: Any = built.model
+        wrapped.set_reshard_after_backward(False)
+        return built
 
 
 def _stop(shard: Shard) -> int:

@@ -50,17 +50,33 @@ def check(observation: Observation, case: Case, stage: int | None) -> Violation 
         role = named or _state(observation, point)
         held, total = _held(observation, point, role)
         if stage >= first and total and min(held) == total:
+            causes, why = _causes(observation, kind)
             return Violation(
                 obligation="ownership",
                 step=observation.first,
                 role=role,
                 tensors=(),
                 ranks=tuple(range(observation.world_size)),
-                explanation=f"every rank holds all {kind}: nothing of them is sharded, though the "
-                f"implementation declares stage {stage}",
-                causes=(bugs.NOT_SHARDED,),
+                explanation=f"every rank holds all {kind}: {why}, and the implementation declares "
+                f"stage {stage}",
+                causes=causes,
             )
     return None
+
+
+def _causes(observation: Observation, kind: Kind) -> tuple[tuple[str, ...], str]:
+    """Return why ranks hold all of a kind, and its sentence."""
+    whole = (bugs.NOT_SHARDED,), "nothing of them is sharded"
+    if kind != "parameters":
+        return whole
+    held, total = _held(observation, "state", _state(observation, "state"))
+    if not total:  # an optimizer without states
+        return (bugs.NOT_SHARDED, bugs.LEFT_GATHERED), "they are not sharded, or still gathered"
+    if max(held) == total:
+        return whole
+    return (bugs.LEFT_GATHERED,), (
+        "they are still gathered after the step, though the optimizer has shards of them"
+    )
 
 
 def _state(observation: Observation, point: Point) -> str:

@@ -1,0 +1,97 @@
+"""Axes of a mesh that split sequences or experts: right code holds, wrong code is violated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asking import Ask, held
+
+WRAPS = ("ddp", "fsdp2", "fsdp1")
+SEQUENCE, EXPERTS = {"cp": 2}, {"ep": 2}
+BOTH = {"cp": 2, "ep": 2}
+
+
+def asked(ask: Ask, sizes: dict[str, int], **given: Any) -> dict[str, Any]:
+    ranks = 1
+    for size in sizes.values():
+        ranks *= size
+    return ask("axes", ranks=ranks, sizes=sizes, **given)[0]
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+def test_parts_of_a_sequence(ask: Ask, wrap: str, order: str) -> None:
+    answer = asked(ask, SEQUENCE, wrap=wrap, order=order)
+    assert "gradient" in held(answer) and answer["unjudged"] == {}, answer
+    assert "all hold" in answer["summary"]
+
+
+def test_a_sequence_over_ranks_with_samples_of_their_own(ask: Ask) -> None:
+    """Two microbatches of each."""
+    answer = asked(ask, {"dp": 2, "cp": 2}, wrap="ddp", microbatches=2)
+    assert "gradient" in held(answer) and answer["unjudged"] == {}, answer
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("kind", ["stacked", "listed"])
+def test_experts(ask: Ask, wrap: str, kind: str) -> None:
+    answer = asked(ask, EXPERTS, wrap=wrap, kind=kind)
+    assert "gradient" in held(answer) and answer["unjudged"] == {}, answer
+
+
+@pytest.mark.parametrize("kind", ["stacked", "listed"])
+def test_both_at_once(ask: Ask, kind: str) -> None:
+    """Each expert has two copies, which must stay equal."""
+    answer = asked(ask, BOTH, kind=kind)
+    assert {"gradient", "publish"} <= held(answer) and answer["unjudged"] == {}, answer
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "words"),
+    [
+        (SEQUENCE, {"fault": "cut"}, "attention.qkv.weight has no gradient"),
+        (SEQUENCE, {"fault": "positions"}, "is not what the declared semantics say"),
+        (SEQUENCE, {"fault": "undeclared order", "order": "zigzag"}, "parts are put together in"),
+        (EXPERTS, {"fault": "undivided", "kind": "stacked"}, "the wrapper of the model leaves out"),
+        (EXPERTS, {"fault": "undivided", "kind": "listed"}, "the wrapper of the model leaves out"),
+        (EXPERTS, {"fault": "cut", "kind": "stacked"}, "moe.weight has no gradient"),
+        (EXPERTS, {"fault": "another expert", "kind": "stacked"}, ""),
+        (EXPERTS, {"fault": "another expert", "kind": "listed"}, ""),
+        (BOTH, {"fault": "copies apart", "kind": "stacked"}, "moe.weight"),
+    ],
+)
+def test_what_is_wrong_is_violated(
+    ask: Ask, sizes: dict[str, int], given: dict[str, Any], words: str
+) -> None:
+    answer = asked(ask, sizes, **given)
+    assert "gradient: " in answer["summary"] and words in answer["summary"], answer
+
+
+def test_other_names_are_declared(ask: Ask) -> None:
+    answer = asked(ask, {"context": 2}, declared={"context": "sequence"}, wrap="ddp")
+    assert "gradient" in held(answer), answer
+
+
+@pytest.mark.parametrize(
+    ("sizes", "declared", "words"),
+    [
+        ({"foo": 2}, {}, "what the mesh dimension 'foo' splits is not known from its name"),
+        ({"cp": 2}, {"pc": "sequence"}, "unknown mesh dimension 'pc'; did you mean 'cp'?"),
+        ({"cp": 2}, {"cp": "sequences"}, "did you mean 'sequence'?"),
+        ({"pp": 2}, {}, "attach on the ranks of one stage with group="),
+        ({"cp": 2, "sp": 2}, {}, "cp and sp split sequence (allowed: one axis)"),
+    ],
+)
+def test_unknown_axes(
+    ask: Ask, sizes: dict[str, int], declared: dict[str, str], words: str
+) -> None:
+    answer = asked(ask, sizes, declared=declared, wrap="ddp")
+    assert answer["raised"] == "UsageError" and words in answer["said"], answer
+
+
+def test_dropout_in_parts_of_a_sequence(ask: Ask) -> None:
+    """One device draws other numbers for a whole sequence than ranks do for its parts."""
+    answer = asked(ask, SEQUENCE, fault="dropout")
+    assert answer["statuses"]["gradient"] != "holds"
+    assert answer["unjudged"]["gradient"].startswith("the model draws random numbers")
