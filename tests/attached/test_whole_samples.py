@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerocheck.attached.axes import Axis, SequenceAxis
+from zerocheck.attached.axes import JobAxis, SequenceAxis
 from zerocheck.attached.forwards import Forward
 from zerocheck.attached.ranks import Alone
 from zerocheck.attached.step_record import Observed, StepSummary
@@ -49,7 +49,7 @@ def whole(
 ) -> Observed:
     """What the first rank has then; the second has nothing."""
     ranks = Two()
-    over = Axis("cp", "sequence", (0, 1), 0, axis or SequenceAxis())
+    over = JobAxis("cp", "sequence", (0, 1), 0, axis or SequenceAxis())
     other = with_whole_samples(Observed(summary(1), forwards=second), over, ranks)
     assert other.forwards == [] and other.summary.samples_on == 0
     return with_whole_samples(Observed(summary(0), forwards=first), over, ranks)

@@ -136,8 +136,8 @@ Parts = Mapping[int, Part]
 
 
 @dataclass(frozen=True)
-class Axis:
-    """Axis of a mesh, from one rank: numbers of the ranks along it, in their order, and its own."""
+class JobAxis:
+    """JobAxis of a mesh, from one rank: numbers of the ranks along it, in their order, and its own."""
 
     name: str
     split: Split
@@ -154,11 +154,11 @@ class Axes:
     parts: what parameters are a part of.
     """
 
-    every: tuple[Axis, ...] = ()
+    every: tuple[JobAxis, ...] = ()
     exchanging: frozenset[int] = frozenset()
     parts: Parts = field(default_factory=dict)
 
-    def of(self, split: Split) -> Axis | None:
+    def of(self, split: Split) -> JobAxis | None:
         """Return the axis that splits this, if there is one with several ranks."""
         return next((one for one in self.every if one.split == split), None)
 
@@ -195,7 +195,7 @@ def axes_of(
                 if names
                 else UsageError(f"axes= names {name!r}, and no mesh has such a dimension{needed}")
             )
-    found: list[Axis] = []
+    found: list[JobAxis] = []
     exchanging: set[int] = set()
     for one in meshes:
         mine = [_axis(one, name, declared, group) for name in one.mesh_dim_names or ()]
@@ -216,7 +216,7 @@ def _axis(
     name: str,
     declared: Mapping[str, Split | SequenceAxis],
     group: dist.ProcessGroup | None,
-) -> Axis:
+) -> JobAxis:
     said = declared.get(name, USUAL.get(name))
     if name in PIPELINES and name not in declared:
         raise UsageError(IN_STAGES.format(name))
@@ -235,7 +235,7 @@ def _axis(
     along = _along(mesh, name)
     if group is not None:
         along = tuple(dist.get_group_rank(group, rank) for rank in along)
-    return Axis(name, split, along, place, sequence)
+    return JobAxis(name, split, along, place, sequence)
 
 
 def _along(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
@@ -288,7 +288,7 @@ def parts_of(
     return found
 
 
-def _check_alike(mine: Mapping[str, Digest], axis: Axis, ranks: AllRanks) -> None:
+def _check_alike(mine: Mapping[str, Digest], axis: JobAxis, ranks: AllRanks) -> None:
     """Raise UsageError, on rank 0, unless ranks have the same of what the reference has whole."""
     every = ranks.gather(msgspec.msgpack.encode(mine))
     of_ranks = [msgspec.msgpack.decode(one) for one in every]
@@ -309,7 +309,7 @@ def _shapes_of(reference: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
     return {unwrapped(name): tuple(one.shape) for name, one in named}
 
 
-def _renumbered(name: str, mine: Iterable[str], whole: Iterable[str], axis: Axis) -> str | None:
+def _renumbered(name: str, mine: Iterable[str], whole: Iterable[str], axis: JobAxis) -> str | None:
     """Return the name in the reference, if a rank has some of its numbered modules."""
     for number in re.finditer(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name):
         before = name[: number.start()]

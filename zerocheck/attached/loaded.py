@@ -13,7 +13,7 @@ from ..optimizers import STATES
 from ..protocol.verdicts import Judgement, Status, Violation
 from .digests import WholeDigest, wrong_ranges
 from .ranks import AllRanks
-from .saved_state import NAME, LiveState, SavedState, Trained, read_saved, state_of
+from .saved_state import NAME, LiveState, SavedState, TrainedModel, read_saved, state_of
 
 ROLES = ("parameter", *STATES, "buffer")
 """Order in which roles are judged: the first that is wrong is named first."""
@@ -191,7 +191,7 @@ class JudgedLoad(msgspec.Struct, frozen=True):
 
 def judge_load(
     directory: Path,
-    trained: Trained,
+    trained: TrainedModel,
     ranks: AllRanks,
     *,
     data: Any,

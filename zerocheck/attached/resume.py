@@ -12,7 +12,7 @@ from ..protocol.verdicts import Violation
 from .loaded import JudgedLoad, judge_load
 from .ranks import AllRanks
 from .samples import Followed, Samples
-from .saved_state import Trained, state_of, write_saved
+from .saved_state import TrainedModel, state_of, write_saved
 from .text import say
 
 MOST_STEPS = 8
@@ -22,7 +22,7 @@ MOST_STEPS = 8
 class Resume:
     """Saves and loads of a run, and the samples of the current epoch if they are followed."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: TrainedModel) -> None:
         self._trained = trained
         self._loaded = False
         self._followed = Followed()

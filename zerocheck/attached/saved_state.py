@@ -42,7 +42,7 @@ def has_record(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """What a job trains. parts: what parameters of the model are a part of."""
 
     model: nn.Module
@@ -91,7 +91,7 @@ class LiveState(msgspec.Struct, frozen=True):
 
 
 def state_of(
-    trained: Trained,
+    trained: TrainedModel,
     ranks: AllRanks,
     *,
     step: int,
@@ -141,7 +141,7 @@ def state_of(
     return LiveState(saved, copies)
 
 
-def _of_rank(trained: Trained, *, rounds: bool) -> RankState:
+def _of_rank(trained: TrainedModel, *, rounds: bool) -> RankState:
     model, states = trained.model, trained.optimizers.states
     parts: list[tuple[str, PartDigest]] = []
     counts: dict[str, float] = {}

@@ -32,7 +32,7 @@ from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .recorded_steps import RecordedSteps
 from .resume import Resume
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
-from .saved_state import Trained, has_record
+from .saved_state import TrainedModel, has_record
 from .step_context import NOTHING, ObservedStep
 from .step_record import Observed
 from .summary import CheckedSteps
@@ -77,7 +77,7 @@ class Attached:
         self._arrivals: Arrivals | None = None
         self._with_ranks(partial(self._take, optimizer))
         self._next = self._after(done)
-        self._resume = Resume(Trained(model, self._optimizers, self._axes.parts))
+        self._resume = Resume(TrainedModel(model, self._optimizers, self._axes.parts))
         if dist.is_available() and dist.is_initialized():
             self._compare()
             self._with_ranks(self._open_meter)

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import torch
 
-from .axes import Axis, SequenceAxis
+from .axes import JobAxis, SequenceAxis
 from .dtypes import dtype_of
 from .forwards import Forward, mapped, tensors_in
 from .ranks import AllRanks
@@ -30,7 +30,7 @@ class _Unknown(Exception):
     """Why samples cannot be put together."""
 
 
-def with_whole_samples(observed: Observed, axis: Axis | None, ranks: AllRanks) -> Observed:
+def with_whole_samples(observed: Observed, axis: JobAxis | None, ranks: AllRanks) -> Observed:
     """Return the step with whole samples on the first rank of the axis, and no calls on others.
 
     Every rank calls this. Where they cannot be put together, the reason is in `unjudged`.
