@@ -6,6 +6,8 @@
   changed it since
 - `arrivals.py`: agreement of all ranks, at the end of a step, on whether each of them reached it
 - `attach.py`: `zerocheck.attach`: checks of chosen steps of a running training script
+- `axes.py`: axes of a job: what each dimension of its device mesh splits, and what follows from
+  that
 - `bundle.py`: bundle of one step, violated or recorded: JSON and safetensors, and no code
 - `call_state.py`: state of a model that its calls depend on: random states, numbers of its modules
 - `calls.py`: calls of a model as data: JSON for their form, and tensors by name
@@ -80,6 +82,8 @@
 - `used_gradients.py`: gradients that an optimizer has used, until they are cleared or added to
 - `watch.py`: observe one step: copy the state around it, and the gradient where the optimizer
   takes it
+- `whole_samples.py`: whole samples, put together from the parts that ranks of an axis of the
+  sequence have
 - `workers.py`: threads that judge the shards of a step: the cores of the host, divided among its
   ranks
 - `zero_engine.py`: engine with ZeRO stages 1 to 3, as DeepSpeed has them: it updates fp32 masters

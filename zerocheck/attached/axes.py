@@ -40,7 +40,7 @@ Split = Literal["samples", "sequence", "experts", "parameters", "nothing"]
 Order = Literal["contiguous", "zigzag"] | Sequence[int]
 
 USUAL: Mapping[str, Split] = {
-    **dict.fromkeys(("dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"),
+    **dict.fromkeys(("dp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"),
                     "samples"),
     **dict.fromkeys(("efsdp", "dp_mod_ep", "dp_shard_mod_ep", "dp_shard_in_ep"), "samples"),
     **dict.fromkeys(("cp", "context", "sp", "ulysses", "ring"), "sequence"),
@@ -58,7 +58,7 @@ IN_STAGES = (
 
 @dataclass(frozen=True)
 class SequenceAxis:
-    """How samples are split along their sequence, for `attach(axes=)`.
+    """Split of samples along their sequence, for `attach(axes=)`.
 
     dim: dimension of the sequence in inputs and outputs of the model. order: "contiguous"; "zigzag"
     where each of n ranks has part r and part 2n - 1 - r of 2n; or the positions in the whole
@@ -137,7 +137,7 @@ Parts = Mapping[int, Part]
 
 @dataclass(frozen=True)
 class JobAxis:
-    """JobAxis of a mesh, from one rank: numbers of the ranks along it, in their order, and its own."""
+    """Axis of a mesh, from one rank: numbers of the ranks along it, and its own place."""
 
     name: str
     split: Split
@@ -164,7 +164,7 @@ class Axes:
 
     @property
     def words(self) -> str:
-        """What they split, in words to put after the name of the sharder."""
+        """Words on what they split, to put after the name of the sharder."""
         return "".join(
             f", {one.split} over {one.name} ({len(one.ranks)} ranks)" for one in self.every
         )

@@ -43,7 +43,7 @@ def has_record(folder: Path) -> bool:
 
 
 class TrainedModel(NamedTuple):
-    """What a job trains. parts: what parameters of the model are a part of."""
+    """Model of a job with its optimizers. parts: what its parameters are a part of."""
 
     model: nn.Module
     optimizers: JobOptimizers
