@@ -215,3 +215,20 @@ def test_a_long_wait_before_the_first_case_is_named() -> None:
         assert isinstance(console.file, io.StringIO)
         texts.append(console.file.getvalue())
     assert "building mine.py:f on 64 ranks ...\n" in texts[0] and texts[1] == ""
+
+
+@pytest.mark.parametrize(("detail", "said"), [("normal", True), ("quiet", False)])
+def test_a_case_that_does_not_end_is_named(detail: Detail, said: bool) -> None:
+    """An endless loop is ended after minutes; until then the run is not without a word."""
+    console = Console(file=io.StringIO(), width=200)
+    display = ProgressDisplay(console, silent_seconds=0.1, detail=detail)
+    first, second, *_ = failed()
+    for record in (first, second):
+        display.handle(record)
+    time.sleep(0.7)  # said after 0.1, 0.2 and 0.4 s
+    display.close()
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert (text.count("none has ended for 0 s: a case that makes no progress") >= 2) == said
+    time.sleep(0.5)
+    assert console.file.getvalue() == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from rich.console import Console, Group
@@ -47,6 +47,9 @@ FEW = 4
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
 
+SILENT_SECONDS = 30.0
+"""Time without a finished case after which that is said, and said again after twice as long."""
+
 
 class ProgressDisplay:
     """Display of a run's records as they come. Every value is printed as text, never as markup.
@@ -59,10 +62,11 @@ class ProgressDisplay:
         console: Console | None = None,
         *,
         plain_seconds: float = PLAIN_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
         detail: Detail = "normal",
     ):
         self._console = console or new_console()
-        self._plain_seconds = plain_seconds
+        self._plain_seconds, self._silent_seconds = plain_seconds, silent_seconds
         self._detail = detail
         self._tally = Tally()
         self._live: Live | None = None
@@ -92,13 +96,28 @@ class ProgressDisplay:
 
     def begins(self, activity: str) -> None:
         """Say what the run does, if that takes longer than PLAIN_SECONDS."""
-        self._end_wait()
         if self._detail == "quiet":
+            self._end_wait()
             return
         line = f"{one_line(activity)} ..."
-        self._wait = threading.Timer(self._plain_seconds, self._say, (line,))
+        self._after(self._plain_seconds, self._say, line)
+
+    def _after(self, seconds: float, say: Callable[..., None], *given: object) -> None:
+        """Say something unless something else comes before."""
+        self._end_wait()
+        self._wait = threading.Timer(seconds, say, given)
         self._wait.daemon = True
         self._wait.start()
+
+    def _silent(self, seconds: float) -> None:
+        """Say that no case has ended for so long, and wait for twice as long."""
+        if threading.current_thread() is not self._wait:
+            return  # something came in the meantime
+        self._say(
+            f"{self._status()}; none has ended for {duration(seconds)}: a case that makes no "
+            "progress is ended, and reported"
+        )
+        self._after(seconds, self._silent, 2 * seconds)
 
     def _end_wait(self) -> None:
         if self._wait is not None:
@@ -134,13 +153,17 @@ class ProgressDisplay:
             self._say(f"{obligation} is not checked: {one_line(reason)}")
         for name, obligation, reason in unchecked(self._tally):
             self._say(f"{one_line(name)}: {obligation} is not checked: {one_line(reason)}")
+        self._after(self._silent_seconds, self._silent, self._silent_seconds)
 
     def _case_finished(self) -> None:
         now = time.monotonic()
         late = now - self._last_line >= self._plain_seconds
-        if self._live is None and late and self._detail != "quiet":
+        if self._detail == "quiet":
+            return
+        if self._live is None and late:
             self._last_line = now
             self._say(self._status())
+        self._after(self._silent_seconds, self._silent, self._silent_seconds)
 
     def _found(self, finding: Finding) -> None:
         """Print one line for a new finding, and again when more is known of it.
