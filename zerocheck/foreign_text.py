@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,23 @@ _INDENT = "  "
 _COMMAND = re.compile(r"^[^\S\n]*:(?=:)|##(?=\[)", re.MULTILINE)
 """Commands of GitHub Actions, as its runner finds them in the output of a step."""
 _BEYOND_ASCII = re.compile(r"[^\x20-\x7e\n]")
+
+
+MOST_PARTS = 100
+"""Parts of a dotted key of TOML: tomllib takes as many steps for each of them."""
+_LONG_KEY = re.compile(
+    rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}"  # no second try of a start
+)
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """Parse TOML in a time that grows as its size does. Raises ValueError for what is none."""
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {MOST_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def printable(text: str) -> str:

@@ -24,7 +24,7 @@ from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFile
 
 PROGRAM = f"{sys.executable} -m zerocheck"
-RUN = f"{PROGRAM} run zero2 --world-sizes 2 --max-cases 1 --no-shrink"
+RUN = f"{PROGRAM} run zero2 --world-sizes 2 --max-cases 1 --no-shrink --obligations update"
 MEMORY = f"{PROGRAM} memory gpt2 --implementation zero2 --world-size 2"
 REPLAY = f"{PROGRAM} replay $GIVEN/case.json"
 FAULTS = f"{PROGRAM} faults average-becomes-sum --world-sizes 2 --max-cases 1"
@@ -56,6 +56,16 @@ SHELLS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "report directory read-only": (
         f"mkdir r; unshare -rm sh -c 'mount -t tmpfs -o ro none r; {RUN} --report-dir r'",
         REFUSED, "Read-only",
+    ),
+    "settings that torch does not know": (
+        f"export TORCH_LOGS=bogus; {RUN}", REFUSED, "torch cannot be imported here: ValueError",
+    ),
+    "a config without keys": (
+        f"echo {{}} > c.json; {PROGRAM} run c.json", REFUSED, "c.json has no keys (allowed:",
+    ),
+    "temporary files that the checked code removes": (
+        f"mkdir tmp; export TMPDIR=$PWD/tmp; {PROGRAM} run $GIVEN/removing.py:build "
+        "--world-sizes 2 --max-cases 1", REFUSED, "was removed while zerocheck used it",
     ),
     "stdout /dev/full": (f"{RUN} >/dev/full", REFUSED, "no room is left"),
     "stdout closed": (f"{RUN} >&-", WORKS, ""),
@@ -191,6 +201,14 @@ GROUPS: dict[str, tuple[str, int, tuple[int, ...], str]] = {
 }
 
 
+REMOVING = """
+import shutil, tempfile, torch, zerocheck
+def build(model, case, mesh):
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    return zerocheck.Built(model, torch.optim.AdamW(zerocheck.groups(model, case)))
+"""
+
+
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that commands read: a case, a journal and a checkpoint."""
@@ -205,6 +223,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     journal = b"".join(encode(one) + b"\n" for one in hand_made.held())
     (place / "run" / "journal.ndjson").write_bytes(journal)
     torch.save(state(), place / "saved.pt")
+    (place / "removing.py").write_text(REMOVING)
     return place
 
 

@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import hand_made
@@ -21,7 +22,7 @@ import zerocheck
 from zerocheck.attached import text as attached_text
 from zerocheck.attached.ranks import Problem
 from zerocheck.attached.text import stopped_text
-from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable
+from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable, toml_of
 from zerocheck.report import github
 from zerocheck.report.console import new_console
 from zerocheck.run.records.journal import encode
@@ -212,3 +213,25 @@ def test_nothing_else_prints(path: Path) -> None:
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             assert name not in ("print", "click.echo", "click.secho", "Console"), node.lineno
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a." * 20_000 + "b = 1", "a key has more than 100 parts"),
+        ("x = {" + "a . " * 200 + "b = 1}", "a key has more than 100 parts"),
+        ("x = " + "[" * 20_000, "nested too deeply"),
+        ("x = " + "9" * 20_000, "Exceeds the limit"),
+    ],
+)
+def test_toml_is_read_in_little_time(text: str, words: str) -> None:
+    """tomllib takes a minute for a key of 50,000 parts."""
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=words):
+        toml_of(text)
+    assert time.perf_counter() - began < 5
+
+
+def test_usual_toml_is_read() -> None:
+    text = "[a.b]\nc.d = [" + "0.5, " * 500 + "]\ne = '" + "a.b " * 300 + "'"
+    assert toml_of(text)["a"]["b"]["c"]["d"] == [0.5] * 500

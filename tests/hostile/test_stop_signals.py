@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +32,53 @@ def test_a_signal_ends_a_run_with_its_report(tmp_path: Path, number: signal.Sign
     assert run.returncode == INTERRUPTED, out + error
     assert "interrupted" in error
     assert "did not finish" in (journal.parent / "report.md").read_text()
+
+
+@pytest.mark.parametrize("later_s", [0.0, *sliced([0.2, 0.6, 1.2], [])])
+def test_a_signal_while_torch_is_imported(tmp_path: Path, later_s: float) -> None:
+    """An import that is broken off ends the process by a signal of its own, and without a word."""
+    with subprocess.Popen(
+        [*RUN, "4"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        maps, ends = Path(f"/proc/{run.pid}/maps"), time.monotonic() + 60
+        while "libtorch" not in maps.read_text() and time.monotonic() < ends:
+            time.sleep(0.005)
+        time.sleep(later_s)
+        run.send_signal(signal.SIGTERM)
+        out, error = run.communicate(timeout=120)
+    assert run.returncode == INTERRUPTED, out + error
+    assert "interrupted" in error and "Traceback" not in error
+
+
+@pytest.mark.long
+def test_the_process_that_starts_ranks_is_stopped(tmp_path: Path) -> None:
+    """Nobody continues it: the run ends, and says what is stopped."""
+    with subprocess.Popen(
+        [*RUN, "400", "--world-sizes", "2,3,4,5"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        journal = tmp_path / "zerocheck-report" / "journal.ndjson"
+        ends = time.monotonic() + 120
+        while time.monotonic() < ends and not (
+            journal.exists() and b'"case finished"' in journal.read_bytes()
+        ):
+            time.sleep(0.05)
+        starters = [pid for pid in children_of(run.pid) if children_of(pid)]
+        for pid in starters:
+            os.kill(pid, signal.SIGSTOP)
+        out, error = run.communicate(timeout=180)
+    assert starters and run.returncode == 2, out + error
+    assert "stopped" in error and "Traceback" not in error
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, thread.read_text().split())
+    return found
 
 
 @pytest.mark.long

@@ -131,6 +131,10 @@ def _flush() -> bool:
 def _harness_failed(error: Exception, args: list[str]) -> int:
     if (message := not_installed(error)) is not None:
         return _say(message, ExitCode.USAGE)
+    if "torch" not in sys.modules and _raised_in("torch", error):
+        lines = [line.strip(" .,") for line in str(error).splitlines() if line.strip()]
+        what = f"{type(error).__name__}: {'; '.join(lines[:2])}"
+        return _say(f"torch cannot be imported here: {what}", ExitCode.USAGE)
     from ..machine.devices import NO_MEMORY, out_of_memory
 
     if out_of_memory(error):
@@ -144,6 +148,12 @@ def _harness_failed(error: Exception, args: list[str]) -> int:
         f"zerocheck itself failed: {what}\n  the traceback is in {where}; please report it",
         ExitCode.BROKEN,
     )
+
+
+def _raised_in(package: str, error: Exception) -> bool:
+    """Return True if a frame of the error is in a package."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(one.f_globals.get("__name__")).split(".")[0] == package for one in frames)
 
 
 def _write_traceback(error: Exception, args: list[str]) -> Path:

@@ -8,7 +8,6 @@ violation is a known issue only if each of its parts is. Imports no torch.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -27,6 +26,7 @@ from ...case.validity import check
 from ...catalogue import LIBRARIES, check_spelling, family
 from ...causes.registry import current, find
 from ...errors import UsageError, did_you_mean, unknown
+from ...foreign_text import toml_of
 from ...machine.devices import CPU, CUDA, kind_of
 from ...protocol.verdicts import OBLIGATIONS, Obligation, Violation
 from ..records.records import CaseFinished, KnownReference
@@ -252,8 +252,8 @@ def read(path: Path) -> tuple[KnownIssue, ...]:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text") from None
     try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        raw = toml_of(text)
+    except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     for name in raw:
         if name not in _TABLES:

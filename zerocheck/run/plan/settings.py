@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import UsageError, unknown
+from ...foreign_text import toml_of
 
 Kind = Literal["text", "whole number", "switch", "folder", "names", "whole numbers", "files"]
 
@@ -240,11 +240,9 @@ def project_settings(start: Path) -> dict[str, Any]:
 
 def _table(file: Path) -> Mapping[str, Any] | None:
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = toml_of(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except RecursionError:
-        raise UsageError(f"{file} is nested too deeply") from None
     except ValueError as error:  # TOML, UTF-8, or a number of thousands of digits
         raise UsageError(f"{file} is not TOML: {error}") from error
     tool = data.get("tool", {})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from ....errors import UsageError, file_of
+from ....foreign_text import toml_of
 
 LARGEST = 1 << 20
 """Bytes; a configuration is a few kilobytes."""
@@ -82,8 +82,8 @@ def _of_json(name: str, text: str, library: str) -> Any:
 
 def _of_toml(name: str, text: str) -> Any:
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return toml_of(text)
+    except ValueError as error:
         raise UsageError(f"{name} is not TOML: {error}") from None
 
 

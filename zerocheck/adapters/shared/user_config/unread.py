@@ -43,7 +43,12 @@ UNREAD = (
 
 
 def check_read(name: str, values: Mapping[str, Any]) -> None:
-    """Raise UsageError, with what to do, for a config of a library that is known and not read."""
+    """Raise UsageError, with what to do, for a config that is empty, or of a library not read."""
+    if not values:
+        raise UsageError(
+            f"{name} has no keys (allowed: a config of DeepSpeed, accelerate, Lightning, or "
+            "TrainingArguments)"
+        )
     for config in UNREAD:
         if all(key in values for key in config.keys):
             raise UsageError(
