@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from zerocheck.errors import UsageError
 from zerocheck.user_code import check_file, import_user_code
@@ -274,3 +275,13 @@ def test_a_deepspeed_config_is_read_at_once(tmp_path: Path) -> None:
         check_file(str(path))
     path.write_text('{"gradient_clipping": 1.0}')
     check_file(str(path))
+
+
+def test_the_default_dtype_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of a case was filled without end, and then sums had two dtypes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wide.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\ndef build(): ...\n"
+    )
+    import_user_code("wide.py:build")
+    assert torch.get_default_dtype() == torch.float32

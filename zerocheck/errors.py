@@ -160,11 +160,16 @@ def file_of(name: str) -> Path:
     Raises UsageError if it does not exist, with the nearest one of its kind in its folder, or with
     the folder if that is missing.
     """
-    path = Path(name).resolve()
+    try:
+        path = Path(name).resolve()
+    except RuntimeError as error:  # a loop of links
+        raise UsageError(f"there is no file {name!r}: {error}") from None
     if path.is_file():
         return path
     if path.is_dir():
         raise UsageError(f"{name!r} is a folder; name a file in it")
+    if path.exists():
+        raise UsageError(f"{name!r} is no regular file; name one")
     if not path.parent.is_dir():
         missing = next(p for p in reversed(path.parents) if not p.is_dir())
         hint = did_you_mean(missing.name, _names(missing.parent, ""))

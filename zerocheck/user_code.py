@@ -48,7 +48,16 @@ def import_user_code(name: str) -> Any:
     if in_session(name):
         return session_object(name)
     where, _, attribute = name.rpartition(":")
-    return _attribute(_module(where, attribute), where, attribute)
+    found = _attribute(_module(where, attribute), where, attribute)
+    _put_default_dtype_back()
+    return found
+
+
+def _put_default_dtype_back() -> None:
+    """Have torch make float32 tensors again, as cases need, if a file has changed that."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_default_dtype(torch.float32)
 
 
 def check_file(name: str) -> None:

@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 
 from zerocheck.checkpoint.compare import compare
 from zerocheck.checkpoint.examine import examine
+from zerocheck.checkpoint.text import render
 from zerocheck.errors import UsageError
+from zerocheck.foreign_text import as_json
 
 
 def test_a_pointer_to_the_latest(tmp_path: Path) -> None:
@@ -264,6 +266,10 @@ def test_tensors_that_are_not_read_are_no_equal_ones(
     for report in (examine(path), compare(path, path)):
         assert report.exit_code == 1
         assert words in report.findings[0].detail
+        text = render(report)
+        assert "NOT READ unread" in text and "not all of it is read" in text
+        assert "WRONG" not in text and "different" not in text
+        assert json.loads(as_json(report))["findings"]
 
 
 def test_a_file_without_tensors_is_nothing_to_check(tmp_path: Path) -> None:

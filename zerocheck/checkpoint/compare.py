@@ -29,7 +29,7 @@ class _Absent:
 
 
 _MISSING = _Absent()
-_LEFT_OUT = frozenset({"files", "tiling", "readable"})
+_LEFT_OUT = frozenset({"files", "tiling", "readable", "unread"})
 
 
 def compare(path: Path, other: Path) -> CheckpointReport:
@@ -43,7 +43,7 @@ def compare(path: Path, other: Path) -> CheckpointReport:
         for found in contents.source.findings:
             findings.append(_in(contents, found))
     findings += _Comparison(*pair).findings()
-    order = ["files", "readable", "tiling", *COMPARED]
+    order = ["files", "readable", "tiling", "unread", *COMPARED]
     damaged = {found.check for found in findings} & _LEFT_OUT
     unchecked = {} if any(one.steps for one in pair) else {"steps": "neither has step counts"}
     if not any(one.settings or one.others for one in pair):

@@ -82,6 +82,7 @@ CHECKS = {
     "files": "files that are missing, truncated, or that nothing names",
     "tiling": "chunks do not cover a tensor exactly once",
     "readable": "stored bytes that are damaged: checksum, shape or dtype",
+    "unread": "tensors of a kind that is not read: neither checked nor compared",
     "finite": "values that are not finite",
     "nonnegative": "second moments below zero, or above their maximum",
     "steps": "step counts that differ, or are no whole number from 1 on",
@@ -93,6 +94,6 @@ CHECKS = {
     "settings": "param groups or other values that differ",
 }
 EXAMINED = (
-    "files", "tiling", "readable", "finite", "nonnegative", "steps", "moments", "bounded",
+    "files", "tiling", "readable", "unread", "finite", "nonnegative", "steps", "moments", "bounded",
 )  # fmt: skip
 COMPARED = ("names", "shapes", "values", "steps", "settings")

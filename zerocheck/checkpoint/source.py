@@ -109,7 +109,7 @@ class OpenCheckpoint:
     def value(self, key: Key, leaf: object) -> None:
         """Take a leaf that is no tensor, or one that is not read, which is a finding."""
         if isinstance(leaf, NotRead):
-            self.wrong("readable", dotted(key), leaf)
+            self.wrong("unread", dotted(key), str(leaf))
         else:
             self.values[key] = leaf
 

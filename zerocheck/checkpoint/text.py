@@ -9,6 +9,7 @@ from tabulate import tabulate
 from ..foreign_text import one_line
 from .result import CHECKS, COMPARED, CheckpointProblem, CheckpointReport, CheckpointSummary
 
+UNREAD = "unread"
 _SHOWN = 5
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "nesterov")
@@ -23,6 +24,7 @@ def render(report: CheckpointReport) -> str:
     lines += [f"note: {one_line(note)}" for note in report.notes]
     for check in dict.fromkeys(finding.check for finding in report.findings):
         word = "DIFFERENT" if two and check in COMPARED else "WRONG"
+        word = "NOT READ" if check == UNREAD else word
         lines += _found([one for one in report.findings if one.check == check], word)
     lines += [f"not checked: {check} ({one_line(why)})" for check, why in report.unchecked.items()]
     word = "checked" if report.findings else "verified"  # what is damaged was not verified
@@ -33,7 +35,10 @@ def render(report: CheckpointReport) -> str:
         if not two:
             lines += _intact(report)
         count = len(report.findings)
-        lines.append(f"{'different' if two else 'wrong'}: {count} finding{'s' * (count > 1)}")
+        word = "different" if two else "wrong"
+        if all(one.check == UNREAD for one in report.findings):
+            word = "not all of it is read"
+        lines.append(f"{word}: {count} finding{'s' * (count > 1)}")
     else:
         lines.append(f"{'equal, bit for bit' if two else 'nothing wrong'}: {names}")
     return "\n".join(lines) + "\n"

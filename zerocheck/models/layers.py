@@ -125,7 +125,7 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
     if tensor.numel() == 0:
         return
     if tensor.dtype != torch.float32:
-        wide = torch.empty(tensor.shape)
+        wide = torch.empty(tensor.shape, dtype=torch.float32)
         fill(name, wide, generator)
         tensor.copy_(wide)
         return
