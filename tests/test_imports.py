@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "timing": {"protocol", "case"},
     "adapters": {
         "contract", "models", "optimizers", "protocol", "case", "compat", "compat_memory",
-        "machine", "errors", "version",
+        "machine", "errors", "foreign_text", "version",
     },
     "checkpoint": {"contract", "errors", "foreign_text"},
     "drive": {

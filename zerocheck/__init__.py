@@ -52,7 +52,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .attached.attach import attach as attach
-    from .attached.axes import SequenceAxis as SequenceAxis
+    from .attached.record.axes import SequenceAxis as SequenceAxis
     from .cli.python_run import run as run
     from .contract.build import Built as Built
     from .contract.build import BuiltImplementation as BuiltImplementation
@@ -82,7 +82,7 @@ _WHERE = {
     "Microbatch": "contract.implementation",
     "Saving": "contract.implementation",
     "Semantics": "contract.semantics",
-    "SequenceAxis": "attached.axes",
+    "SequenceAxis": "attached.record.axes",
     "Shard": "contract.shard",
     "Step": "contract.implementation",
     "StepReport": "contract.implementation",

@@ -12,7 +12,7 @@ from scenarios import WRAPS, net
 from wrong_reductions import after_backward, multiplied
 
 import zerocheck
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 
 
 def compared(

@@ -16,18 +16,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
-from zerocheck.attached import (
-    bundle,
-    exchange,
-    forwards,
-    full_gradient,
-    output_gradients,
-    slices,
-)
-from zerocheck.attached.holdings import local
-from zerocheck.attached.reference import Reference
+from zerocheck.attached import bundle
+from zerocheck.attached.checks import slices
+from zerocheck.attached.record import forwards, output_gradients
+from zerocheck.attached.record.holdings import local
 from zerocheck.attached.session import Attached
-from zerocheck.attached.watch import Watch
+from zerocheck.attached.verdict import exchange, full_gradient
+from zerocheck.attached.verdict.reference import Reference
+from zerocheck.attached.watching.watch import Watch
 
 PLACES: dict[str, tuple[Any, str]] = {
     "before": (Watch, "_start"),

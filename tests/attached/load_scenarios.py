@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 
 
 def wide() -> nn.Sequential:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import zerocheck
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 
 
 class Pair(NamedTuple):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wrong_reductions import after_backward, multiplied
 
 import zerocheck
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 from zerocheck.attached.session import Attached
 
 Wrap = Callable[[nn.Module], nn.Module]

@@ -14,7 +14,7 @@ from torch import nn
 from wrong_reductions import after_backward, multiplied
 
 import zerocheck
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 
 
 def adaptive(model: nn.Module) -> None:

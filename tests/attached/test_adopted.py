@@ -13,7 +13,7 @@ import torch
 from three_steps import trained
 from torch import nn
 
-from zerocheck.attached.adopted import adopt, library_forward
+from zerocheck.attached.verdict.adopted import adopt, library_forward
 
 
 class Model(nn.Module):

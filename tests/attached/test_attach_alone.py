@@ -16,7 +16,7 @@ from torch import nn
 
 import zerocheck
 from zerocheck import compat
-from zerocheck.attached import slices
+from zerocheck.attached.checks import slices
 from zerocheck.attached.session import Attached
 from zerocheck.cli import main
 from zerocheck.compat import clip_functions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from zerocheck.attached.calls import StoredForward, restored, stored
-from zerocheck.attached.forwards import Forward
+from zerocheck.attached.record.calls import StoredForward, restored, stored
+from zerocheck.attached.record.forwards import Forward
 
 
 def forward(**kwargs: object) -> Forward:

@@ -10,8 +10,8 @@ from asking import Ask
 from torch import nn
 
 import zerocheck
-from zerocheck.attached import digests
-from zerocheck.attached.digests import digest_of, whole_of
+from zerocheck.attached.record import digests
+from zerocheck.attached.record.digests import digest_of, whole_of
 from zerocheck.errors import UsageError, Violated
 from zerocheck.protocol.observations import Entry
 

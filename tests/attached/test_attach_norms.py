@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from zerocheck.attached.norms import Norms
-from zerocheck.attached.step_record import Clip, RankVerdict, ShardPiece, StepSummary
+from zerocheck.attached.checks.norms import Norms
+from zerocheck.attached.record.step_record import Clip, RankVerdict, ShardPiece, StepSummary
 from zerocheck.protocol.observations import Entry
 
 

@@ -10,7 +10,7 @@ import torch
 from asking import Ask
 from click.testing import CliRunner
 
-from zerocheck.attached.token_weights import OTHER_LOSS, SURE, judge_weights, weights_of
+from zerocheck.attached.verdict.token_weights import OTHER_LOSS, SURE, judge_weights, weights_of
 from zerocheck.cli import main
 
 MODEL = f"{Path(__file__).parent / 'token_scenarios.py'}:reader"

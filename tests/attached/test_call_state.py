@@ -15,7 +15,7 @@ from torch import nn
 
 import zerocheck
 from zerocheck.attached.bundle import read
-from zerocheck.attached.call_state import draws_in_cudnn, host_states, set_host_states
+from zerocheck.attached.record.call_state import draws_in_cudnn, host_states, set_host_states
 from zerocheck.attached.replay import replay
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from wrong_reductions import after_backward, multiplied
 
 import zerocheck
-from zerocheck.attached.forwards import declared_autocast
+from zerocheck.attached.record.forwards import declared_autocast
 
 BF16 = ("cpu", torch.bfloat16)
 

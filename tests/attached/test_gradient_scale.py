@@ -7,8 +7,15 @@ import math
 import pytest
 import torch
 
-from zerocheck.attached.gradient_scale import NO_SCALE, Move, added, along, projected, scaled
-from zerocheck.attached.step_record import StepSummary
+from zerocheck.attached.record.step_record import StepSummary
+from zerocheck.attached.verdict.gradient_scale import (
+    NO_SCALE,
+    Move,
+    added,
+    along,
+    projected,
+    scaled,
+)
 from zerocheck.contract.semantics import Semantics
 from zerocheck.floating_point import Enclosure
 from zerocheck.judge.estimate import MARGIN

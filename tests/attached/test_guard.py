@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerocheck.attached.guard import replaced
+from zerocheck.attached.record.guard import replaced
 
 
 def noting(word: str) -> Callable[[Any], Any]:

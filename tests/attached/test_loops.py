@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import zerocheck
-from zerocheck.attached.reduced_gradient import Judged, first_right
+from zerocheck.attached.record.step_record import ACCUMULATED, GIVEN
 from zerocheck.attached.session import Attached
-from zerocheck.attached.step_record import ACCUMULATED, GIVEN
+from zerocheck.attached.verdict.reduced_gradient import Judged, first_right
 from zerocheck.contract.semantics import Semantics
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from three_steps import trained
 from torch import nn
 
-from zerocheck.attached.guard import ErrorGuard
-from zerocheck.attached.model_hooks import HookWatch
+from zerocheck.attached.record.guard import ErrorGuard
+from zerocheck.attached.record.model_hooks import HookWatch
 from zerocheck.cli import main
 
 Model = Any

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 import zerocheck
-from zerocheck.attached.watch import MOVED
+from zerocheck.attached.watching.watch import MOVED
 
 
 def net() -> nn.Sequential:

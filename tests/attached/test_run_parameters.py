@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zerocheck.attached.run_parameters import layout_of, run_parameters
-from zerocheck.attached.step_record import ShardPiece, StepSummary
+from zerocheck.attached.record.run_parameters import layout_of, run_parameters
+from zerocheck.attached.record.step_record import ShardPiece, StepSummary
 from zerocheck.protocol.observations import Entry
 
 

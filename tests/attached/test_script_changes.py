@@ -8,7 +8,7 @@ import pytest
 from asking import Ask, held
 from click.testing import CliRunner
 
-from zerocheck.attached.script_changes import REPORTED
+from zerocheck.attached.checks.script_changes import REPORTED
 from zerocheck.cli import main
 
 WRAPS = ["ddp", "fsdp2", "fsdp1"]

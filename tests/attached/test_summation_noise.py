@@ -14,7 +14,7 @@ from torch import nn
 from wrong_reductions import after_backward, multiplied
 
 import zerocheck
-from zerocheck.attached.summation_noise import SumNoise, as_summed
+from zerocheck.attached.verdict.summation_noise import SumNoise, as_summed
 
 SAMPLES = 1 << 14
 
@@ -110,7 +110,7 @@ def test_an_element_moves_by_what_the_sum_up_to_it_rounds() -> None:
 
 
 def test_long_sums_go_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zerocheck.attached.summation_noise.AT_ONCE", 8)
+    monkeypatch.setattr("zerocheck.attached.verdict.summation_noise.AT_ONCE", 8)
     gradient = torch.ones(3, 7, 4)
     apart = as_summed(gradient, -1, 0.5, torch.Generator().manual_seed(0)) - gradient
     wanted = torch.arange(1.0, 22.0).view(3, 7, 1).expand(3, 7, 4)

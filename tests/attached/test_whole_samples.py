@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from zerocheck.attached.axes import JobAxis, SequenceAxis
-from zerocheck.attached.forwards import Forward
-from zerocheck.attached.ranks import Alone
-from zerocheck.attached.step_record import Observed, StepSummary
-from zerocheck.attached.whole_samples import with_whole_samples
+from zerocheck.attached.record.axes import JobAxis, SequenceAxis
+from zerocheck.attached.record.forwards import Forward
+from zerocheck.attached.record.ranks import Alone
+from zerocheck.attached.record.step_record import Observed, StepSummary
+from zerocheck.attached.verdict.whole_samples import with_whole_samples
 from zerocheck.errors import UsageError
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from three_steps import trained
 from torch import nn
 
-from zerocheck.attached import rank_checks, slices, workers
-from zerocheck.attached.rank_checks import _JudgedSlice
+from zerocheck.attached.checks import rank_checks, slices, workers
+from zerocheck.attached.checks.rank_checks import _JudgedSlice
 from zerocheck.protocol.verdicts import Judgement
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from zerocheck.attached.holdings import local
+from zerocheck.attached.record.holdings import local
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import zerocheck
 from zerocheck.attached import text as attached_text
-from zerocheck.attached.ranks import Problem
+from zerocheck.attached.record.ranks import Problem
 from zerocheck.attached.text import stopped_text
 from zerocheck.foreign_text import as_json, copyable, indented, one_line, printable, toml_of
 from zerocheck.report import github

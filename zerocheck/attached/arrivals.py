@@ -21,7 +21,7 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from ..compat import numbered_store
-from .ranks import AllRanks
+from .record.ranks import AllRanks
 
 _BEAT_S = 1.0
 _SILENT_S = 15.0

@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..contract.semantics import Semantics
 from ..job_metrics.options import JobMetrics
-from .axes import SequenceAxis, Split, axes_of
 from .options import AttachOptions, default_semantics
-from .reference import Factory
+from .record.axes import SequenceAxis, Split, axes_of
 from .session import Attached
+from .verdict.reference import Factory
 from .violated import OnViolation
 
 

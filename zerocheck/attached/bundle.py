@@ -30,9 +30,9 @@ from ..protocol.verdicts import Judgement
 from ..run.execute.environment import environment
 from ..run.records.journal import encode
 from ..run.records.records import Environment
-from .calls import StoredForward, restored, stored
-from .ranks import AllRanks
-from .step_record import ELSEWHERE, Key, Observed, StepSummary
+from .record.calls import StoredForward, restored, stored
+from .record.ranks import AllRanks
+from .record.step_record import ELSEWHERE, Key, Observed, StepSummary
 
 FORMAT = 4
 NAME = "bundle.json"

@@ -20,12 +20,12 @@ from ..errors import ExitCode, UsageError
 from ..foreign_text import one_line
 from ..optimizers import STATES
 from ..protocol.observations import Entry
-from .reduced_gradient import enclosure, put
+from .checks.script_changes import REPORTED
+from .record.run_parameters import RunParameter, run_parameters
+from .record.step_record import AFTER, BEFORE, GroupOptions, Observed
 from .replay import ReplayedBundle, replay
-from .run_parameters import RunParameter, run_parameters
-from .script_changes import REPORTED
-from .step_record import AFTER, BEFORE, GroupOptions, Observed
 from .text import first_of
+from .verdict.reduced_gradient import enclosure, put
 
 SHOWN = 10
 """Tensors in the table, at most."""

@@ -13,13 +13,13 @@ from torch import nn
 from ..contract.semantics import Semantics
 from ..errors import UsageError, unknown
 from ..job_metrics.options import JobMetrics, metrics_options
-from .axes import Axes
-from .holdings import check_parameters
-from .optimizers import JobOptimizers, check_kind
+from .record.axes import Axes
+from .record.holdings import check_parameters
+from .record.optimizers import JobOptimizers, check_kind
+from .record.zero_engine import engine_refusal, zero_stage
 from .recorder import recorder_bytes
-from .reference import Factory
+from .verdict.reference import Factory
 from .violated import OnViolation
-from .zero_engine import engine_refusal, zero_stage
 
 
 @dataclass(frozen=True)

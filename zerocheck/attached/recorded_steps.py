@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ..contract.semantics import Semantics
 from ..foreign_text import one_line
-from .ranks import AllRanks, Stopped, attempt
+from .record.ranks import AllRanks, Stopped, attempt
 from .recorder import FlightRecorder, open_recorder
 from .text import say
-from .watch import Watch
+from .watching.watch import Watch
 
 
 class RecordedSteps:

@@ -21,9 +21,9 @@ from ..errors import UsageError
 from ..protocol.verdicts import Judgement
 from ..sizes import binary, parse_size
 from . import bundle as bundles
-from .exchange import Verdict
-from .ranks import AllRanks
-from .step_record import Clip, Observed
+from .record.ranks import AllRanks
+from .record.step_record import Clip, Observed
+from .verdict.exchange import Verdict
 
 NOT_KEPT = "the recorder cannot keep what the model was called with"
 

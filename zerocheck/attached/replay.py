@@ -17,14 +17,19 @@ from ..protocol.verdicts import Judgement, Violation
 from ..ranks.device import check_there
 from ..user_code import import_user_code
 from .bundle import Bundle, read
-from .cross_rank_checks import judge_all_ranks
-from .exchange import with_gradient
-from .full_gradient import Full, joined, why_not, with_weights
-from .rank_checks import judge_rank
-from .ranks_own import own_of_ranks
-from .reduced_gradient import (
+from .checks.cross_rank_checks import judge_all_ranks
+from .checks.rank_checks import judge_rank
+from .checks.script_changes import ScriptChanges, change_of
+from .checks.slices import SliceContext
+from .record.ranks import Total
+from .record.ranks_own import own_of_ranks
+from .record.run_parameters import RunParameter, run_parameters
+from .record.step_record import ACCUMULATED, Observed
+from .text import violated_text
+from .verdict.exchange import with_gradient
+from .verdict.full_gradient import Full, joined, why_not, with_weights
+from .verdict.reduced_gradient import (
     Judged,
-    Total,
     compare_shards,
     exhibit,
     first_right,
@@ -34,12 +39,7 @@ from .reduced_gradient import (
     violation,
     worst,
 )
-from .reference import Local, Reference
-from .run_parameters import RunParameter, run_parameters
-from .script_changes import ScriptChanges, change_of
-from .slices import SliceContext
-from .step_record import ACCUMULATED, Observed
-from .text import violated_text
+from .verdict.reference import Local, Reference
 
 FULL = ("gradient", "loss")
 """Obligations that are judged with a model only."""

@@ -9,10 +9,10 @@ from typing import Any
 from ..errors import UsageError
 from ..foreign_text import one_line
 from ..protocol.verdicts import Violation
-from .loaded import JudgedLoad, judge_load
-from .ranks import AllRanks
-from .samples import Followed, Samples
-from .saved_state import TrainedModel, state_of, write_saved
+from .record.ranks import AllRanks
+from .saves.loaded import JudgedLoad, judge_load
+from .saves.samples import Followed, Samples
+from .saves.saved_state import TrainedModel, state_of, write_saved
 from .text import say
 
 MOST_STEPS = 8

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..compat import flat_parameters
 from ..contract.names import unwrapped
 from ..errors import UsageError
-from .ranks import AllRanks
+from .record.ranks import AllRanks
 
 Shape = tuple[int, ...] | None
 

@@ -21,26 +21,26 @@ from ..foreign_text import one_line
 from ..job_metrics.job_meter import JobMeter
 from ..protocol.verdicts import Judgement, Violation
 from .arrivals import Arrivals
-from .axes import parts_of
-from .call_state import numbers_of
-from .exchange import Verdict, judge_step, with_norms
-from .forwards import dotted
-from .holdings import computes_on, words_for
-from .optimizers import JobOptimizers
 from .options import AttachOptions, check_parts
-from .ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
+from .record.axes import parts_of
+from .record.call_state import numbers_of
+from .record.forwards import dotted
+from .record.holdings import computes_on, words_for
+from .record.optimizers import JobOptimizers
+from .record.ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
+from .record.step_record import Observed
 from .recorded_steps import RecordedSteps
 from .resume import Resume
 from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
-from .saved_state import TrainedModel, has_record
+from .saves.saved_state import TrainedModel, has_record
 from .step_context import NOTHING, ObservedStep
-from .step_record import Observed
 from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
-from .used_gradients import UsedGradients
+from .verdict.exchange import Verdict, judge_step, with_norms
+from .verdict.whole_samples import with_whole_samples
 from .violated import WrongSteps
-from .watch import Watch
-from .whole_samples import with_whole_samples
+from .watching.used_gradients import UsedGradients
+from .watching.watch import Watch
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from ..run.findings.consequences import independent
 from ..run.known_issues.entries import joined
 from ..run.records.finding_text import finding_text
 from ..run.records.records import Finding
-from .ranks import Problem
+from .record.ranks import Problem
 from .recorder import Trace
 
 

@@ -13,12 +13,12 @@ from ..errors import Violated
 from ..foreign_text import copyable, one_line
 from ..protocol.verdicts import Judgement
 from . import bundle as bundles
-from .exchange import Verdict
-from .ranks import AllRanks, Stopped, attempt
+from .record.ranks import AllRanks, Stopped, attempt
+from .record.step_record import Observed
 from .recorder import FlightRecorder, trace
-from .step_record import Observed
 from .summary import CheckedSteps
 from .text import fingerprint, first_of, say, traced_text, untraced_text, violated_text
+from .verdict.exchange import Verdict
 
 OnViolation = Literal["raise", "warn"]
 

@@ -1,0 +1,350 @@
+"""Axes of a job: what each dimension of its device mesh splits, and what follows from that.
+
+The reduced gradient is the sum of the local gradients of all ranks, whatever is split. What a rank
+holds, and of which sample its local gradient is, follows from the axes:
+
+- `samples`: a rank has samples of its own; `nothing`: ranks compute the same.
+- `sequence`: ranks have parts of the same samples. The first of them computes the local gradient
+  of the samples put together, for all of them (whole_samples.py).
+- `experts`: a parameter that the wrapper of the model leaves out is a part of a whole: rows of it,
+  or some of the numbered modules of a list.
+- `parameters`: tensor parallelism, of which a DTensor says itself what each rank holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...compat import collective_calls, collective_of
+from ...contract.names import unwrapped
+from ...contract.shard import Shard
+from ...errors import UsageError, unknown
+from .call_state import separate_random
+from .guard import replaced
+from .ranks import AllRanks
+from .ranks_own import left_out
+from .repeatable import Digest, digest
+
+Split = Literal["samples", "sequence", "experts", "parameters", "nothing"]
+Order = Literal["contiguous", "zigzag"] | Sequence[int]
+
+USUAL: Mapping[str, Split] = {
+    **dict.fromkeys(("dp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"),
+                    "samples"),
+    **dict.fromkeys(("efsdp", "dp_mod_ep", "dp_shard_mod_ep", "dp_shard_in_ep"), "samples"),
+    **dict.fromkeys(("cp", "context", "sp", "ulysses", "ring"), "sequence"),
+    **dict.fromkeys(("ep", "expert", "experts"), "experts"),
+    **dict.fromkeys(("tp", "etp"), "parameters"),
+}  # fmt: skip
+"""What a dimension of a mesh splits, by the names that jobs give it."""
+
+PIPELINES = ("pp", "pipe", "pipeline")
+IN_STAGES = (
+    "the mesh dimension {!r} is one of a pipeline; attach on the ranks of one stage with group=, "
+    "and give the mesh of that stage"
+)
+
+
+@dataclass(frozen=True)
+class SequenceAxis:
+    """Split of samples along their sequence, for `attach(axes=)`.
+
+    dim: dimension of the sequence in inputs and outputs of the model. order: "contiguous"; "zigzag"
+    where each of n ranks has part r and part 2n - 1 - r of 2n; or the positions in the whole
+    sequence of the parts one after the other.
+
+    Raises UsageError for another order.
+    """
+
+    dim: int = 1
+    order: Order = "contiguous"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.order, str) and self.order not in ("contiguous", "zigzag"):
+            raise unknown("order of a sequence", self.order, ("contiguous", "zigzag"))
+
+    def whole(self, parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+        """Put the parts of all ranks of the axis together."""
+        joined = torch.cat([*parts], dim)
+        if self.order == "contiguous":
+            return joined
+        if self.order == "zigzag":
+            halves = [half for part in parts for half in _halves(part, dim)]
+            return torch.cat([*halves[::2], *halves[1::2][::-1]], dim)
+        positions = torch.tensor(self.order)
+        if sorted(self.order) != list(range(joined.shape[dim])):
+            raise UsageError(
+                f"the order of the sequence has {len(self.order)} positions (allowed: each of the "
+                f"{joined.shape[dim]} positions of a sequence once)"
+            )
+        return joined.index_select(dim, positions.argsort())
+
+    @property
+    def other(self) -> SequenceAxis:
+        """The usual order that is not declared."""
+        return replace(self, order="contiguous" if self.order == "zigzag" else "zigzag")
+
+
+def _halves(part: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    size = part.shape[dim]
+    if size % 2:
+        raise UsageError(f"a part of a zigzag sequence has {size} positions (allowed: an even one)")
+    return part.narrow(dim, 0, size // 2), part.narrow(dim, size // 2, size // 2)
+
+
+class Part(NamedTuple):
+    """Part of a parameter, along its first dimension, that a rank holds of an axis of experts."""
+
+    name: str
+    number: int
+    of: int
+
+    def placed(self, shard: Shard) -> Shard:
+        """Return a shard of the part as one of the whole."""
+        rows, *others = shard.shape
+        index = shard.index
+        if isinstance(index, slice):
+            numel = torch.Size(shard.shape).numel()
+            low, high, _ = index.indices(numel)
+            return Shard(
+                self.name,
+                shard.role,
+                shard.tensor,
+                (rows * self.of, *others),
+                slice(self.number * numel + low, self.number * numel + high),
+            )
+        inner = index or tuple(slice(0, size) for size in shard.shape)
+        low, high, _ = inner[0].indices(rows)
+        moved = slice(self.number * rows + low, self.number * rows + high)
+        shape = (rows * self.of, *others)
+        return Shard(self.name, shard.role, shard.tensor, shape, (moved, *inner[1:]))
+
+
+Parts = Mapping[int, Part]
+"""By the id of the parameter."""
+
+
+@dataclass(frozen=True)
+class JobAxis:
+    """Axis of a mesh, from one rank: numbers of the ranks along it, and its own place."""
+
+    name: str
+    split: Split
+    ranks: tuple[int, ...]
+    place: int
+    sequence: SequenceAxis | None = None
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Axes of a job that split something else than samples, seen from one rank.
+
+    exchanging: ranks, by their numbers in the world, with which the model may exchange data;
+    parts: what parameters are a part of.
+    """
+
+    every: tuple[JobAxis, ...] = ()
+    exchanging: frozenset[int] = frozenset()
+    parts: Parts = field(default_factory=dict)
+
+    def of(self, split: Split) -> JobAxis | None:
+        """Return the axis that splits this, if there is one with several ranks."""
+        return next((one for one in self.every if one.split == split), None)
+
+    @property
+    def words(self) -> str:
+        """Words on what they split, to put after the name of the sharder."""
+        return "".join(
+            f", {one.split} over {one.name} ({len(one.ranks)} ranks)" for one in self.every
+        )
+
+
+def axes_of(
+    mesh: DeviceMesh | Sequence[DeviceMesh] | None,
+    given: Mapping[str, Split | SequenceAxis] | None,
+    group: dist.ProcessGroup | None,
+) -> Axes:
+    """Return the axes of these meshes.
+
+    given: what a dimension splits, by its name. Raises UsageError for what is not known or clashes.
+    """
+    meshes = [mesh] if isinstance(mesh, DeviceMesh) else list(mesh or ())
+    for one in meshes:
+        if not isinstance(one, DeviceMesh):
+            raise UsageError(
+                f"mesh= is of type {type(one).__name__} (allowed: a DeviceMesh, or a list of them)"
+            )
+    declared = dict(given or {})
+    names = [name for one in meshes for name in one.mesh_dim_names or ()]
+    for name in declared:
+        if name not in names:
+            needed = "" if meshes else "; give the device mesh of the job with mesh="
+            raise (
+                unknown("mesh dimension", name, names)
+                if names
+                else UsageError(f"axes= names {name!r}, and no mesh has such a dimension{needed}")
+            )
+    found: list[JobAxis] = []
+    exchanging: set[int] = set()
+    for one in meshes:
+        mine = [_axis(one, name, declared, group) for name in one.mesh_dim_names or ()]
+        known = {axis.name for axis in found}
+        found += [axis for axis in mine if axis.split in ("sequence", "experts", "parameters")
+                  and len(axis.ranks) > 1 and axis.name not in known]  # fmt: skip
+        crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts")]
+        exchanging |= _across(one, crossed)
+    for split in ("sequence", "experts"):
+        several = [axis.name for axis in found if axis.split == split]
+        if len(several) > 1:
+            raise UsageError(f"{' and '.join(several)} split {split} (allowed: one axis)")
+    return Axes(tuple(found), frozenset(exchanging))
+
+
+def _axis(
+    mesh: DeviceMesh,
+    name: str,
+    declared: Mapping[str, Split | SequenceAxis],
+    group: dist.ProcessGroup | None,
+) -> JobAxis:
+    said = declared.get(name, USUAL.get(name))
+    if name in PIPELINES and name not in declared:
+        raise UsageError(IN_STAGES.format(name))
+    if said is None:
+        raise UsageError(
+            f"what the mesh dimension {name!r} splits is not known from its name; say it with "
+            f"axes={{{name!r}: 'samples'}} (allowed: {', '.join(get_args(Split))})"
+        )
+    sequence = said if isinstance(said, SequenceAxis) else None
+    split: Any = "sequence" if sequence is not None else said
+    if split not in get_args(Split):
+        raise unknown("split of an axis", str(said), get_args(Split))
+    if split == "sequence" and sequence is None:
+        sequence = SequenceAxis()
+    place = mesh.get_local_rank(name)
+    along = _along(mesh, name)
+    if group is not None:
+        along = tuple(dist.get_group_rank(group, rank) for rank in along)
+    return JobAxis(name, split, along, place, sequence)
+
+
+def _along(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(mesh.get_group(name)))
+
+
+def _across(mesh: DeviceMesh, names: Sequence[str]) -> set[int]:
+    """Return the ranks that differ from this one in the dimensions `names` alone."""
+    at = mesh.get_coordinate() or ()
+    every = zip(mesh.mesh_dim_names or (), at, strict=True)
+    where = tuple(slice(None) if name in names else place for name, place in every)
+    return set(mesh.mesh[where].flatten().tolist()) if names else set()
+
+
+def parts_of(
+    model: nn.Module, axes: Axes, reference: Callable[[], Any] | None, ranks: AllRanks
+) -> dict[int, Part]:
+    """Return what each parameter is a part of that the wrapper leaves out, on an axis of experts.
+
+    reference: without it, all of them are parts. Every rank calls this. Raises UsageError for a
+    parameter that is none.
+    """
+    axis = axes.of("experts")
+    if axis is None:
+        return {}
+    apart = left_out(model, ranks.size)
+    named = {unwrapped(name): one for name, one in model.named_parameters() if id(one) in apart}
+    whole = None if reference is None else _shapes_of(reference)
+    found = {}
+    alike = {}
+    for name, parameter in named.items():
+        there = None if whole is None else _renumbered(name, named, whole, axis)
+        shape = tuple(parameter.shape)
+        if there is not None:  # some of the modules of a list, each of them whole
+            found[id(parameter)] = Part(there, 0, 1)
+            continue
+        if not shape or (whole is not None and whole.get(name) == shape):
+            alike[name] = digest([parameter.detach()])
+            continue
+        count = len(axis.ranks)
+        if whole is not None and whole.get(name) != (shape[0] * count, *shape[1:]):
+            raise UsageError(
+                f"{name} {list(shape)} is no part of a parameter of reference=: on the "
+                f"{len(axis.ranks)} ranks of {axis.name} it must have {name} "
+                f"{[shape[0] * count, *shape[1:]]}, or that many times as many modules in the list "
+                f"(it has: {whole.get(name, 'none')})"
+            )
+        found[id(parameter)] = Part(name, axis.place, count)
+    _check_alike(alike, axis, ranks)
+    return found
+
+
+def _check_alike(mine: Mapping[str, Digest], axis: JobAxis, ranks: AllRanks) -> None:
+    """Raise UsageError, on rank 0, unless ranks have the same of what the reference has whole."""
+    every = ranks.gather(msgspec.msgpack.encode(mine))
+    of_ranks = [msgspec.msgpack.decode(one) for one in every]
+    for name in mine if of_ranks else ():
+        if any(one.get(name) != of_ranks[0][name] for one in of_ranks):
+            raise UsageError(
+                f"{name} differs between ranks, and reference= has one of the same shape; it must "
+                f"be the plain model, with the experts of all {len(axis.ranks)} ranks of "
+                f"{axis.name}"
+            )
+
+
+def _shapes_of(reference: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
+    with separate_random(torch.device("cpu")):
+        made = reference()
+    model = made[0] if isinstance(made, tuple) and made else made
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return {unwrapped(name): tuple(one.shape) for name, one in named}
+
+
+def _renumbered(name: str, mine: Iterable[str], whole: Iterable[str], axis: JobAxis) -> str | None:
+    """Return the name in the reference, if a rank has some of its numbered modules."""
+    for number in re.finditer(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name):
+        before = name[: number.start()]
+        here, there = (len(_numbers(before, names)) for names in (mine, whole))
+        if there == here * len(axis.ranks) != here:
+            at = int(number.group()) + here * axis.place
+            return f"{before}{at}{name[number.end() :]}"
+    return None
+
+
+def _numbers(before: str, names: Iterable[str]) -> set[str]:
+    """Return the numbers that follow a prefix in names."""
+    after = (name[len(before) :].partition(".")[0] for name in names if name.startswith(before))
+    return {one for one in after if one.isdigit()}
+
+
+@contextmanager
+def no_collectives() -> Iterator[None]:
+    """Raise UsageError where the model of reference= calls a collective.
+
+    Where the first rank of an axis alone calls it, the others would never come.
+    """
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(owner: Any, *args: Any, **named: Any) -> Any:
+            if called := collective_of(name, owner):
+                raise UsageError(
+                    f"the model of reference= calls {called}: where an axis splits the "
+                    "sequence, it must be the model that one device runs, on whole sequences"
+                )
+            return original(owner, *args, **named)
+
+        return refused
+
+    with ExitStack() as stack:
+        for owner, name in collective_calls():
+            stack.enter_context(replaced(owner, name, partial(noting, name)))
+        yield

@@ -1,0 +1,121 @@
+"""Check of the length of the whole gradient, where its elements are too coarse to say it.
+
+In bf16 a local gradient is known to a few percent of its largest elements, and the margin on top
+lets an element be off by half. A gradient that is off by one factor, such as the number of ranks,
+is off along itself, where the errors of elements cancel: the projection of the observed gradient G'
+on the expected one G, over all tensors, is 1 for a right one,
+
+    S = <G', G> / <G, G>,
+
+and off by at most MARGIN times the sum over tensors of sway * |G|. The sway of a tensor is how far
+its local gradients move along themselves as all parameters are moved by one unit of round-off, the
+most of NARROW_REPLICAS moves, summed over ranks; so it is as if all tensors and ranks were off the
+same way. If all did move as one, a sixteenth of a standard deviation in each of four moves has the
+chance 0.05 ** 4 = 6e-6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ... import causes as bugs
+from ...contract.semantics import Semantics
+from ...floating_point import Enclosure
+from ...judge.diagnose.factors import known_factors
+from ...judge.estimate import MARGIN
+from ...protocol.verdicts import Violation
+from ..record.step_record import StepSummary
+
+NARROW_REPLICAS = 4
+"""Runs with parameters moved, where the model computes in bf16 or fp16."""
+
+NO_SCALE = (0.0, 0.0, 0.0)
+Scale = tuple[float, float, float]
+"""<G', G>, <G, G> and the bound of the first, over what a rank holds."""
+
+
+class Move(NamedTuple):
+    """Move of a piece of a gradient, as a few numbers.
+
+    largest: magnitude of the move D; size: of the gradient G; across, apart, inside: <D, G>, <D, D>
+    and <G, G>.
+    """
+
+    largest: float
+    size: float
+    across: float
+    apart: float
+    inside: float
+
+    @classmethod
+    def of(cls, move: torch.Tensor, gradient: torch.Tensor) -> Move:
+        """Measure a piece of a move D of the gradient G; both float64, flat."""
+        return cls(
+            largest=float(move.abs().max()) if len(move) else 0.0,
+            size=float(gradient.abs().max()) if len(gradient) else 0.0,
+            across=float(move @ gradient),
+            apart=float(move @ move),
+            inside=float(gradient @ gradient),
+        )
+
+
+def along(pieces: Sequence[Move]) -> float:
+    """Return how far the move of a gradient goes along it: <D, G> / |G|, or |D| where G is 0."""
+    length = math.sqrt(sum(one.inside for one in pieces))
+    if length:
+        return abs(sum(one.across for one in pieces)) / length
+    return math.sqrt(sum(one.apart for one in pieces))
+
+
+def projected(
+    observed: torch.Tensor, part: Enclosure, *, length: float, sway: float, noise: float
+) -> Scale:
+    """Project a rank's shard of a tensor.
+
+    part: enclosure of the shard; length: of the whole tensor's expected gradient; sway, noise: of
+    that tensor, the latter as it is in the bounds of `part`.
+    """
+    if not math.isfinite(sway):
+        return 0.0, 0.0, math.inf
+    inside = float(part.exact @ part.exact)
+    rounded = float((part.bound - noise).clamp(min=0.0) @ part.exact.abs())
+    swayed = MARGIN * sway / length * inside if length else 0.0
+    return float(observed @ part.exact), inside, swayed + rounded
+
+
+def added(one: Scale, other: Scale) -> Scale:
+    """Return the projections of two shards together."""
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) -> Violation | None:
+    """Return the violation of a gradient that is too long or too short as a whole.
+
+    scales: of each rank. A copy that several ranks hold counts several times on both sides.
+    """
+    observed, expected, off = (math.fsum(each) for each in zip(*scales, strict=True))
+    if not expected or not math.isfinite(off) or not math.isfinite(observed):
+        return None
+    factor, bound = observed / expected, off / expected
+    if abs(factor - 1) <= bound:
+        return None
+    factors = known_factors(summary.world_size, summary.forwards, semantics)
+    known = [(name, words) for name, value, words in factors if abs(factor - value) <= bound]
+    words = "; or ".join(words for _, words in known) or f"{factor:.3g} times what it must be"
+    return Violation(
+        obligation="gradient",
+        step=summary.number,
+        role="gradient",
+        tensors=(),
+        ranks=tuple(range(summary.world_size)),
+        explanation=f"the gradient as a whole is {words}",
+        observed=factor,
+        expected=1.0,
+        bound=bound,
+        ratio=abs(factor - 1) / bound if bound else None,
+        causes=tuple(name for name, _ in known) or (bugs.GRADIENT_SCALED,),
+    )

@@ -1,0 +1,396 @@
+"""The reduced gradient against the local gradients of all ranks, one tensor at a time.
+
+Every rank computes its local gradients, then the ranks sum one tensor after the other in float64;
+each compares what it holds. Where something is wrong, rank 0 gets the local gradients of the worst
+tensors, and asks which known cause explains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from ... import causes as bugs
+from ...case.schema import Case, Training
+from ...contract.semantics import Semantics
+from ...floating_point import Enclosure, Format
+from ...judge import bounds, vectors
+from ...judge.assemble import RoleState
+from ...judge.compare import Misfit, compare, describe
+from ...judge.diagnose.evidence import Evidence
+from ...judge.diagnose.gradient import causes
+from ...judge.diagnose.unwritten import memory_of_a_job
+from ...judge.layout import ParameterLayout
+from ...judge.local import Passes
+from ...judge.manifest_plan import plan_of
+from ...judge.pieces import Enclosing, split
+from ...protocol.observations import Entry
+from ...protocol.verdicts import Violation
+from ..checks.workers import in_threads
+from ..record.dtypes import dtype_of
+from ..record.ranks import Total
+from ..record.run_parameters import RunParameter, layout_of
+from ..record.step_record import Observed, Point, StepSummary
+from .gradient_scale import NO_SCALE, Scale, added, projected, scaled
+from .reference import Local
+
+ASKED = 1 << 20
+"""Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
+
+
+LEFT_OUT = (
+    "the wrapper of the model leaves out all that is wrong, so that only the script reduces its "
+    "gradient and divides it"
+)
+
+
+def share_of(local: Local, tensor: RunParameter) -> Total:
+    """Return one rank's contribution to the total."""
+    there = [one for one in local.gradients[tensor.name] if one is not None]
+    numel = torch.Size(tensor.shape).numel()
+    exact, absolute = (vectors.zeros(numel, dtype=torch.float64) for _ in range(2))
+
+    def add(here: slice) -> None:
+        for one in there:
+            exact[here] += one[here]
+            absolute[here] += one[here].abs()
+
+    for _ in in_threads(add, split(numel)):
+        pass
+    return Total(exact, absolute, local.noise[tensor.name], len(there), local.sway[tensor.name])
+
+
+def total_of(shares: Sequence[Total]) -> Total:
+    """Return the total of the shares of all ranks."""
+    return Total(
+        torch.stack([one.exact for one in shares]).sum(0),
+        torch.stack([one.absolute for one in shares]).sum(0),
+        sum(one.noise for one in shares),
+        sum(one.arrived for one in shares),
+        sum(one.sway for one in shares),
+    )
+
+
+class Judged(NamedTuple):
+    """Judgement of one rank on the gradient.
+
+    share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient;
+    scale: of all tensors together.
+    """
+
+    share: float
+    wrong: dict[str, float]
+    missing: tuple[str, ...]
+    needless: tuple[str, ...]
+    scale: tuple[float, float, float] = NO_SCALE
+
+
+def divisor_of(summary: StepSummary, semantics: Semantics) -> float:
+    """Return what the sum of the local gradients is divided by."""
+    return summary.loss_scale * (summary.world_size if semantics.reduction == "mean" else 1)
+
+
+def enclosure(
+    total: Total, tensor: RunParameter, summary: StepSummary, semantics: Semantics
+) -> Enclosure:
+    """Return the enclosure of the reduced gradient of a whole tensor.
+
+    Roundings as where each microbatch is reduced, the most that there can be, and two for a loss
+    scale that is no power of two, in the dtype of the reduction; then what the local gradients can
+    be off.
+    """
+    divisor = divisor_of(summary, semantics)
+    roundings = 2 + bounds.gradient_roundings(
+        world_size=summary.world_size,
+        microbatches=max(1, summary.forwards),
+        average=semantics.reduction,
+        divide="loss",
+        accumulate="reduce_each",
+    )
+    dtype = tensor.torch_dtype if summary.casts is None else dtype_of(summary.casts.reduce)
+    format = Format.of(dtype)
+    exact, absolute = total.exact / divisor, total.absolute / divisor
+    derived = bounds.gradient(exact, absolute, roundings, format)
+    return Enclosure(exact, derived.bound + total.noise / divisor)
+
+
+def compare_shards(
+    observed: Observed, tensor: RunParameter, total: Total, semantics: Semantics, point: Point
+) -> Judged:
+    """Compare this rank's shards of one tensor, at a point, with the enclosure."""
+    share, wrong = 0.0, 0.0
+    missing = needless = False
+    scale = NO_SCALE
+    divisor = divisor_of(observed.summary, semantics)
+    length = float(total.exact.norm()) / divisor
+    sway, noise = total.sway / divisor, total.noise / divisor
+    for number, piece in enumerate(observed.summary.pieces):
+        step = observed.summary.optimizer_of(piece)
+        if piece.name != tensor.name or step is None or not step.reached:
+            continue
+        gradient = observed.gradient(number, point)
+        if gradient is None:
+            missing |= total.arrived > 0
+            continue
+        needless |= not total.arrived and semantics.unused == "skip" and bool(gradient.any())
+        exact, absolute = (local_slice(one, piece.entry) for one in total[:2])
+
+        def judged(
+            here: slice,
+            shard: torch.Tensor = gradient,
+            exact: torch.Tensor = exact,
+            absolute: torch.Tensor = absolute,
+        ) -> tuple[Scale, float, Misfit | None]:
+            there = total._replace(exact=exact[here], absolute=absolute[here])
+            part = enclosure(there, tensor, observed.summary, semantics)
+            held = shard[here].double()
+            along = projected(held, part, length=length, sway=sway, noise=noise)
+            return (along, *compare(held, part))
+
+        for along, used, misfit in in_threads(judged, split(len(gradient))):
+            scale = added(scale, along)
+            if misfit is None:
+                share = max(share, used)
+            else:
+                wrong = max(wrong, float(misfit.ratio.max()))
+    return Judged(
+        share,
+        {tensor.name: wrong} if wrong else {},
+        (tensor.name,) if missing else (),
+        (tensor.name,) if needless else (),
+        scale,
+    )
+
+
+def local_slice(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """Return the elements of a shard, flat, from a whole flat tensor."""
+    if entry.box is None:
+        return whole[entry.start : entry.stop]
+    box = tuple(slice(low, high) for low, high in entry.box)
+    return whole.view(entry.shape)[box].reshape(-1)
+
+
+def put(into: torch.Tensor, entry: Entry, part: torch.Tensor) -> None:
+    """Write the elements of a shard into a whole flat tensor."""
+    if entry.box is None:
+        into[entry.start : entry.stop] = part
+    else:
+        box = tuple(slice(low, high) for low, high in entry.box)
+        view = into.view(entry.shape)[box]
+        view.copy_(part.view(view.shape))
+
+
+class Exhibit(msgspec.Struct, frozen=True):
+    """Wrong tensors of a rank, sent as evidence: bytes of fp32.
+
+    local: gradients per tensor and microbatch, None where there is none; held: the rank's shards of
+    the reduced gradient.
+    """
+
+    local: tuple[tuple[bytes | None, ...], ...]
+    noise: tuple[float, ...]
+    entries: tuple[Entry, ...]
+    held: tuple[bytes, ...]
+
+
+def first_right(
+    found: Mapping[Point, Sequence[Judged]], summary: StepSummary, semantics: Semantics
+) -> tuple[Point, Sequence[Judged]]:
+    """Return the first point at which the gradient of all ranks is right.
+
+    Else the one with the fewest wrong tensors: what a script reduces itself is local before that.
+    """
+
+    def faults(every: Sequence[Judged]) -> int:
+        return len({name for one in every for name in (*one.wrong, *one.missing, *one.needless)})
+
+    for point, every in found.items():
+        right = scaled([one.scale for one in every], summary, semantics) is None
+        if right and not faults(every):
+            return point, every
+    return min(found.items(), key=lambda item: faults(item[1]))
+
+
+def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunParameter]:
+    """Return the wrong tensors to examine: the worst first, not more than ASKED elements."""
+    ratios: dict[str, float] = {}
+    for one in found:
+        for name, ratio in one.wrong.items():
+            ratios[name] = max(ratio, ratios.get(name, 0.0))
+    sizes = {one.name: torch.Size(one.shape).numel() for one in tensors}
+    asked: set[str] = set()
+    room = ASKED
+    for name in sorted(ratios, key=lambda name: -ratios[name]):
+        if not asked or sizes[name] <= room:
+            asked.add(name)
+            room -= sizes[name]
+    return [one for one in tensors if one.name in asked]
+
+
+def exhibit(
+    observed: Observed, local: Local, asked: Sequence[RunParameter], point: Point
+) -> Exhibit:
+    """Collect this rank's evidence on the tensors asked for."""
+    names = {one.name for one in asked}
+    entries, held = [], []
+    for number, piece in enumerate(observed.summary.pieces):
+        gradient = observed.gradient(number, point)
+        if piece.name in names and gradient is not None:
+            entries.append(piece.entry)
+            held.append(_bytes(gradient))
+    return Exhibit(
+        tuple(
+            tuple(None if g is None else _bytes(g) for g in local.gradients[one.name])
+            for one in asked
+        ),
+        tuple(local.noise[one.name] for one in asked),
+        tuple(entries),
+        tuple(held),
+    )
+
+
+def violation(
+    found: Sequence[Judged],
+    asked: Sequence[RunParameter],
+    exhibits: Sequence[Exhibit],
+    summary: StepSummary,
+    semantics: Semantics,
+) -> Violation | None:
+    """Return the violation of the gradient with its causes, or None.
+
+    found, exhibits: of each rank.
+    """
+    for role, text, cause in (
+        ("missing", "has no gradient though the model used it", bugs.GRADIENT_MISSING),
+        (
+            "needless",
+            "has a gradient though no rank used it; the declared semantics (unused='skip') leave "
+            "it alone",
+            bugs.NONE_BECAME_ZERO,
+        ),
+    ):
+        names = [name for one in found for name in getattr(one, role)]
+        if names:
+            ranks = tuple(r for r, one in enumerate(found) if names[0] in getattr(one, role))
+            return Violation(
+                obligation="gradient",
+                step=summary.number,
+                role="gradient",
+                tensors=tuple(dict.fromkeys(names)),
+                ranks=ranks,
+                explanation=f"{names[0]} {text}",
+                causes=(cause,),
+            )
+    found_of_elements = _diagnosed(asked, exhibits, summary, semantics) if asked else None
+    if found_of_elements is None:
+        return scaled([one.scale for one in found], summary, semantics)
+    wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
+    wrong = {name for one in found for name in one.wrong}
+    if wrong.isdisjoint(wrapped):
+        text = f"{found_of_elements.explanation}; {LEFT_OUT}"
+        return replace(found_of_elements, explanation=text)
+    return found_of_elements
+
+
+def _diagnosed(
+    asked: Sequence[RunParameter],
+    exhibits: Sequence[Exhibit],
+    summary: StepSummary,
+    semantics: Semantics,
+) -> Violation | None:
+    reduced_in = summary.casts.reduce if summary.casts is not None else ""
+    layout = layout_of([one._replace(dtype=reduced_in or one.dtype) for one in asked])
+    passes = _passes(layout, exhibits, summary)
+    noise = torch.zeros(layout.size, dtype=torch.float64)
+    parts = []
+    for number, (tensor, place) in enumerate(zip(asked, layout.places, strict=True)):
+        terms = passes.gradients[..., place.start : place.stop].double()
+        total = Total(
+            terms.sum((0, 1)) * summary.loss_scale,
+            terms.abs().sum((0, 1)) * summary.loss_scale,
+            sum(one.noise[number] for one in exhibits),
+            int(passes.arrived[..., number].sum()),
+        )
+        noise[place.start : place.stop] = total.noise / summary.loss_scale
+        parts.append(enclosure(total, tensor, summary, semantics))
+    wanted = Enclosure(torch.cat([p.exact for p in parts]), torch.cat([p.bound for p in parts]))
+    held = _held(layout, exhibits)
+    bad, first = [], None
+    for rank, (part, plan) in enumerate(zip(held.parts, held.plans, strict=True)):
+        local = Enclosure(plan.gather(wanted.exact), plan.gather(wanted.bound))
+        misfit = compare(part.double(), local)[1]
+        if misfit is not None:
+            bad.append(rank)
+            first = first or (misfit, plan.index)
+    if first is None:
+        return None
+    case = Case(
+        mesh=(summary.world_size,),
+        training=Training(microbatches=min(64, max(1, summary.forwards))),
+    )
+    with memory_of_a_job():
+        diagnosis = causes(
+            Evidence(
+                held,
+                passes,
+                Enclosing.known(wanted),
+                layout,
+                case,
+                semantics,
+                loss_scale=summary.loss_scale,
+                noise=noise,
+            )
+        )
+    return describe(
+        first[0],
+        layout,
+        obligation="gradient",
+        step=summary.number,
+        role="gradient",
+        ranks=tuple(bad),
+        elements=first[1],
+        explanation=diagnosis,
+    )
+
+
+def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], summary: StepSummary) -> Passes:
+    """Lay out the local gradients by rank and microbatch; missing microbatches are zeros."""
+    count = max((len(one.local[0]) for one in exhibits), default=1) or 1
+    gradients = torch.zeros(len(exhibits), count, layout.size)
+    arrived = torch.zeros(len(exhibits), count, len(layout.places), dtype=torch.bool)
+    for rank, one in enumerate(exhibits):
+        for number, place in enumerate(layout.places):
+            for microbatch, data in enumerate(one.local[number]):
+                if data is not None:
+                    gradients[rank, microbatch, place.start : place.stop] = _tensor(data)
+                    arrived[rank, microbatch, number] = True
+    if summary.loss_scale != 1.0:
+        gradients = gradients.double() / summary.loss_scale
+    return Passes(gradients, arrived, [], [])
+
+
+def _held(layout: ParameterLayout, exhibits: Sequence[Exhibit]) -> RoleState:
+    parts, plans = [], []
+    for one in exhibits:
+        plan = plan_of(one.entries, layout)
+        part = torch.cat([_tensor(data) for data in one.held]) if one.held else torch.empty(0)
+        parts.append(part if plan.order is None else part[plan.order])
+        plans.append(plan)
+    whole = torch.full((layout.size,), torch.nan)
+    for part, plan in zip(reversed(parts), reversed(plans), strict=True):
+        plan.scatter(whole, part)
+    return RoleState(whole, tuple(parts), tuple(plans), tuple(one.entries for one in exhibits))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.float().contiguous().numpy().tobytes()
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    if not data:
+        return torch.empty(0)
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)
