@@ -36,6 +36,20 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Linear(10, 3))
 
 
+MADE: list[nn.Module] = []
+"""The model that `referenced` trains."""
+
+
+def trained_net() -> nn.Module:
+    return MADE[0]
+
+
+def other_net() -> nn.Module:
+    made = net()
+    made[2] = nn.ReLU()
+    return made
+
+
 def flat_fsdp1(model: nn.Module) -> nn.Module:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
@@ -433,6 +447,7 @@ def referenced(
     made = {"random_net": random_net, "deep_net": deep_net, "buffered_net": buffered_net}.get(
         factory, net
     )()
+    MADE[:] = [made]
     inner: list[torch.Tensor] = []
     made[1].register_forward_hook(lambda *given: inner.append(given[-1]))
     model = WRAPS[wrap](made)

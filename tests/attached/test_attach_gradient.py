@@ -200,6 +200,7 @@ def test_what_a_loss_has_of_its_own_is_no_other_way(ask: Ask, wrap: str) -> None
     ("factory", "message"),
     [
         ("other_names", "has no parameter '0.weight'; did you mean 'layer.0.weight'?"),
+        ("trained_net", "0.weight of the model of reference= is the parameter that is trained"),
         ("broken", "raised FileNotFoundError: no weights on this machine"),
     ],
 )
@@ -210,3 +211,12 @@ def test_a_reference_that_does_not_fit(ask: Ask, factory: str, message: str) -> 
         assert answer["last"] is None and answer["taken"] == 2, answer
     assert message in answers[0]["message"]
     assert "No step is checked from here on" in answers[0]["message"]
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2", "fsdp1"])
+def test_a_reference_with_other_outputs_is_named(ask: Ask, wrap: str) -> None:
+    """The gradient is that of another model; whose fault it is, the outputs do not say."""
+    answer, *_ = ask("referenced", factory="other_net", wrap=wrap)
+    assert answer["violations"][0]["obligation"] == "gradient"
+    said = "the output of the model in microbatch 0 is not that of reference= for the same inputs"
+    assert said in answer["message"], answer

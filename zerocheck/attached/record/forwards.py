@@ -41,6 +41,8 @@ OWN_NUMBERS = (
 
 Autocast = tuple[str, torch.dtype] | None
 
+SAMPLED = 64
+"""Elements of an output that are compared with those of the reference."""
 NESTED = 16
 """Decorators of a forward that are looked through."""
 
@@ -56,7 +58,8 @@ class Forward:
     other_mode: names of modules whose mode was not `training`; dropout: probability of each
     module of dropout, which trainers turn off; returned: gradients that came to the outputs
     from outside the call, by the path of the output (see `tensors_in`); draws: True if the call
-    drew random numbers. Names of modules are those in the unwrapped model, with a dot at their end.
+    drew random numbers; outputs: samples of its outputs, by path. Names of modules are those in the
+    unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -71,6 +74,7 @@ class Forward:
     numbers: Numbers = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
     draws: bool = False
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
@@ -163,7 +167,9 @@ class Forwards:
             opened = self._open.pop() if self._open else None
             if opened is not None:
                 forward, entry = opened
-                forward.returned = self.gradients.leave(entry, tensors_in(outputs))
+                there = tensors_in(outputs)
+                forward.outputs = samples_of(there)
+                forward.returned = self.gradients.leave(entry, there)
                 forward.draws = not all(map(torch.equal, forward.random, torch_states()))
                 if self._own_numbers and forward.draws:
                     self.reason = OWN_NUMBERS
@@ -175,6 +181,15 @@ class Forwards:
                 }
                 forward.draws = forward.draws or bool(forward.drawn)
                 self._calls.append(forward)
+
+
+def samples_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return some elements of each tensor, spread over it, in float64 on the CPU."""
+    found = {}
+    for path, tensor in tensors.items():
+        flat = tensor.detach().reshape(-1)
+        found[path] = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].double().cpu()
+    return found
 
 
 def tensors_in(tree: Any, *, every: bool = False) -> dict[str, torch.Tensor]:

@@ -122,6 +122,7 @@ def judge_gradient(
         return Full(reason=reason)
     found = _judged(observed, local, plan.points, tensors, semantics, ranks)
     full, point = _verdict(observed, local, found, tensors, semantics, ranks)
+    full = _with_outputs(full, local, ranks)
     if observed.summary.samples_on >= 0:
         full = _reordered(full, observed, reference, tensors, semantics, ranks)
     every: list[list[TokenWeights]] = []
@@ -162,6 +163,17 @@ def _judged(
                 one = compare_shards(observed, tensor, total, semantics, point)
                 found[point] = joined(judged, one)
     return found
+
+
+def _with_outputs(full: Full, local: Local, ranks: AllRanks) -> Full:
+    """Return the verdict, and that the outputs of the run are other ones already."""
+    unlike = _of_any_rank(local.unlike, ranks)
+    if full.violation is None or not unlike:
+        return full
+    text = f"{full.violation.explanation}; already {unlike}: the forward computes with other "
+    text += "parameters, or reference= makes another model"
+    violation = msgspec.structs.replace(full.violation, explanation=text)
+    return msgspec.structs.replace(full, violation=violation)
 
 
 def _reordered(

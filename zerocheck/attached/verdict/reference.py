@@ -36,7 +36,8 @@ from ..checks.workers import in_threads
 from ..record.call_state import UNREPEATABLE, separate_random
 from ..record.casts import Casts, casting, casting_buffers
 from ..record.dtypes import dtype_of
-from ..record.forwards import Forward, entered, tensors_in
+from ..record.forwards import Forward, entered, samples_of, tensors_in
+from ..record.holdings import local
 from ..record.model_hooks import ScriptHook, hooks_missing
 from ..record.repeatable import Digest, digest, repeats
 from .adopted import adopt, with_adapters
@@ -54,7 +55,8 @@ class Local:
     gradients[name][m]: of microbatch m, flat fp32 on the CPU, None where it has none; noise[name]:
     the largest error of an element of their sum; sway[name]: how far the moves of that sum go along
     it, infinite where that was not asked; tokens: weights of the tokens of each microbatch; reason:
-    why these say nothing of the run, empty where they do.
+    why these say nothing of the run, empty where they do; unlike: an output of the run that is not
+    that of the reference, in words.
     """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
@@ -62,6 +64,7 @@ class Local:
     sway: Mapping[str, float]
     tokens: Sequence[TokenWeights] = ()
     reason: str = ""
+    unlike: str = ""
 
 
 class Reference:
@@ -83,9 +86,11 @@ class Reference:
                     f"{type(model).__name__}"
                 )
             if run is not None:
+                _check_new(run, model)
                 model = with_adapters(run, model)
         self.device = device
         self._first: Digest = ()  # of the outputs of the first call
+        self._samples: list[dict[str, torch.Tensor]] = []  # of the outputs of the last calls
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
         modules = (name for name, _ in self.model.named_modules())
@@ -175,6 +180,8 @@ class Reference:
         weights: list[TokenWeights] = []
         with separate_random(self.device):
             first = self._run(forwards, buffers, casts, weights if tokens else None)
+            outputs = self._samples
+            moves_of_outputs: list[list[dict[str, torch.Tensor]]] = []
             if wrong := _not_finite(first):
                 return Local(first, {}, {}, weights, wrong)
             again = partial(self._outputs, forwards[0], buffers, casts)
@@ -189,6 +196,7 @@ class Reference:
                 self._move(kept, unit, number)
                 with SumNoise(min(unit, NEXT * U), number).watching(self.model) as noisy:
                     moved = self._run(forwards, buffers, casts, noisy=noisy)
+                moves_of_outputs.append(self._samples)
                 for name, gradients in moved.items():
                     moves = _moves(gradients, first[name])
                     if moves:
@@ -196,7 +204,8 @@ class Reference:
                         rounded = unit * max(one.size for one in moves)
                         noise[name] = max(noise[name], apart, rounded)
                         sway[name] = max(sway[name], along(moves))
-        return Local(first, noise, sway, weights)
+        unlike = _unlike(forwards, outputs, moves_of_outputs, unit)
+        return Local(first, noise, sway, weights, unlike=unlike)
 
     def _run(
         self,
@@ -211,6 +220,7 @@ class Reference:
         weights: list that takes those of tokens; noisy: moves the gradients that are given.
         """
         found: dict[str, list[torch.Tensor | None]] = {name: [] for name in self._parameters}
+        self._samples = []
         self._load_buffers(buffers)
         with casting_buffers(self.model, casts.buffers if casts is not None else ""):
             self._add(found, forwards, casts, weights, noisy)
@@ -247,6 +257,7 @@ class Reference:
                 parameter.grad = None
             with torch.enable_grad():
                 outputs = tensors_in(self._called(forward, casts))
+                self._samples.append(samples_of(outputs))
                 if not number and noisy is None:
                     self._first = digest(outputs.values())
                 pairs: Sequence[Pair] = [
@@ -282,6 +293,42 @@ class Reference:
                     factor = torch.from_numpy(up[: len(there)]).to(self.device).double()
                     moved[here] = there.mul_(factor.mul_(2 * unit).add_(1 - unit))
                 parameter.copy_(moved.view(parameter.shape))
+
+
+def _check_new(run: nn.Module, model: nn.Module) -> None:
+    """Raise UsageError for a reference that has tensors of the run: it would change them."""
+    mine = {id(one) for one in run.parameters()}
+    places = {local(one).untyped_storage().data_ptr() for one in run.parameters()} - {0}
+    for name, one in model.named_parameters():
+        if id(one) in mine or local(one).untyped_storage().data_ptr() in places:
+            raise UsageError(
+                f"{name} of the model of reference= is the parameter that is trained; it must make "
+                "a new model each time it is called"
+            )
+
+
+def _unlike(
+    forwards: Sequence[Forward],
+    outputs: Sequence[Mapping[str, torch.Tensor]],
+    moved: Sequence[Sequence[Mapping[str, torch.Tensor]]],
+    unit: float,
+) -> str:
+    """Return the first output of the run that is not that of the reference, in words, or "".
+
+    moved: the outputs with parameters moved by `unit`; see above for MARGIN.
+    """
+    for number, (forward, mine) in enumerate(zip(forwards, outputs, strict=True)):
+        for path, seen in forward.outputs.items():
+            there = mine.get(path)
+            if there is None or there.shape != seen.shape or not len(there):
+                continue
+            apart = max(float((one[number][path] - there).abs().max()) for one in moved)
+            bound = max(MARGIN * apart, unit * float(there.abs().max()))
+            if not float((seen - there).abs().max()) <= bound:
+                what = f"the output {path}" if path else "the output"
+                what += f" of the model in microbatch {number}"
+                return f"{what} is not that of reference= for the same inputs"
+    return ""
 
 
 def _on_host(gradient: torch.Tensor) -> torch.Tensor:

@@ -176,6 +176,7 @@ def _whole(forward: Forward, call: _Call) -> Forward:
         forward,
         args=args,
         kwargs=kwargs,
+        outputs={},
         returned={
             path: _output(call.returned(path), path, total, call).to(gradient.device)
             for path, gradient in forward.returned.items()
