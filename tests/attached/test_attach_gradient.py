@@ -219,4 +219,4 @@ def test_a_reference_with_other_outputs_is_named(ask: Ask, wrap: str) -> None:
     answer, *_ = ask("referenced", factory="other_net", wrap=wrap)
     assert answer["violations"][0]["obligation"] == "gradient"
     said = "the output of the model in microbatch 0 is not that of reference= for the same inputs"
-    assert said in answer["message"], answer
+    assert said in answer["summary"], answer
