@@ -19,10 +19,8 @@ from zerocheck.protocol.verdicts import (
 )
 from zerocheck.run.records.records import (
     CaseFinished,
-    Drift,
     Environment,
     Finding,
-    FreeRun,
     KnownReference,
     LeftOut,
     Record,
@@ -188,22 +186,6 @@ def failed() -> list[Record]:
         ),
         finished(1),
     ]
-
-
-def drift(**given: Any) -> Drift:
-    """A free run of three steps that ends a thousand times as far as its replica."""
-    fields: dict[str, Any] = {
-        "implementation": "zero2",
-        "case": Case(mesh=(3,)),
-        "expected": (0.5, 0.25, 0.125),
-        "own": FreeRun(
-            losses=(0.5, 0.375, 0.25), largest=(0.0, 1e-5, 1e-4), relative=(0.0, 1e-6, 1e-5)
-        ),
-        "replica": FreeRun(
-            losses=(0.5, 0.25, 0.125), largest=(0.0, 1e-8, 1e-7), relative=(0.0, 1e-9, 1e-8)
-        ),
-    }
-    return Drift(**{**fields, **given})
 
 
 def stale(**given: Any) -> StaleIssue:

@@ -45,7 +45,6 @@ ALLOWED: dict[str, set[str]] = {
         "models", "optimizers", "protocol", "case", "user_code", "catalogue", "compat", "machine",
         "errors",
     },
-    "timing": {"protocol", "case"},
     "adapters": {
         "contract", "models", "optimizers", "protocol", "case", "compat", "compat_memory",
         "machine", "errors", "foreign_text", "version",
@@ -64,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
     },
     "job_metrics": {
-        "drive", "timing", "protocol", "compat", "compat_memory", "sizes", "errors",
+        "drive", "protocol", "compat", "compat_memory", "sizes", "errors",
         "foreign_text", "version",
     },
     "memory": {
@@ -72,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "catalogue", "compat", "compat_device", "compat_memory", "machine", "sizes", "errors",
     },
     "run": {
-        "drive", "judge", "contract", "timing", "models", "protocol", "ranks", "case",
+        "drive", "judge", "contract", "models", "protocol", "ranks", "case",
         "user_code", "session_objects", "catalogue", "causes", "machine", "errors",
         "foreign_text", "version",
     },

@@ -40,7 +40,6 @@
 - `run/`: engine of a run: choice of cases, execution, findings, records
 - `script/`: script of a case that needs torch alone
 - `testing/`: zerocheck in pytest: tests of obligations, and of single cases
-- `timing/`: timings of steps: their figures, and what they point to
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ FLOORS = (
     Floor("proof", {"faults": 170}),
     Floor("libraries", {"   ": 220, "adapters": 200}),
     Floor("data", {"protocol": 90, "contract": 90, "models": 80, "optimizers": 100, "causes": 80,
-                   "execution": 90, "case": 60, "timing": 60, "machine": 75}),
+                   "execution": 90, "case": 60, "machine": 75}),
 )  # fmt: skip
 """Blanks leave room. A room imports from its own floor and those under it."""
 

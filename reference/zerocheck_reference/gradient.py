@@ -103,13 +103,11 @@ def average(
     unused: Unused = "skip",
     dtype: torch.dtype | None = None,
     like: Mapping[str, Tensor] | None = None,
-    sums: torch.dtype = torch.float64,
 ) -> dict[str, Tensor | None]:
     """The reduced gradient by parameter name, from `passes` as [rank][microbatch].
 
-    The gradients g_rm of N ranks with M microbatches are summed in `sums` (float64: nearly exact;
-    float32: rounded at each term, as trainers do), in the order of `passes`, divided once, and
-    rounded once to `dtype` (default: their own):
+    The gradients g_rm of N ranks with M microbatches are summed in float64, in the order of
+    `passes`, divided once, and rounded once to `dtype` (default: their own):
 
         sum_rm g_rm / (N if average == "mean" else 1) / (M if divide == "gradient" else 1)
 
@@ -139,7 +137,7 @@ def average(
     for name in names:
         terms = [g for single in flat if (g := single.gradients[name]) is not None]
         if terms:
-            reduced[name] = _mean(name, terms, count, dtype, sums)
+            reduced[name] = _mean(name, terms, count, dtype)
         elif unused == "skip":
             reduced[name] = None
         elif like is None or name not in like:
@@ -160,15 +158,13 @@ def check_rectangle(what: str, rows: Sequence[Sequence[object]]) -> int:
     return lengths[0]
 
 
-def _mean(
-    name: str, terms: Sequence[Tensor], count: int, dtype: torch.dtype | None, sums: torch.dtype
-) -> Tensor:
-    total = terms[0].to(sums)
+def _mean(name: str, terms: Sequence[Tensor], count: int, dtype: torch.dtype | None) -> Tensor:
+    total = terms[0].double()
     for term in terms[1:]:
         if term.shape != total.shape:
             raise ValueError(
                 f"the gradient of {name!r} has the shapes {tuple(total.shape)} and "
                 f"{tuple(term.shape)} (allowed: one)"
             )
-        total = total + term.to(sums)
+        total = total + term.double()
     return round_to(total / count, terms[0].dtype if dtype is None else dtype)

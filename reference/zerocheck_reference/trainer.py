@@ -71,7 +71,6 @@ class Trainer:
     average, divide, unused
                see `gradient.average`; `divide` says also whether each loss is divided by the
                number of microbatches before its backward
-    sums       in which dtype gradients are summed: see `gradient.average`
 
     `state` holds the state of the optimizer per name. It is what counts: each step writes its
     parameters into the model, cast to the model's dtype, so a float32 master of a bfloat16 model is
@@ -96,7 +95,6 @@ class Trainer:
         average: Average = "mean",
         divide: Divide = "loss",
         unused: Unused = "skip",
-        sums: torch.dtype = torch.float64,
     ) -> None:
         if max_norm is not None:
             real("max_norm", max_norm, high_open=False)
@@ -114,7 +112,6 @@ class Trainer:
         self.average: Average = average
         self.divide: Divide = divide
         self.unused: Unused = unused
-        self.sums = sums
         self._parameters = dict(model.named_parameters())
         self._group_of = self._index_groups()
         self._require_groups()
@@ -203,7 +200,6 @@ class Trainer:
             unused=self.unused,
             dtype=torch.float64,
             like=self._parameters,
-            sums=self.sums,
         )
         return {
             name: None if g is None else round_to(g, self.state[name].parameter.dtype)

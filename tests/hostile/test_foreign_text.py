@@ -68,12 +68,12 @@ def assert_reports(directory: Path) -> None:
             assert "@team" not in outside and "#1" not in outside, outside[-2000:]
 
 
-@pytest.mark.parametrize("name", ["failed", "known", "resumed", "drift"])
+@pytest.mark.parametrize("name", ["failed", "known", "resumed", "stale"])
 def test_a_journal(tmp_path: Path, name: str) -> None:
     """Every format of a report, and the console, of a journal whose every text is hostile."""
-    records = getattr(hand_made, name)() if name != "drift" else hand_made.failed()
-    if name == "drift":
-        records[-1:-1] = [hand_made.drift(), hand_made.stale()]
+    records = getattr(hand_made, name)() if name != "stale" else hand_made.failed()
+    if name == "stale":
+        records[-1:-1] = [hand_made.stale()]
     result = trial("report", journal(tmp_path / "journal.ndjson", records), "--report-dir", "out")
     assert result.exit_code in (0, 1)
     assert_reports(tmp_path / "out")

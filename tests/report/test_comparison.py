@@ -209,9 +209,9 @@ def test_every_form_of_an_earlier_run(tmp_path: Path, form: str) -> None:
     ("text", "message"),
     [
         ("garbage", "not a record of a journal"),
-        ("[1]", "is no report.json of format 1, and no journal"),
-        ('{"format": 2}', "is no report.json of format 1, and no journal"),
-        ('{"format": 1}', "is not a report.json: Object missing required field"),
+        ("[1]", "is no report.json of format 2, and no journal"),
+        ('{"format": 1}', "is no report.json of format 2, and no journal"),
+        ('{"format": 2}', "is not a report.json: Object missing required field"),
         ('{"type": "faults started"}', "is the journal of a kill matrix"),
         (None, "cannot read .*old: No such file"),
     ],

@@ -45,7 +45,7 @@ def hostile() -> list[Record]:
 
 def test_json() -> None:
     data = json.loads(json_report.render(tally(failed())))
-    assert data["format"] == 1 and data["exit_code"] == 1
+    assert data["format"] == 2 and data["exit_code"] == 1
     assert data["environment"]["torch"] == "2.13.0"
     assert data["run"]["cases"] == 4 and data["run"]["outcome"] == "done"
     gradient = data["implementations"]["zero2"]["obligations"]["gradient"]

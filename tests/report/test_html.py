@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from hand_made import (
     HOSTILE,
     KNOWN,
     case,
-    drift,
     failed,
     finding,
     finished,
@@ -25,11 +21,7 @@ from hand_made import (
 
 from zerocheck.report import html
 from zerocheck.report.html import bands
-from zerocheck.report.html import drift as drifts
-from zerocheck.report.json_report import render as render_json
-from zerocheck.run.records.journal import encode
-from zerocheck.run.records.journal import read as read_journal
-from zerocheck.run.records.records import FreeRun, Record
+from zerocheck.run.records.records import Record
 from zerocheck.run.records.tally import tally
 
 VOID = {"meta", "input", "line", "polygon", "rect", "circle"}
@@ -76,8 +68,6 @@ def hostile() -> list[Record]:
         case(0, HOSTILE, "violated", gradient="violated"),
         case(1, HOSTILE, "unsupported", reason=HOSTILE),
         hostile_finding(),
-        drift(implementation=HOSTILE),
-        drift(implementation=HOSTILE, own=None, replica=None, broken=HOSTILE, finding=0),
         finished(1),
     ]
 
@@ -87,7 +77,6 @@ RUNS = {
     "failed": failed(),
     "hostile": hostile(),
     "known": [started(), case(0), finding(known=KNOWN), stale(), finished(0)],
-    "drifts": [*held()[:-1], drift(), drift(finding=0, parts=1), finding(), finished()],
     "interrupted": [started(), case(0)],
     "empty": [],
 }
@@ -149,48 +138,6 @@ def test_bands_follow_the_formulas(precision: str) -> None:
 def test_ranks_lie_on_the_slider_or_between() -> None:
     assert bands.across(1) == 0 and bands.across(64) == bands.WIDTH
     assert bands.across(4) < bands.across(5) < bands.across(6)
-
-
-def test_free_runs_stand_beside_their_twin() -> None:
-    page = Page(html.render(tally(RUNS["drifts"])))
-    words = " ".join(" ".join(page.words).split())
-    assert {"drift", "drift-0", "drift-1"} <= set(page.ids) and "#drift" in page.addresses
-    assert "1e-05 from the reference, relative to their 2-norm, those of the replica 1e-08" in words
-    assert "It is violated in step 1" in words
-    assert "Left to itself" not in html.render(tally(held()))
-
-
-def test_free_runs_are_drawn_to_scale() -> None:
-    """0 lies at the bottom, each decade at equal distance, and what is not finite at the top."""
-    far = FreeRun(
-        losses=(0.5, math.nan, -math.inf), largest=(0.0,) * 3, relative=(1e-4, 1e-2, math.inf)
-    )
-    shown = drifts.shown(0, drift(own=far, parts=2))
-    losses, distances = shown.plots
-    assert [name for name, _ in losses.lines] == ["reference", "implementation", "replica"]
-    own, replica = (
-        [tuple(map(float, point.split(","))) for point in points.split()]
-        for _, points in distances.lines
-    )
-    assert replica[0][1] == drifts.HEIGHT and own[2][1] == 0
-    assert own[1][1] < own[0][1] < replica[2][1] < replica[1][1] < drifts.HEIGHT
-    per_decade = (own[0][1] - own[1][1]) / 2
-    assert replica[1][1] - replica[2][1] == pytest.approx(per_decade, abs=0.2)
-    assert shown.parts == own[2][0] and shown.rows[0][4:6] == ["0.0001", "0"]
-    same = drift(own=drift().replica)
-    level = drifts.shown(0, same).plots[1].lines
-    assert level[0][1] == level[1][1]
-
-
-def test_a_free_run_round_trips_and_stands_in_the_json(tmp_path: Path) -> None:
-    lost = FreeRun(losses=(math.nan,) * 3, largest=(math.inf,) * 3, relative=(math.inf,) * 3)
-    records = [*held()[:-1], drift(own=lost), finished()]
-    path = tmp_path / "journal.ndjson"
-    path.write_bytes(b"".join(encode(one) + b"\n" for one in records))
-    again = read_journal(path)
-    assert repr(again) == repr(records)
-    (answer,) = json.loads(render_json(tally(again)))["drift"]
-    assert answer["own"]["relative"] == ["inf"] * 3 and answer["replica"]["relative"][2] == 1e-8
 
 
 def test_a_reason_has_a_line_for_each_rank() -> None:

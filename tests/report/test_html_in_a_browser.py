@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from browsing import NoBrowser, browser, complaints, opened
-from hand_made import KNOWN, case, drift, finding, finished, started
+from hand_made import KNOWN, case, finding, finished, started
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -56,8 +56,6 @@ def records() -> list[Record]:
         finding(),
         finding(number=1, implementation="ddp", known=KNOWN),
         finding(number=2, implementation="ddp", known=HANG, obligation=None, status="hung"),
-        drift(implementation="ddp"),
-        drift(finding=0, parts=1),
         finished(1),
     ]
 
@@ -204,21 +202,6 @@ def test_the_matrix_is_whole_on_a_long_run(long_page: Path, width: int) -> None:
 
 
 @pytest.mark.long
-def test_free_runs_are_drawn_with_their_numbers(desktop: Any) -> None:
-    link = one(desktop, "a[href='#drift']")
-    link.click()
-    held = one(desktop, "#drift")
-    figures = held.find_elements(By.CSS_SELECTOR, "figure svg")
-    assert [figure.is_displayed() for figure in figures] == [True, True]
-    picture(desktop, "drift")
-    held.find_element(By.CSS_SELECTOR, ".free summary").click()
-    assert "1e-05" in held.find_element(By.TAG_NAME, "table").text
-    run = one(desktop, "#finding-0 .free")
-    assert not run.is_displayed()
-    one(desktop, "#finding-0 details > summary").click()
-    assert run.is_displayed() and len(run.find_elements(By.CSS_SELECTOR, "line.parts")) == 2
-
-
 def test_everything_is_reached_by_keyboard(desktop: Any) -> None:
     reached = set()
     for _ in range(90):

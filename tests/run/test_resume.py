@@ -56,6 +56,16 @@ def test_right_checkpoints_are_silent(pool: Pool, name: str) -> None:
     assert {"export", "roundtrip", "continuation"} <= held
 
 
+def test_saves_and_loads_have_their_times(pool: Pool) -> None:
+    case = Case(mesh=(2,), resume=(TrainingSegment(mesh=(2,)),))
+    outcome = Trial(pool, "zero2", case).outcome()
+    assert outcome.status == "holds"
+    assert len(outcome.save_seconds) == len(outcome.load_seconds) == 1
+    assert min(*outcome.save_seconds, *outcome.load_seconds) > 0
+    damaged = Case(mesh=(2,), resume=(TrainingSegment(mesh=(2,), damage="remove"),))
+    assert Trial(pool, "zero2", damaged).outcome().load_seconds == ()
+
+
 CAUGHT = [
     ("MomentsLost", "resume", "roundtrip", "exp_avg", "optimizer state lost"),
     ("StepLost", "resume", "roundtrip", "step", "step count lost"),

@@ -16,8 +16,5 @@
 - `rank.py`: execution of a job in a rank process: the target of the rank pool
 - `recorder.py`: copying of the shards that an implementation exposes into the rank's arena
 - `steps.py`: one rank's run of one case: build, restore, step after step, observe
-- `timed_collectives.py`: times of the collectives that this rank calls, by a dispatch mode on
-  torch's operators
-- `timing.py`: times of one rank's steps: start and end of each, and of its collectives
 - `leaks/`: guard of global state around each job
 """

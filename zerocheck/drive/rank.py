@@ -43,7 +43,6 @@ from ..protocol.jobs import (
     SegmentJob,
     Supports,
     TakeSteps,
-    TimeSteps,
 )
 from ..protocol.replies import (
     CaseReply,
@@ -279,8 +278,6 @@ def _run_case(job: CaseJob, context: Context) -> CaseReply:
                     return driver.load_checkpoint(Recorder(context.arena, case.optimizer))
                 case Measure():
                     return driver.measure_memory()
-                case TimeSteps():
-                    return driver.time_steps()
     except Unsupported as refusal:
         return CaseUnsupported(str(refusal))
     except Exception as error:

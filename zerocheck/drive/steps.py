@@ -41,7 +41,7 @@ from ..protocol.observations import (
     RankObservation,
     StepObservation,
 )
-from ..protocol.replies import MemoryReply, StepsTaken, TimeReply
+from ..protocol.replies import MemoryReply, StepsTaken
 from .checkpoints import Checkpoints, RestoreState, exports, gist, kept
 from .delays import Delays
 from .forward_probe import ForwardProbe
@@ -49,7 +49,6 @@ from .measure import MemoryMeasurement
 from .poison import poison_memory
 from .randomness import ON_CPU, CarriedRandomness, RandomRecorder
 from .recorder import GRADIENT_ROLES, Recorder, state_roles
-from .timing import Timing
 
 
 class StepProgress(Protocol):
@@ -332,22 +331,6 @@ class Driver:
         return MemoryReply(
             semantics=semantics, measured=measuring.result(), device=str(self.device)
         )
-
-    def time_steps(self) -> TimeReply:
-        """Take the steps like `bare`, and measure times."""
-        timing = Timing(self.implementation, self.case)
-        subject = self._built()[0]
-        with timing.watching():
-            for index in range(timing.first, timing.end):
-                step = self._step(
-                    index, on_loss=timing.on_loss, reached=timing.reached, entered=timing.entered
-                )
-                timing.begun(index)
-                subject.train_step(step)
-                timing.taken()
-        self.progress.at("close()")
-        subject.close()
-        return TimeReply(timing.result())
 
     def _step(
         self,

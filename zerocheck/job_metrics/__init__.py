@@ -18,4 +18,7 @@
 - `records.py`: records of the metrics of a job, one to a line of `metrics.jsonl`
 - `sinks.py`: where metrics go: lines of JSON, Prometheus, TensorBoard
 - `step_timer.py`: timer of one step: its collectives, its forwards and its optimizer
+- `timed_collectives.py`: times of the collectives that this rank calls, by a dispatch mode on
+  torch's operators
+- `timed_step.py`: figures of one step of a job, from the times of all ranks
 """

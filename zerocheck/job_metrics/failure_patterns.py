@@ -13,13 +13,15 @@ from statistics import median
 from typing import NamedTuple
 
 from ..sizes import binary
-from ..timing.pace import REDUCING, middle_of
 from .records import CheckpointTime, CollectiveFigures, ModelSize, TimedStep
+from .timed_step import middle_of
 
 MOST = 0.5
 NOTABLE = 0.1
 SMALL = 1 << 20
 """Bytes: the first bucket of torch's DDP, the smallest message that it makes up on purpose."""
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+"""Kinds of collectives that reduce gradients."""
 STEPS = 3
 """Timed steps before anything is said."""
 

@@ -7,66 +7,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from ..timing.analysis import pace_of_steps, rounded
-from ..timing.pace import middle_of
 from .failure_patterns import JobFigures, failure_patterns
 from .records import (
     CheckpointTime,
-    CollectiveFigures,
     JobRecord,
     ModelSize,
     OutOfMemory,
-    RankFigures,
     SeenPattern,
     StepSeconds,
     TimedStep,
 )
+from .timed_step import middle_of
 
 KEPT = 100
 """Last steps that a median is of."""
-
-
-def timed_step(
-    step: int, ranks: Sequence[RankFigures], data_ranks: int | None, period: float | None
-) -> TimedStep | None:
-    """Put together what all ranks measured, or None if there is nothing.
-
-    ranks: by rank; period: seconds from one step to the next.
-    """
-    pace = pace_of_steps([one.timed for one in ranks])
-    if pace is None:
-        return None
-    idle = sum(pace.idle) / len(pace.idle) if pace.idle else None
-    tokens = sum(one.tokens for one in ranks)
-    if data_ranks is not None:
-        tokens = tokens * data_ranks // len(ranks)
-    return TimedStep(
-        step=step,
-        seconds=pace.seconds,
-        forward=pace.forward,
-        update=pace.update,
-        copied=pace.copied,
-        waited=None if pace.waiting is None else rounded(pace.waiting),
-        link=None
-        if idle is None or pace.waiting is None
-        else rounded(max(0.0, pace.waiting - idle)),
-        overlap=pace.overlap,
-        idle=pace.idle,
-        collectives=tuple(
-            CollectiveFigures(
-                kind=kind.kind,
-                calls=kind.calls,
-                bytes=kind.bytes,
-                largest=kind.largest,
-                waited=kind.share,
-            )
-            for kind in pace.kinds
-        ),
-        tokens=tokens,
-        tokens_per_second=rounded(tokens / period) if tokens and period else None,
-        microbatches=max(one.microbatches for one in ranks),
-        memory=tuple(one.memory for one in ranks),
-    )
 
 
 class JobHistory:

@@ -17,13 +17,14 @@ from torch import nn
 from ..foreign_text import one_line
 from ..protocol.verdicts import Judgement
 from .figures_exchange import FiguresExchange
-from .job_history import JobHistory, oom_text, timed_step
+from .job_history import JobHistory, oom_text
 from .model_size import model_size, rank_memory
 from .options import JobMetrics
 from .out_of_memory import is_out_of_memory, on_uncaught, place_of
 from .rank_meter import RankMeter
 from .records import CheckedStep, CheckpointTime, JobRecord, OutOfMemory
 from .sinks import open_sinks
+from .timed_step import timed_step
 
 Given = ParamSpec("Given")
 
@@ -167,9 +168,8 @@ class JobMeter:
     def _receive(self) -> None:
         if self._rank == 0:
             for step, figures in self._exchange.received():
-                record = timed_step(step, figures, self._options.data_ranks, self._history.period)
-                if record is not None:
-                    self._add(record)
+                data_ranks, period = self._options.data_ranks, self._history.period
+                self._add(timed_step(step, figures, data_ranks, period))
 
     def _add(self, record: JobRecord) -> None:
         for sink in self._sinks:

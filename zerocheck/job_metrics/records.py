@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from ..protocol.measurements import Timed
-
 
 class StepSeconds(msgspec.Struct, frozen=True, tag="step", tag_field="kind"):
     """Time of a step on rank 0.
@@ -58,6 +56,43 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool = False
 
 
+class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Times of one rank in a collective, in ns of the clock of `StepTimes`.
+
+    kind, bytes, ranks: as of `protocol.layout.Call`; root: rank within the group, -1 without one;
+    begun: its operator was called; returned: the operator gave the caller the Work; stalled: since
+    when the caller had called no operator when the collective was over, not before `returned`, and
+    the same as `over` if it was within an operator; over: the Work was complete.
+    """
+
+    kind: str
+    bytes: int
+    ranks: int
+    root: int
+    begun: int
+    returned: int
+    stalled: int
+    over: int
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Times of one step of one rank.
+
+    began, ended: of the step, ns; forward: ns within forwards, all microbatches together; reduced:
+    when the first `optimizer.step` was called, 0 if none was; copied: ns in operators that copy
+    between devices; calls: in their order; clock: which CLOCK_MONOTONIC, the same for ranks whose
+    times can be compared.
+    """
+
+    began: int
+    ended: int
+    forward: int = 0
+    reduced: int = 0
+    copied: int = 0
+    calls: tuple[CollectiveTimes, ...] = ()
+    clock: str = ""
+
+
 class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one rank: times of a step, and the memory of the next one that is not checked.
 
@@ -65,7 +100,7 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     the model.
     """
 
-    timed: Timed
+    timed: StepTimes
     tokens: int = 0
     microbatches: int = 0
     memory: RankMemory = RankMemory()

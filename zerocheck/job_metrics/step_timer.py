@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..drive.timed_collectives import TimedCollectives, clock
-from ..protocol.measurements import StepTimes, Timed
+from .records import StepTimes
+from .timed_collectives import TimedCollectives, clock
 
 
 class StepTimer:
-    """Times of one step of this rank, between `start` and `stop`, as a case's are taken."""
+    """Times of one step of this rank, between `start` and `stop`."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._trace = TimedCollectives()
@@ -35,13 +35,14 @@ class StepTimer:
         self._trace.start()
         self._began = time.monotonic_ns()
 
-    def stop(self) -> Timed:
+    def stop(self) -> StepTimes:
         """End the step, and return its times."""
         ended = time.monotonic_ns()
         calls, copied = self._trace.stop(ended)
         self.close()
-        step = StepTimes(self._began, ended, self._forward, self._reduced, copied, calls)
-        return Timed(steps=(step,), clock=clock())
+        return StepTimes(
+            self._began, ended, self._forward, self._reduced, copied, calls, clock=clock()
+        )
 
     def close(self) -> None:
         """Observe no more."""

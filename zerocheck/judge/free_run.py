@@ -34,12 +34,11 @@ class Trajectory(NamedTuple):
     """Result of a free run.
 
     losses: per step, the mean over ranks and microbatches; parameters: after the last step, by the
-    name in the unwrapped model; path: the same after each step, if that was asked for.
+    name in the unwrapped model.
     """
 
     losses: tuple[float, ...]
     parameters: dict[str, torch.Tensor]
-    path: tuple[dict[str, torch.Tensor], ...] = ()
 
 
 def trajectory(
@@ -48,24 +47,18 @@ def trajectory(
     *,
     restored: bool,
     device: torch.device | None = None,
-    path: bool = False,
-    replica: bool = False,
 ) -> Trajectory:
     """Run all steps of a case by the reference, on the samples of all ranks.
 
     semantics: what a step means; restored: the case's state of mid-training is put in first;
-    device: on which the ranks were, None for the CPU: dropout draws from its generator; path: keep
-    the parameters after each step; replica: see `_ReplicaTrainer`.
+    device: on which the ranks were, None for the CPU: dropout draws from its generator.
     """
     device = device or torch.device(CPU)
-    free = _ReplicaTrainer if replica else _Free
     with as_on_a_rank(device):
-        return free(case, semantics, device, restored=restored).run(path=path)
+        return _Free(case, semantics, device, restored=restored).run()
 
 
 class _Free:
-    sums = torch.float64
-
     def __init__(
         self, case: Case, semantics: Semantics, device: torch.device, *, restored: bool
     ) -> None:
@@ -95,25 +88,14 @@ class _Free:
             average=semantics.average,
             divide=semantics.divide,
             unused=semantics.unused,
-            sums=self.sums,
         )
         if state is not None:
             self.trainer.set_state(_states(case, state, device))
 
-    def run(self, *, path: bool) -> Trajectory:
-        losses, kept = [], []
-        for index in range(self.case.training.steps):
-            losses.append(self._step(index))
-            if path:
-                kept.append(self._parameters())
-        return Trajectory(tuple(losses), self._parameters(), tuple(kept))
-
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return {n: p.detach().to(CPU, copy=True) for n, p in self.model.named_parameters()}
-
-    def _ranks(self) -> list[int]:
-        """Return all ranks, in the order in which their gradients are summed."""
-        return list(range(self.case.world_size))
+    def run(self) -> Trajectory:
+        losses = tuple(self._step(index) for index in range(self.case.training.steps))
+        parameters = {n: p.detach().to(CPU) for n, p in self.model.named_parameters()}
+        return Trajectory(losses, parameters)
 
     def _groups(self, parameters: dict[str, nn.Parameter]) -> list[Group]:
         later = set(unfrozen(self.case))
@@ -143,7 +125,7 @@ class _Free:
                 self._loss(index, rank, number, values)
                 for number in range(self.case.training.microbatches)
             ]
-            for rank in self._ranks()
+            for rank in range(self.case.world_size)
         ]
         if index == self.case.training.overflow:
             with torch.no_grad():  # the step is skipped
@@ -179,23 +161,6 @@ class _Free:
             return value if factor == 1.0 else value * factor
 
         return loss
-
-
-class _ReplicaTrainer(_Free):
-    """Replica of the reference with another round-off, as right as the reference.
-
-    It sums the gradients in float32, rank 0 first and the others in the opposite order. Its drift
-    from the reference is the drift that round-off alone causes. Rank 0 stays first since its
-    buffers count.
-
-    The reference itself sums in float64, where another order would mostly change no bit.
-    """
-
-    sums = torch.float32
-
-    def _ranks(self) -> list[int]:
-        first, *others = super()._ranks()
-        return [first, *reversed(others)]
 
 
 def _states(

@@ -4,6 +4,6 @@
 - `replies.py`: replies of a rank, one struct for each kind
 - `observations.py`: tensors, steps and checkpoints that a rank observed
 - `layout.py`: prediction of an implementation's memory and collectives: exact, per rank
-- `measurements.py`: memory, collectives and times of a rank's steps
+- `measurements.py`: memory and collectives of a rank's steps
 - `verdicts.py`: obligations, violations, and the judgement of a case
 """

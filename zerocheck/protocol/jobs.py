@@ -90,15 +90,8 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
     """Record every collective, for hangs and crashes."""
 
 
-class TimeSteps(msgspec.Struct, frozen=True, tag=True):
-    """Request to take the steps of a case, with their times measured."""
-
-    implementation: str
-    case: Case
-
-
 SegmentJob = Observe | LoadCheckpoint
 """Requests for one training segment of a case."""
-CaseJob = Build | TakeSteps | SegmentJob | Measure | TimeSteps
+CaseJob = Build | TakeSteps | SegmentJob | Measure
 """Requests that build an implementation for one case."""
 Job = Describe | LookAtModel | LookAtOptimizer | Supports | CaseJob

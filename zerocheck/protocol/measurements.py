@@ -1,4 +1,4 @@
-"""Measurements of a rank's steps: memory, collectives and times."""
+"""Measurements of a rank's steps: memory and collectives."""
 
 from __future__ import annotations
 
@@ -91,53 +91,3 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     def on_gpu(self) -> bool:
         """True if it was measured on a GPU."""
         return bool(self.pools)
-
-
-class CollectiveTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of one rank in a collective, in ns of the clock of `Timed`.
-
-    kind, bytes, ranks: as of `protocol.layout.Call`; root: rank within the group, -1 without one;
-    begun: its operator was called; returned: the operator gave the caller the Work; stalled: since
-    when the caller had called no operator when the collective was over, not before `returned`, and
-    the same as `over` where it was within one; over: the Work was complete.
-    """
-
-    kind: str
-    bytes: int
-    ranks: int
-    root: int
-    begun: int
-    returned: int
-    stalled: int
-    over: int
-
-
-class StepTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of one step of one rank.
-
-    began, ended: of `train_step`, ns; forward: ns from entering a microbatch until its loss, all
-    microbatches together; reduced: when `step.reached("reduced")` was called, 0 if it was not;
-    copied: ns in operators that copy between devices; calls: in their order.
-    """
-
-    began: int
-    ended: int
-    forward: int = 0
-    reduced: int = 0
-    copied: int = 0
-    calls: tuple[CollectiveTimes, ...] = ()
-
-
-class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of a rank's steps, with nothing else observed.
-
-    steps: those that count, without the warm-up; clock: which CLOCK_MONOTONIC, the same for ranks
-    whose times can be compared; options: those that the implementation declares to obey; allocated,
-    reserved: the most bytes in these steps by the accelerator's allocator, None without one.
-    """
-
-    steps: tuple[StepTimes, ...] = ()
-    clock: str = ""
-    options: tuple[str, ...] = ()
-    allocated: int | None = None
-    reserved: int | None = None

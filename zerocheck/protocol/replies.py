@@ -7,7 +7,7 @@ import msgspec
 from ..case.capabilities import Capability
 from ..case.mesh import AxisName
 from ..case.schema import UserModel, UserOptimizer
-from .measurements import Measured, Timed
+from .measurements import Measured
 from .observations import RankObservation
 
 
@@ -81,12 +81,6 @@ class MemoryReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Device of the rank: "cuda:0"."""
 
 
-class TimeReply(msgspec.Struct, frozen=True, tag=True):
-    """Reply to `TimeSteps`."""
-
-    timed: Timed
-
-
-CaseReply = CaseUnsupported | StepsTaken | RankObservation | MemoryReply | TimeReply
+CaseReply = CaseUnsupported | StepsTaken | RankObservation | MemoryReply
 """Replies to a job with a case."""
 Reply = Description | ModelLook | OptimizerLook | Refusals | CaseReply

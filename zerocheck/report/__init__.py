@@ -8,7 +8,6 @@
 - `conformance.py`: report conformance.md: implementation x feature x obligation
 - `console.py`: console for text that may be foreign
 - `coverage.py`: text of coverage: pairs of features, those not exercised, vacuous obligations
-- `drift.py`: text of free runs: drift of implementations, next to a replica of the reference
 - `faults_json.py`: report faults.json: the kill matrix for machines
 - `faults_markdown.py`: report faults.md: the kill matrix for people
 - `faults_progress.py`: console of a kill matrix: one line for each fault, and the summary
@@ -22,7 +21,6 @@
 - `known_issues.py`: text of known issues: observed, stale, left out
 - `loads.py`: text of the loads of resumed cases
 - `markdown.py`: report report.md: the form for people, on a page that renders Markdown
-- `metrics.py`: text of the runtime metrics of timed cases
 - `next_steps.py`: next steps after a run: at most three lines, each with a command
 - `peaks.md.j2`: template of the page of `peaks.py`
 - `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
@@ -30,6 +28,7 @@
 - `progress.py`: console of a run: a matrix that fills in, or plain lines, and the outcome
 - `releases.py`: page releases.md of several runs, each with another release
 - `replace_file.py`: replacement of a file, whole or not at all
+- `resources.py`: peak memory of measured cases, and seconds of saves and loads
 - `sections.py`: sections that several formats share: environment, observability, leaked state
 - `text.py`: text of a cell of the matrix, in the same words in every format
 - `write.py`: output of every report format into one directory

@@ -11,10 +11,10 @@ from ..run.records.finding_text import replay_line
 from ..run.records.journal import encode
 from ..run.records.records import Finding
 from ..run.records.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage, drift, footprint, loads, metrics
+from . import coverage, footprint, loads, resources
 from .sections import placement
 
-REPORT_FORMAT = 1
+REPORT_FORMAT = 2
 
 
 def render(counted: Tally) -> str:
@@ -49,7 +49,6 @@ def as_data(counted: Tally) -> dict[str, Any]:
             for name, implementation in counted.implementations.items()
         },
         "loads": loads.as_data(counted.loads),
-        "drift": drift.as_data(counted.drifts),
         "findings": _findings(counted.findings),
         "unreproduced": _findings(counted.unreproduced),
         "known_issues": {
@@ -82,7 +81,7 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
         "memory": footprint.as_data(implementation),
         "coverage": coverage.as_data(implementation),
         "cases_digest": implementation.digest,
-        "metrics": metrics.as_data(implementation.metrics),
+        "metrics": resources.as_data(implementation),
         "unsupported": dict(implementation.unsupported),
         "unjudged": dict(implementation.unjudged),
         "tiers": dict(implementation.tiers),

@@ -12,7 +12,7 @@ from ..run.records.finding_text import finding_lines, finding_title, number
 from ..run.records.loads import Loads
 from ..run.records.records import Finding
 from ..run.records.tally import Tally, why
-from . import metrics
+from . import resources
 from .coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vacuous_rows
 from .footprint import EXPLAINED, HEADERS
 from .footprint import TITLE as WEIGHED
@@ -55,7 +55,7 @@ def render(counted: Tally) -> str:
         "correct roundings can do, and among thousands of elements some come close to it: a share "
         "near 1 is normal, one above 1 is a violation.",
         _shares(counted),
-        *_metrics(counted),
+        *_resources(counted),
         *_semantics(counted),
         *_environment(counted),
     ]
@@ -239,32 +239,18 @@ def _shares(counted: Tally) -> str:
     return table(["implementation", *counted.obligations], rows)
 
 
-def _metrics(counted: Tally) -> Iterable[str]:
+def _resources(counted: Tally) -> Iterable[str]:
     every = counted.implementations
-    timed, checkpoints = metrics.rows(every), metrics.checkpoint_rows(every)
-    broken, peaks = metrics.broken_lines(every), metrics.peak_rows(every)
-    if not (timed or checkpoints or broken or peaks):
-        return
-    yield f"## {metrics.TITLE}"
-    if timed:
-        yield metrics.EXPLAINED
-        yield table(metrics.HEADERS, [[escape(row[0]), *row[1:]] for row in timed])
-    found, ranked = metrics.pattern_lines(every), metrics.ranked_lines(every)
-    if found:
-        yield "What the figures betray:"
-        yield "\n".join(f"- {escape(line)}" for line in found)
-    if ranked:
-        yield metrics.NO_LIMIT
-        yield "\n".join(f"- {escape(line)}" for line in ranked)
-    if broken:
-        yield "\n".join(f"- {escape(line)}" for line in broken)
+    peaks, checkpoints = resources.peak_rows(every), resources.checkpoint_rows(every)
     if peaks:
-        yield "The most that a rank held at any instant of a step, of the cases that were measured:"
-        yield table(metrics.PEAK_HEADERS, [[escape(row[0]), *row[1:]] for row in peaks])
+        yield "## Peak memory"
+        yield f"{resources.PEAK_TITLE}, of the cases that were measured:"
+        yield table(resources.PEAK_HEADERS, [[escape(row[0]), *row[1:]] for row in peaks])
     if checkpoints:
-        yield "Checkpoints, each on its slowest rank, while nothing else went on:"
+        yield f"## {resources.CHECKPOINT_TITLE}"
+        yield "Each save and load on its slowest rank, while nothing else went on:"
         rows = [[escape(row[0]), *row[1:]] for row in checkpoints]
-        yield table(metrics.CHECKPOINT_HEADERS, rows)
+        yield table(resources.CHECKPOINT_HEADERS, rows)
 
 
 def _semantics(counted: Tally) -> Iterable[str]:

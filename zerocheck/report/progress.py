@@ -20,7 +20,6 @@ from ..run.records.finding_text import finding_lines, finding_title
 from ..run.records.loads import Loads
 from ..run.records.records import CaseFinished, Finding, Record, RunFinished, RunStarted, StaleIssue
 from ..run.records.tally import FAILING, Cell, ImplementationTally, Tally, unchecked, why
-from . import metrics
 from .console import new_console
 from .coverage import coverage_lines, not_exercised
 from .footprint import TITLE as WEIGHED
@@ -40,9 +39,6 @@ from .text import cell_text
 Detail = Literal["quiet", "normal", "verbose"]
 """quiet: findings and the verdict; normal: progress, the matrix, and a line for each known fault;
 verbose: known issues in full too."""
-
-FEW = 4
-"""Implementations whose times are printed; of more, they are in the report, and with verbose."""
 
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is not a terminal."""
@@ -333,7 +329,7 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
 
 
 def _print_figures(console: Console, counted: Tally, detail: Detail) -> None:
-    """Print the matrix, loads, memory and communication, times, leaks and coverage."""
+    """Print the matrix, loads, memory and communication, leaks and coverage."""
     if not any_judged(counted):
         return
     if console.is_terminal:
@@ -353,9 +349,6 @@ def _print_figures(console: Console, counted: Tally, detail: Detail) -> None:
     _print_weights(console, counted)
     for line in observability_lines(counted):
         console.print(Text(line))
-    if detail == "verbose" or len(counted.implementations) <= FEW:
-        for line in metrics.lines(counted.implementations):
-            console.print(Text(one_line(line)))
     for line in (*leak_lines(counted), *left_out_lines(counted), *unverified_lines(counted)):
         console.print(Text(line, style="yellow"))
     for line in coverage_lines(counted):

@@ -1,6 +1,5 @@
 """Engine of a run: choice of cases, execution, findings, records.
 
-- `drift.py`: drift of implementations in free runs: which cases are run, and the results
 - `engine.py`: engine: plans cases, runs and judges them, sends records to its handlers
 - `peaks.py`: peak memory of a step over wrapping, prefetching and bucket sizes
 - `replay.py`: replay of one case, as in a case file, in fresh rank processes

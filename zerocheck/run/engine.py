@@ -22,7 +22,6 @@ from ..models.user import forget_factories
 from ..protocol.verdicts import RESUME
 from ..ranks.limits import check_world_size
 from ..ranks.torchrun import TorchrunPool
-from .drift import DriftRuns
 from .execute.environment import environment
 from .execute.host_memory import check as check_room
 from .execute.host_memory import must_run_alone
@@ -44,7 +43,7 @@ from .findings.shrink import RUN_TRIES, Limits, paths, shrink, worth
 from .findings.suspicion import Confirmer
 from .known_issues.releases import Releases
 from .plan.options import RunOptions
-from .plan.plan import Plan, PlannedCase, TimingChoice
+from .plan.plan import Plan, PlannedCase
 from .records.exercised import idle
 from .records.journal import Bus, Handler
 from .records.records import (
@@ -108,7 +107,6 @@ class _RunUnderWay:
         self.running: PlannedCase | None = None
         self.submitted = 0
         """Cases of the plan that were, or were left out."""
-        self.timed = TimingChoice(options.world_sizes)
         self.hangs: Counter[str] = Counter()
         self.crash_watch = CrashWatch()
         self.stopped: dict[str, Bug] = {}
@@ -128,7 +126,6 @@ class _RunUnderWay:
         for name in options.implementations:
             self.bus.begins(f"loading {name}")
             described[name] = describe(self.ranks, name, world_size=min(options.world_sizes))
-        self.drift_runs = DriftRuns(self.ranks, {n: one.fixed for n, one in described.items()})
         described, without = with_models(self.ranks, described, options)
         size = min(options.world_sizes)
         described = with_optimizers(self.ranks, described, options.optimizer, world_size=size)
@@ -186,7 +183,6 @@ class _RunUnderWay:
             if self.mine is None:  # else the run that takes all shards together does it
                 self._stale(self.plan.cases)
                 self._shrink()
-                self._drift()
             signals.ignore()
         except KeyboardInterrupt:
             signals.ignore()
@@ -262,24 +258,20 @@ class _RunUnderWay:
         """Start a case, or take it from another run; None if it is another shard's or left out."""
         name, case = item.implementation, item.case
         if self.mine is not None and number not in self.mine:
-            self.timed.next(item)  # the choice is that of the whole run
             return None
         ended = name in self.stopped or self.hangs[name] >= HANGS
         if ended and number not in self.issue_matcher.own:
             self.left_out[name] += 1
             return None
-        timed = self.timed.next(item)
         outcome = self.reused.of(name, case)
         if outcome is not None:
             return ReusedTrial(name, case, outcome)
         obligations = self.options.obligations
-        return Trial(self.ranks, name, case, obligations=obligations, timed=timed)
+        return Trial(self.ranks, name, case, obligations=obligations)
 
     def _judge(self, run: tuple[int, Trial | ReusedTrial], result: Results) -> None:
         number, trial = run
         finished = self._marked(number, trial, trial.judged(result, words=True))
-        if finished.pace is None:
-            self.timed.failed(PlannedCase(trial.implementation, trial.case))
         bugs = self.findings.add(finished)
         try:
             finished = self.confirmer.confirm(
@@ -307,7 +299,6 @@ class _RunUnderWay:
 
     def _finished(self, finished: CaseFinished) -> None:
         self.bus.handle(finished)
-        self.drift_runs.note(finished)
         item = PlannedCase(finished.implementation, finished.case)
         if finished.judgement is not None or finished.status == "unsupported" or finished.known:
             self.plan.note(item, refused=finished.judgement is None, idle=idle(finished))
@@ -355,18 +346,6 @@ class _RunUnderWay:
             bug.extent = "not known, the smallest case does not show it in fresh rank processes"
             return tries
         return bug.shrunk.spent
-
-    def _drift(self) -> None:
-        """Run some cases freely, next to the reference.
-
-        Those of findings too, but not with ranks of a launcher, which cannot be restarted if one
-        breaks them.
-        """
-        for drift in self.drift_runs.results():
-            self.bus.handle(drift)
-        if self.options.ranks == "processes":
-            for drift in self.drift_runs.of_findings(self.findings.bugs):
-                self.bus.handle(drift)
 
     def _stale(self, planned: Sequence[PlannedCase]) -> None:
         """Look for known issues that did not show, again and in fresh processes: some are rare."""

@@ -158,13 +158,11 @@ def test_no_case_runs_beside_one_that_is_judged(
 def test_nothing_is_submitted_behind_what_takes_more_or_has_further_jobs() -> None:
     ranks: Any = SimpleNamespace(submit=lambda *_, **__: None)
 
-    def single(
-        case: Case, obligations: tuple[Obligation, ...] = (), *, timed: bool = False
-    ) -> bool:
-        return Trial(ranks, "zero2", case, obligations=obligations, timed=timed).single
+    def single(case: Case, obligations: tuple[Obligation, ...] = ()) -> bool:
+        return Trial(ranks, "zero2", case, obligations=obligations).single
 
     small = Case()
     assert single(small) and single(small, MEMORY)
-    assert not single(small, ("update", *MEMORY)) and not single(small, timed=True)
+    assert not single(small, ("update", *MEMORY))
     assert not single(msgspec.structs.replace(small, resume=(TrainingSegment(),)))
     assert not single(_case(2))

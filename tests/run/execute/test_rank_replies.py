@@ -9,9 +9,9 @@ import pytest
 
 from zerocheck.case.schema import Case, Training, TrainingSegment
 from zerocheck.errors import HarnessError, Unsupported
-from zerocheck.protocol.measurements import Measured, Timed
+from zerocheck.protocol.measurements import Measured
 from zerocheck.protocol.observations import RankObservation
-from zerocheck.protocol.replies import CaseUnsupported, MemoryReply, Reply, TimeReply
+from zerocheck.protocol.replies import CaseUnsupported, MemoryReply, Reply, StepsTaken
 from zerocheck.ranks.progress import RECORD_BYTES, Progress, position
 from zerocheck.ranks.result import JobResult, RankOutcome, State
 from zerocheck.run.execute.outcome import Results, judged
@@ -30,7 +30,7 @@ def result(*replies: Reply | None) -> JobResult:
 
 
 def test_every_kind_comes_back() -> None:
-    for reply in (MEMORY, TimeReply(Timed()), RankObservation()):
+    for reply in (MEMORY, StepsTaken(), RankObservation()):
         assert received(result(reply, reply), type(reply)) == [reply, reply]
 
 
@@ -40,19 +40,12 @@ def test_a_refusal_of_any_rank_is_its_reason() -> None:
 
 
 def test_another_kind_is_an_error_of_ours() -> None:
-    with pytest.raises(HarnessError, match="replied TimeReply, not RankObservation"):
-        read_observations(result(TimeReply(Timed())))
+    with pytest.raises(HarnessError, match="replied StepsTaken, not RankObservation"):
+        read_observations(result(StepsTaken()))
 
 
 def test_a_rank_without_a_reply() -> None:
     assert complete(result(MEMORY, MEMORY)) and not complete(result(MEMORY, None))
-
-
-def test_a_timed_run_that_refuses_breaks_the_timing_alone() -> None:
-    refused = CaseUnsupported("not twice")
-    outcome = judged(CASE, Results((), measured=result(MEMORY, MEMORY), timed=result(refused)))
-    assert outcome.status == "holds"
-    assert outcome.pace is not None and outcome.pace.broken == "not twice"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.confirmation import TRIES, runs_to_see
 from zerocheck.run.findings.suspicion import RACE
 from zerocheck.run.plan.options import RunOptions
-from zerocheck.run.plan.plan import TimingChoice
 from zerocheck.run.records.finding_text import finding_text
 from zerocheck.run.records.records import CaseFile, CaseFinished, Finding, Outcome, RunFinished
 from zerocheck.run.replay import ReplayedCase, replay
@@ -68,9 +67,8 @@ class Gradient(zerocheck.BuiltImplementation):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_builds_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sharders here count their runs."""
-    monkeypatch.setattr(TimingChoice, "next", lambda *_: False)
     monkeypatch.setattr(engine, "check_builds", lambda *_: None)
 
 

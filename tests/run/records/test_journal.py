@@ -103,7 +103,7 @@ def test_a_torn_line_within_is_refused_with_its_number(tmp_path: Path) -> None:
         (b"[1, 2]\n", "line 1: not a record"),
         (b'{"type": "something else"}\n', "line 1: not a record"),
         (b'{"type": "run star', "line 1: not a record"),
-        (b'{"type": "run started", "format": 1}\n', "format 1; this zerocheck reads format 2"),
+        (b'{"type": "run started", "format": 1}\n', "format 1; this zerocheck reads format 3"),
         (encode(case()) + b"\n", "line 1: a journal starts with"),
         ((encode(started()) + b"\n") * 2, "line 2: a journal starts with"),
     ],

@@ -5,7 +5,6 @@ files next to the template, included in the page unchanged.
 
 - `bands.py`: memory of a rank as three bands over N, by the formulas, next to measured values
 - `choice.py`: table for whoever chooses: faults by severity, memory and communication
-- `drift.py`: free runs as two pictures: losses, and distance of the parameters
 - `faults.py`: known faults: one card for each, with severity, place, and what to do
 - `findings.py`: finding as fields of a page: place, size, cause, and the command to replay it
 - `heat.py`: heat map of the coverage: feature by implementation

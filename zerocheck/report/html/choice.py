@@ -1,4 +1,4 @@
-"""Table for whoever chooses an implementation: faults by severity, memory, and cost of a step."""
+"""Table for whoever chooses an implementation: faults by severity, memory and communication."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class ChoiceRow:
     """One implementation.
 
     findings: new ones; faults: number of known ones of each severity; held, sent: next to the
-    paper; price: collectives and time of a step; avoid: (fault, what to do about it), the worst
-    first.
+    paper; avoid: (fault, what to do about it), the worst first.
     """
 
     name: str
@@ -27,7 +26,6 @@ class ChoiceRow:
     faults: tuple[int, ...]
     held: str
     sent: str
-    price: str
     avoid: tuple[tuple[str, str], ...]
 
 
@@ -48,7 +46,6 @@ def choice_rows(counted: Tally, rows: list[MatrixRow]) -> list[ChoiceRow]:
                 ),
                 held=_held(implementation),
                 sent=_sent(implementation),
-                price=_price(implementation),
                 avoid=tuple((one.known.reason, one.known.avoid) for one in its),
             )
         )
@@ -71,15 +68,3 @@ def _sent(implementation: ImplementationTally) -> str:
     """Return what a rank sends in a step, the median over cases, on the most ranks measured."""
     one = on_most_ranks(implementation)
     return "–" if one is None else f"{one.middle.psi:.2f} Ψ (paper: {paper(one)})"
-
-
-def _price(implementation: ImplementationTally) -> str:
-    """Return the collectives and the time of a step, on the most ranks that were timed."""
-    paces = implementation.metrics.paces
-    if not paces:
-        return "–"
-    one = paces[max(paces)]
-    calls, seconds = one.middle(lambda pace: pace.calls), one.middle(lambda pace: pace.seconds)
-    if calls is None or seconds is None:
-        return "–"
-    return f"{calls:.3g} collectives, {seconds * 1000:.3g} ms on {one.ranks} ranks"

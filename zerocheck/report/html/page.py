@@ -16,15 +16,14 @@ from ...foreign_text import printable
 from ...protocol.verdicts import Status
 from ...run.records.case_counts import case_count
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
-from .. import communication, footprint, metrics
-from .. import drift as drift_text
+from .. import communication, footprint, resources
 from ..coverage import not_exercised, pairs_cell, refused_rows, unexercised, vacuous_rows
 from ..history import PastRun
 from ..known_faults import faults_sentence
 from ..known_issues import left_out_lines, stale_lines, unverified_lines
 from ..loads import cell_lines, tried_lines
 from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
-from . import bands, drift, margins
+from . import bands, margins
 from . import history as past
 from .choice import choice_rows
 from .faults import SHORT, FaultView, fault_views
@@ -106,22 +105,15 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "communication": _communication(counted),
         "loads": _loads(counted),
         "tried": tried_lines(counted.loads),
-        "timed": _table(metrics.TITLE, metrics.EXPLAINED, metrics.HEADERS, metrics.rows(every)),
-        "patterns": metrics.pattern_lines(every),
-        "not_timed": metrics.broken_lines(every),
-        "peaks": _table("", "", metrics.PEAK_HEADERS, metrics.peak_rows(every)),
-        "drift_words": (drift_text.TITLE, drift_text.EXPLAINED),
-        "drifts": [
-            (one.finding, drift.shown(number, one)) for number, one in enumerate(counted.drifts)
-        ],
-        "held_drifts": [
-            drift.shown(number, one)
-            for number, one in enumerate(counted.drifts)
-            if one.finding is None
-        ],
-        "plot_size": (drift.WIDTH, drift.HEIGHT),
-        "who": drift.WHO,
-        "checkpoints": _table("", "", metrics.CHECKPOINT_HEADERS, metrics.checkpoint_rows(every)),
+        "peaks": _table(
+            resources.PEAK_TITLE, "", resources.PEAK_HEADERS, resources.peak_rows(every)
+        ),
+        "checkpoints": _table(
+            resources.CHECKPOINT_TITLE,
+            "",
+            resources.CHECKPOINT_HEADERS,
+            resources.checkpoint_rows(every),
+        ),
         "pairs": [
             (name, pairs_cell(i.covered), f"{i.covered.refused_count:,}", len(i.covered.ignored))
             for name, i in every.items()

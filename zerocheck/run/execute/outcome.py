@@ -18,13 +18,14 @@ from ...judge.load_attempts import SegmentObservations
 from ...judge.measurements import judge_measured, merged
 from ...judge.resume import judge_segments
 from ...judge.words import declared, with_words
-from ...protocol.replies import MemoryReply, TimeReply
+from ...protocol.replies import MemoryReply
 from ...protocol.verdicts import MEMORY, Judgement, Obligation, Status
 from ...ranks.result import JobResult
-from ...timing.analysis import DIGITS, pace_of
-from ...timing.pace import Pace
 from ..records.records import Outcome
 from .rank_replies import complete, read_observations, received, refusal_of_some_ranks
+
+DIGITS = 4
+"""Significant digits of seconds."""
 
 
 class Results(NamedTuple):
@@ -32,15 +33,13 @@ class Results(NamedTuple):
 
     A segment that only loads occurs twice, first with the checkpoint as it was written. done: the
     damage done to it, in words; missing: files of a checkpoint that a killed writer did not leave;
-    measured, timed: results of the run that is measured, and of that which is timed, if there was
-    one.
+    measured: result of the run that is measured, if there was one.
     """
 
     segments: tuple[JobResult, ...]
     done: str = ""
     measured: JobResult | None = None
     missing: tuple[str, ...] = ()
-    timed: JobResult | None = None
 
     @property
     def all(self) -> tuple[JobResult, ...]:
@@ -64,8 +63,6 @@ def judged(
     finally:
         for result in results.all:
             result.release()
-        if results.timed is not None:
-            results.timed.release()
 
 
 def _judged(
@@ -109,7 +106,6 @@ def _judged(
             [r.checkpoint.written_seconds for r in ranks] for ranks, _ in segments
         ),
         load_seconds=_longest([r.checkpoint.load_seconds for r in ranks] for ranks, _ in segments),
-        pace=_pace(case, results.timed),
         peak_bytes=_peak(measured),
         seconds=sum(result.duration_s for result in results.all) + spent,
         judge_seconds=spent,
@@ -151,18 +147,6 @@ def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]
     return msgspec.structs.replace(
         judgement, statuses={**judgement.statuses, **unsupported}, unjudged=unjudged
     )
-
-
-def _pace(case: Case, result: JobResult | None) -> Pace | None:
-    """Return the timings of the steps. Broken steps here do not affect the verdict on the case."""
-    if result is None:
-        return None
-    if not complete(result):
-        return Pace(broken=result.summary(stacks=False))
-    try:
-        return pace_of(case, [reply.timed for reply in received(result, TimeReply)])
-    except Unsupported as refusal:  # which it was not when it was judged
-        return Pace(broken=str(refusal))
 
 
 def _peak(replies: Sequence[MemoryReply]) -> int | None:

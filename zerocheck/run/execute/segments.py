@@ -23,7 +23,6 @@ from ...protocol.jobs import (
     Observe,
     SegmentCheckpoints,
     SegmentJob,
-    TimeSteps,
 )
 from ...protocol.observations import CheckpointObservation, RankObservation
 from ...ranks.result import JobResult
@@ -74,10 +73,6 @@ class Segments:
         """
         case = msgspec.structs.replace(self.case, resume=(), disturbance=Disturbance())
         return Measure(self._implementation, case, trace=self._trace)
-
-    def timing(self) -> TimeSteps:
-        """Return the job in which the steps are timed, without any checkpoint or delay."""
-        return TimeSteps(self._implementation, self.measuring().case)
 
     def control(self, number: int) -> SegmentJob | None:
         """Return the job of segment `number` with the undamaged checkpoint, if it only loads.

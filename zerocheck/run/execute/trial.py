@@ -31,8 +31,7 @@ class Trial:
     The training segments of a resumed case run one after the other, as `result` waits for them.
     Where one of MEMORY is among the obligations, the steps are taken once more and measured; where
     nothing else is, they are measured alone. obligations: those that are judged; None: all but
-    MEMORY. timed: the steps are taken once more, with nothing observed, and timed; nothing of it is
-    judged.
+    MEMORY.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class Trial:
         fresh: bool = False,
         trace: bool = False,
         obligations: Collection[Obligation] | None = None,
-        timed: bool = False,
     ) -> None:
         self.implementation = implementation
         self.case = case
@@ -54,10 +52,8 @@ class Trial:
         asked = set(obligations or ())
         if unmeasured(case) and not asked <= set(MEMORY):
             asked -= set(MEMORY)  # see `judged`
-            timed = False
         self._segments = Segments(implementation, case, trace=trace)
         self._measures = self._segments.measuring() if asked & set(MEMORY) else None
-        self._times = self._segments.timing() if timed else None
         self._only_measures = self._measures is not None and asked <= set(MEMORY)
         measured = self._measures if self._only_measures else None
         self._pending = self._submit(measured or self._segments.job(0))
@@ -72,11 +68,10 @@ class Trial:
     def single(self) -> bool:
         """True if other trials may be submitted before `result` was called.
 
-        It submits no further jobs then, which would come after those of others, or be timed beside
-        them.
+        It submits no further jobs then, which would come after those of others.
         """
         first_is_all = self._only_measures or (len(self._segments) == 1 and self._measures is None)
-        return first_is_all and self._times is None and is_small(self.case)
+        return first_is_all and is_small(self.case)
 
     @property
     def done(self) -> bool:
@@ -88,7 +83,7 @@ class Trial:
         results = [self._ranks.wait(self._pending)]
         if self._only_measures:
             self._segments.remove()
-            return Results((), measured=results[0], timed=self._timed(results[0]))
+            return Results((), measured=results[0])
         measured = None
         try:
             for number in range(1, len(self._segments)):
@@ -113,15 +108,7 @@ class Trial:
                 measured = self._ranks.wait(self._pending)
         finally:
             self._segments.remove()
-        timed = self._timed(measured or results[-1])
-        return Results(tuple(results), self._segments.done, measured, self._segments.missing, timed)
-
-    def _timed(self, before: JobResult) -> JobResult | None:
-        """Run the timed job, if there is one and the earlier run came to its end."""
-        if self._times is None or _ended(before):
-            return None
-        self._pending = self._submit(self._times)
-        return self._ranks.wait(self._pending)
+        return Results(tuple(results), self._segments.done, measured, self._segments.missing)
 
     def _between(self, number: int, result: JobResult) -> None:
         """Kill the writers of a segment, or damage its checkpoint, if the next one asks for it.

@@ -24,7 +24,7 @@ from ...foreign_text import encodable
 from ...machine import signals
 from . import previous_runs
 from .matrix_records import FaultsStarted, MatrixRecord
-from .records import JOURNAL_FORMAT, Coverage, Drift, Record, RunStarted
+from .records import JOURNAL_FORMAT, Coverage, Record, RunStarted
 
 Note = Callable[[str], None]
 R = TypeVar("R")
@@ -302,17 +302,13 @@ def _decode_matrix(path: Path, number: int, line: bytes) -> MatrixRecord:
 
 
 def _check_values(where: str, record: object) -> None:
-    """Raise UsageError for a date that no calendar has, and for series of different lengths."""
+    """Raise UsageError for a date that no calendar has, and for malformed pairs of features."""
     if isinstance(record, RunStarted | FaultsStarted) and not 0 <= record.started <= _LAST_DATE:
         raise UsageError(f"{where}: it started at {record.started:g}, which is no date")
     if isinstance(record, Coverage):
         for bits in (record.supported, *(one.pairs for one in record.refused)):
             if not re.fullmatch(r"[0-9a-f]*", bits):
                 raise UsageError(f"{where}: {bits[:40]!r} are no pairs of features")
-    if isinstance(record, Drift):
-        for run in filter(None, (record.own, record.replica)):
-            if {len(run.losses), len(run.largest), len(run.relative)} != {len(record.expected)}:
-                raise UsageError(f"{where}: its free runs have different numbers of steps")
 
 
 def _check_format(where: str, line: bytes) -> None:

@@ -12,9 +12,8 @@ import msgspec
 
 from ...case.schema import Case
 from ...protocol.verdicts import Judgement, Obligation, Status, Violation
-from ...timing.pace import Pace
 
-JOURNAL_FORMAT = 2
+JOURNAL_FORMAT = 3
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +159,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Time of each segment's save while nothing else went on, on its slowest rank."""
     load_seconds: tuple[float, ...] = ()
     """Time of each segment's load, if it went on, on its slowest rank."""
-    pace: Pace | None = None
-    """Pace of the steps, if the case was timed."""
     peak_bytes: int | None = None
     """Most bytes that a rank held at any instant of a step, if the case was measured."""
     leaks: tuple[str, ...] = ()
@@ -273,39 +270,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
         return 0 < self.confirmed < self.tries
 
 
-class FreeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps without the judge between them, and their distance from those of the reference.
-
-    Per step: losses: the mean over ranks and microbatches; largest: the largest |difference| of an
-    element of any parameter; relative: 2-norm of all differences over that of all parameters of the
-    reference. If ranks hold different copies, the farthest counts.
-    """
-
-    losses: tuple[float, ...]
-    largest: tuple[float, ...]
-    relative: tuple[float, ...]
-
-
-class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift"):
-    """Free run of an implementation and the reference, next to a replica of the reference.
-
-    The replica has other round-off (judge/free_run.py). It informs: no verdict depends on it.
-
-    case: with the steps that were taken; expected: losses of the reference; own, replica: None if
-    the steps could not be taken, and broken says why; finding: the number of the finding that the
-    case shows, None for a case that holds; parts: the step at which it was violated.
-    """
-
-    implementation: str
-    case: Case
-    expected: tuple[float, ...] = ()
-    own: FreeRun | None = None
-    replica: FreeRun | None = None
-    broken: str = ""
-    finding: int | None = None
-    parts: int | None = None
-
-
 class StaleIssue(msgspec.Struct, frozen=True, kw_only=True, tag="stale issue"):
     """A listed known issue that no case showed. obligation: None for a crash or hang.
 
@@ -331,7 +295,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run finished")
     why: tuple[str, ...] = ()
 
 
-Record = RunStarted | Coverage | CaseFinished | Finding | Drift | StaleIssue | RunFinished
+Record = RunStarted | Coverage | CaseFinished | Finding | StaleIssue | RunFinished
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

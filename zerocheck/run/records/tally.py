@@ -19,11 +19,9 @@ from .footprint import Footprint
 from .footprint import add as add_footprint
 from .loads import Loads, sum_loads
 from .margins import Margins
-from .metrics import Metrics
 from .records import (
     CaseFinished,
     Coverage,
-    Drift,
     Finding,
     Record,
     RunFinished,
@@ -111,7 +109,10 @@ class ImplementationTally:
     without: Mapping[str, str] = field(default_factory=dict)
     """Obligations that no case of it can exercise, and why, as it says."""
     seconds: float = 0.0
-    metrics: Metrics = field(default_factory=Metrics)
+    peaks: dict[int, list[int]] = field(default_factory=dict)
+    """Peak bytes of each measured case, by world size."""
+    save_seconds: list[float] = field(default_factory=list)
+    load_seconds: list[float] = field(default_factory=list)
     _run: list[bytes] = field(default_factory=list)
 
     @property
@@ -142,7 +143,10 @@ class ImplementationTally:
         self.seconds += record.seconds
         self._run.append(hashlib.blake2b(msgspec.json.encode(record.case), digest_size=16).digest())
         self.covered.add(record)
-        self.metrics.add(record)
+        self.save_seconds += record.save_seconds
+        self.load_seconds += record.load_seconds
+        if record.peak_bytes is not None:
+            self.peaks.setdefault(record.case.world_size, []).append(record.peak_bytes)
         self.loads.add(record, self.cells)
         self.leaks.update(set(record.leaks))
         add_footprint(self.weights, record)
@@ -207,7 +211,6 @@ class Tally:
         self.implementations: dict[str, ImplementationTally] = {}
         self._findings: dict[int, Finding] = {}
         self.stale: list[StaleIssue] = []
-        self.drifts: list[Drift] = []
         self.cases = 0
 
     def add(self, record: Record) -> None:
@@ -227,8 +230,6 @@ class Tally:
                 self._findings[record.number] = record
             case StaleIssue():
                 self.stale.append(record)
-            case Drift():
-                self.drifts.append(record)
             case RunFinished():
                 self.finished = record
 

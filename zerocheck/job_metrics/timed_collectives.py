@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ from typing import Any
 import torch
 
 from ..compat import Operators, when_over
-from ..protocol.measurements import CollectiveTimes
-from .collective_trace import call_of
-from .collectives import is_collective, name_of
+from ..drive.collective_trace import call_of
+from ..drive.collectives import is_collective, name_of
+from .records import CollectiveTimes
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -58,14 +59,13 @@ class _CollectiveInFlight:
 class TimedCollectives(Operators):
     """Times of the collectives, and of copies between devices, from `start` to `stop`.
 
-    error: the first of the timing itself, as of an operator that it does not know.
+    A call that it cannot time, as of an unknown operator, is left out.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[_CollectiveInFlight] = []
         self._results: dict[int, _CollectiveInFlight] = {}
-        self.error: Exception | None = None
         self._on = False
         self._inside = False
         self._left = 0
@@ -91,10 +91,8 @@ class TimedCollectives(Operators):
         if not self._on:
             return func(*args, **kwargs)
         one = None
-        try:
+        with suppress(Exception):  # of the timing, and kept out of the operator
             one = self._call_record(func, args, kwargs) if is_collective(func) else None
-        except Exception as error:  # of the timing, and kept out of the operator
-            self.error = self.error or error
         began = time.monotonic_ns()
         self._inside = True
         try:
@@ -102,7 +100,7 @@ class TimedCollectives(Operators):
         finally:
             self._left = now = time.monotonic_ns()
             self._inside = False
-        try:
+        with suppress(Exception):
             if one is not None:
                 one.begun = began
                 self._begun(one, result, now)
@@ -112,8 +110,6 @@ class TimedCollectives(Operators):
                 waited = self._results.pop(args[0].data_ptr(), None)
                 if waited is not None:
                     waited.stalled, waited.over = began, now
-        except Exception as error:
-            self.error = self.error or error
         return result
 
     def _call_record(
