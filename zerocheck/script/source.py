@@ -1,4 +1,4 @@
-"""Source text in the layout of `ruff format`, so that a script reads as if a person wrote it."""
+"""Parts of a script's source text: imports, tuples and docstrings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 WIDTH = 100
-"""Columns of a line."""
+"""Columns of a line of prose."""
 
 STANDARD = (
     "collections",
@@ -46,10 +46,8 @@ NAMES = {
     "CustomPolicy": "torch.distributed.fsdp.wrap",
     "size_based_auto_wrap_policy": "torch.distributed.fsdp.wrap",
     "ZeroRedundancyOptimizer": "torch.distributed.optim",
-    "DTensor": "torch.distributed.tensor",
     "F": "torch.nn",
     "DistributedDataParallel": "torch.nn.parallel",
-    "TorchDispatchMode": "torch.utils._python_dispatch",
     "checkpoint": "torch.utils.checkpoint",
 }
 """What a script may use -> the module that it is imported from; "" for a module itself."""
@@ -72,76 +70,10 @@ def imports(body: str) -> str:
     lines = sorted(plain, key=lambda line: line.split()[1])
     for where in sorted(modules):
         names = sorted(modules[where], key=_order)
-        line = f"from {where} import {', '.join(names)}"
-        if len(line) > WIDTH:
-            line = fitted(f"from {where} import ({', '.join(names)})")
-        lines.append(line)
+        lines.append(f"from {where} import {', '.join(names)}")
     ours = [line for line in lines if _of_the_standard_library(line)]
     rest = [line for line in lines if line not in ours]
     return "\n".join([*ours, "", *rest])
-
-
-def fitted(text: str) -> str:
-    """Split lines that are too long at their last bracket, as ruff does.
-
-    Arguments of a call are on one line where that is enough, items of a literal never are.
-    """
-    return "\n".join(part for line in text.split("\n") for part in _split(line))
-
-
-def _split(line: str) -> list[str]:
-    bare = line.rstrip(",:")
-    tail = line[len(bare) :]
-    start = _opening(bare)
-    if len(line) <= WIDTH or start is None or not bare[start + 1 : -1]:
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    inside = bare[start + 1 : -1]
-    items = _items(inside)
-    before = bare[start - 1 : start]
-    called = bare[start] == "(" and (before.isalnum() or before in ("]", ")", "_"))
-    if (called and len(indent + inside) <= WIDTH) or (called and len(items) == 1):
-        body = _split(indent + inside)
-    else:
-        body = [part for item in items for part in _split(f"{indent}{item},")]
-    return [bare[: start + 1], *body, indent[:-4] + bare[-1] + tail]
-
-
-def _opening(line: str) -> int | None:
-    """Return the index of the bracket that the last character closes."""
-    if not line.endswith((")", "]", "}")):
-        return None
-    quote, start = "", None
-    opened: list[int] = []
-    for place, letter in enumerate(line):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "([{":
-            opened.append(place)
-        elif letter in ")]}":
-            start = opened.pop() if opened else None
-    return start
-
-
-def _items(inside: str) -> list[str]:
-    """Split at the commas that are in no bracket and no string."""
-    found, depth, quote = [""], 0, ""
-    for letter in inside:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and not depth:
-            found.append("")
-            continue
-        found[-1] += letter
-    return [item.strip() for item in found if item.strip()]
 
 
 def words(given: Iterable[str]) -> str:
