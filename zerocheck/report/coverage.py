@@ -47,10 +47,18 @@ def not_exercised(counted: Tally) -> str:
             (_weights(counted), " (all samples of --model weigh the same)"),
             ([partly] if left.partly else [], " not by every implementation"),
             ([] if promised else ["all pairs of features"], " (--profile ci)"),
+            (_sizes(counted), ""),
         )
         if names
     ]
     return f"not exercised: {'; '.join(parts)}" if parts else ""
+
+
+def _sizes(counted: Tally) -> list[str]:
+    """Return beyond which sizes no case went: what goes wrong there is not seen."""
+    steps = max((one.steps for one in counted.implementations.values()), default=0)
+    elements = max((one.elements for one in counted.implementations.values()), default=0)
+    return [f"more than {steps} steps", f"more than {elements:,} elements a tensor"] * (steps > 0)
 
 
 def _weights(counted: Tally) -> list[str]:

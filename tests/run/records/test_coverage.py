@@ -152,7 +152,9 @@ def test_the_last_line_says_what_was_not_exercised() -> None:
     assert not_exercised(run).startswith(
         "not exercised: loss, clip (could not fail); resume, memory (not asked for); "
     )
-    assert not_exercised(run).endswith("; all pairs of features (--profile ci)")
+    assert not_exercised(run).endswith(
+        "; all pairs of features (--profile ci); more than 2 steps, more than 64 elements a tensor"
+    )
     assert "Not exercised: loss, clip" in markdown(run)
 
 

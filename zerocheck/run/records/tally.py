@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ...case.features import features, groups
+from ...case.shapes import parameter_shapes
 from ...errors import ExitCode
 from ...protocol.verdicts import DECLARES, EQUIVALENCE, Obligation, Status
 from .case_counts import outcomes, unsupported_lines
@@ -105,6 +106,10 @@ class ImplementationTally:
     """By world size and kind of state, the largest part that a rank holds in each case."""
     stage: int | None = None
     """Declared by the implementation: see Implementation.stage."""
+    steps: int = 0
+    """Most steps of a judged case."""
+    elements: int = 0
+    """Elements of the largest parameter of a judged case."""
     semantics: dict[str, str] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
     """Obligations that no case of it can exercise, and why, as it says."""
@@ -154,6 +159,9 @@ class ImplementationTally:
             self.unsupported[record.reason or "no reason given"] += 1
         elif judgement is not None:
             self.world_sizes[record.case.world_size] += 1
+            self.steps = max(self.steps, record.case.training.steps)
+            shapes = parameter_shapes(record.case.model).values()
+            self.elements = max(self.elements, *map(math.prod, shapes), 0)
             self.tiers[judgement.tier] += 1
             self.stage = judgement.stage if judgement.stage is not None else self.stage
             for kind, share in judgement.shares.items():
