@@ -137,7 +137,7 @@ class Net(nn.Module):
 
     def positions(self) -> torch.Tensor:
         group, every = self.attention.group, torch.arange(LENGTH)
-        if group is None:
+        if group is None or self.order == "whole":
             return every
         here = cut(every, 0, dist.get_world_size(group), dist.get_rank(group), self.order)
         return (here - 1).clamp(min=0) if self.fault == "positions" else here
@@ -212,7 +212,12 @@ def axes(
     check = zerocheck.attach(
         model,
         optimizer,
-        reference=lambda: Net(None, kind, "dropout" if fault == "dropout" else ""),
+        reference=lambda: Net(
+            mesh if fault.startswith("reference") else None,
+            kind,
+            "dropout" if fault == "dropout" else "",
+            "whole",
+        ),
         directory=directory,
         on_violation="warn",
         mesh=mesh,

@@ -95,3 +95,17 @@ def test_dropout_in_parts_of_a_sequence(ask: Ask) -> None:
     answer = asked(ask, SEQUENCE, fault="dropout")
     assert answer["statuses"]["gradient"] != "holds"
     assert answer["unjudged"]["gradient"].startswith("the model draws random numbers")
+
+
+def test_a_reference_of_one_part_is_refused(ask: Ask) -> None:
+    """It has the shapes of the rank's own experts, and not those of all."""
+    answer = asked(ask, EXPERTS, kind="stacked", fault="reference of a part")
+    assert answer["raised"] == "UsageError"
+    assert "moe.weight differs between ranks, and reference= has one of the same" in answer["said"]
+
+
+def test_a_reference_that_exchanges_is_refused(ask: Ask) -> None:
+    """The others of its axis would never call it."""
+    answer = asked(ask, SEQUENCE, fault="reference that exchanges")
+    assert "the model of reference= calls" in answer["summary"], answer
+    assert "it must be the model that one device runs, on whole sequences" in answer["summary"]

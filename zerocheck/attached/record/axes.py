@@ -30,7 +30,7 @@ from ...compat import collective_calls, collective_of
 from ...contract.names import unwrapped
 from ...contract.shard import Shard
 from ...errors import UsageError, unknown
-from .call_state import separate_random
+from .call_state import plain_model
 from .guard import replaced
 from .ranks import AllRanks
 from .ranks_own import left_out
@@ -185,6 +185,8 @@ def axes_of(
             raise UsageError(
                 f"mesh= is of type {type(one).__name__} (allowed: a DeviceMesh, or a list of them)"
             )
+        if one.mesh_dim_names is None:
+            raise UsageError("the dimensions of mesh= have no names (needed: mesh_dim_names=)")
     declared = dict(given or {})
     names = [name for one in meshes for name in one.mesh_dim_names or ()]
     for name in declared:
@@ -302,10 +304,7 @@ def _check_alike(mine: Mapping[str, Digest], axis: JobAxis, ranks: AllRanks) -> 
 
 
 def _shapes_of(reference: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
-    with separate_random(torch.device("cpu")):
-        made = reference()
-    model = made[0] if isinstance(made, tuple) and made else made
-    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    named = plain_model(reference, torch.device("cpu")).named_parameters()
     return {unwrapped(name): tuple(one.shape) for name, one in named}
 
 

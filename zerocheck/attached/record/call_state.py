@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import UsageError
 from ...machine.devices import forked
 
 Numbers = Mapping[str, float]
@@ -100,6 +101,22 @@ def separate_random(device: torch.device) -> Iterator[None]:
             yield
     finally:
         set_host_states(before)
+
+
+def plain_model(factory: Callable[[], Any], device: torch.device) -> nn.Module:
+    """Make the model of `reference=`. Raises UsageError if it makes none."""
+    with separate_random(device):
+        try:
+            made = factory()
+        except SystemExit as error:
+            raise UsageError(f"the function of reference= exits ({error})") from error
+    # A factory of `zerocheck run --model` gives more than the model.
+    model = made[0] if isinstance(made, tuple) and made else made
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"reference= must return the model that is not wrapped, got {type(model).__name__}"
+        )
+    return model
 
 
 def numbers_of(model: nn.Module, name_of: Callable[[str], str]) -> dict[str, float]:

@@ -33,7 +33,7 @@ from ...judge.compare import all_finite
 from ...judge.estimate import MARGIN, REPLICAS
 from ...judge.pieces import split
 from ..checks.workers import in_threads
-from ..record.call_state import UNREPEATABLE, separate_random
+from ..record.call_state import UNREPEATABLE, plain_model, separate_random
 from ..record.casts import Casts, casting, casting_buffers
 from ..record.dtypes import dtype_of
 from ..record.forwards import Forward, entered, samples_of, tensors_in
@@ -76,17 +76,10 @@ class Reference:
     def __init__(
         self, factory: Factory, device: torch.device, run: nn.Module | None = None
     ) -> None:
-        with separate_random(device):
-            made = factory()
-            # A factory of `zerocheck run --model` gives more than the model.
-            model = made[0] if isinstance(made, tuple) and made else made
-            if not isinstance(model, nn.Module):
-                raise UsageError(
-                    "reference= must return the model that is not wrapped, got "
-                    f"{type(model).__name__}"
-                )
-            if run is not None:
-                _check_new(run, model)
+        model = plain_model(factory, device)
+        if run is not None:
+            _check_new(run, model)
+            with separate_random(device):
                 model = with_adapters(run, model)
         self.device = device
         self._first: Digest = ()  # of the outputs of the first call
