@@ -56,7 +56,7 @@ def attach(
                   wrapper such as that of Accelerate; `optimizer.step(closure)` is supported.
                   A list of them, of several classes too, where each has parameters of its own;
                   or one `attach` for each of them
-    reference     function without arguments that makes the model before it is wrapped. With it
+    reference     function without arguments that makes a new model, not wrapped. With it
                   gradients are judged too: each rank calls that model with what `model` was called
                   with, and gives its outputs the gradients that came from outside. Not where a
                   loss reaches parameters past the outputs: the summary says so
