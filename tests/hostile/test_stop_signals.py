@@ -21,12 +21,7 @@ def test_a_signal_ends_a_run_with_its_report(tmp_path: Path, number: signal.Sign
     with subprocess.Popen(
         [*RUN, "400"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
-        journal = tmp_path / "zerocheck-report" / "journal.ndjson"
-        ends = time.monotonic() + 120
-        while time.monotonic() < ends and not (
-            journal.exists() and b'"case finished"' in journal.read_bytes()
-        ):
-            time.sleep(0.05)
+        journal = finished_case(tmp_path)
         run.send_signal(number)
         out, error = run.communicate(timeout=120)
     assert run.returncode == INTERRUPTED, out + error
@@ -60,18 +55,24 @@ def test_the_process_that_starts_ranks_is_stopped(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as run:
-        journal = tmp_path / "zerocheck-report" / "journal.ndjson"
-        ends = time.monotonic() + 120
-        while time.monotonic() < ends and not (
-            journal.exists() and b'"case finished"' in journal.read_bytes()
-        ):
-            time.sleep(0.05)
+        finished_case(tmp_path)
         starters = [pid for pid in children_of(run.pid) if children_of(pid)]
         for pid in starters:
             os.kill(pid, signal.SIGSTOP)
         out, error = run.communicate(timeout=180)
     assert starters and run.returncode == 2, out + error
     assert "stopped" in error and "Traceback" not in error
+
+
+def finished_case(folder: Path) -> Path:
+    """Wait until a run in this folder has finished a case; return its journal."""
+    journal = folder / "zerocheck-report" / "journal.ndjson"
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends and not (
+        journal.exists() and b'"case finished"' in journal.read_bytes()
+    ):
+        time.sleep(0.05)
+    return journal
 
 
 def children_of(pid: int) -> list[int]:
