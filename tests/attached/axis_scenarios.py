@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
+from zerocheck.attached.record.holdings import local
 
 HEADS, WIDTH, WORDS, LENGTH, BATCH = 4, 16, 11, 8, 2
 
@@ -161,6 +162,8 @@ def cut(whole: torch.Tensor, dim: int, ranks: int, rank: int, order: str) -> tor
 def wrapped(model: Net, wrap: str) -> nn.Module:
     """Wrap a model so that its experts are left out."""
     apart = [] if model.moe is None else [*model.moe.parameters()]
+    if wrap == "none":
+        return model
     if wrap == "ddp":
         ids = {id(one) for one in apart}
         names = [name for name, one in model.named_parameters() if id(one) in ids]
@@ -186,8 +189,39 @@ def reduce_experts(model: Net, mesh: DeviceMesh, fault: str) -> None:
         if fault != "copies apart":
             for name in names:
                 dist.all_reduce(parameter.grad, group=mesh.get_group(name))
-        if fault != "undivided":
+        for _ in range({"undivided": 0, "divided twice": 2}.get(fault, 1)):
             parameter.grad /= dist.get_world_size()
+
+
+def reduce_all(model: nn.Module) -> None:
+    """What a wrapper does else."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def clip(model: Net, mesh: DeviceMesh, kind: str) -> None:
+    """By the norm of all gradients in two calls of torch's function, or by a factor of one's own.
+
+    kind: "joint", "twice" where that norm counts experts twice, or "by hand".
+    """
+    if kind == "by hand":
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(0.37)
+    elif kind:
+        assert model.moe is not None
+        experts = [*model.moe.parameters()]
+        ids = {id(one) for one in experts}
+        others = [one for one in model.parameters() if id(one) not in ids]
+        squares = [
+            nn.utils.get_total_norm([one.grad for one in some]) ** 2 for some in (others, experts)
+        ]
+        dist.all_reduce(squares[1], group=mesh.get_group("ep"))
+        total = (squares[0] + (2 if kind == "twice" else 1) * squares[1]).sqrt()
+        for some in (others, experts):
+            nn.utils.clip_grads_with_norm_(some, 0.1, total)
 
 
 def axes(
@@ -199,10 +233,14 @@ def axes(
     order: str = "contiguous",
     declared: dict[str, str] | None = None,
     fault: str = "",
-    microbatches: int = 1,
+    clipped: str = "",
 ) -> dict[str, Any]:
-    """Two steps on a mesh with these axes. declared: for `axes=`; fault: what is wrong in them."""
+    """Two steps on a mesh with these axes.
+
+    declared: for `axes=`; fault: what is wrong in them; clipped: see `clip`.
+    """
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    microbatches = 2 if {"dp", "cp"} <= {*sizes} else 1
     plain = Net(mesh, kind, fault, order)
     model = wrapped(plain, wrap)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -250,6 +288,9 @@ def axes(
                 loss.backward()
             if plain.moe is not None:
                 reduce_experts(plain, mesh, fault)
+            if wrap == "none":
+                reduce_all(plain)
+            clip(plain, mesh, clipped)
             optimizer.step()
             optimizer.zero_grad()
     return {**answer(check), "summary": check.summary}

@@ -29,7 +29,7 @@ def test_parts_of_a_sequence(ask: Ask, wrap: str, order: str) -> None:
 
 def test_a_sequence_over_ranks_with_samples_of_their_own(ask: Ask) -> None:
     """Two microbatches of each."""
-    answer = asked(ask, {"dp": 2, "cp": 2}, wrap="ddp", microbatches=2)
+    answer = asked(ask, {"dp": 2, "cp": 2}, wrap="ddp")
     assert "gradient" in held(answer) and answer["unjudged"] == {}, answer
 
 
@@ -109,3 +109,37 @@ def test_a_reference_that_exchanges_is_refused(ask: Ask) -> None:
     answer = asked(ask, SEQUENCE, fault="reference that exchanges")
     assert "the model of reference= calls" in answer["summary"], answer
     assert "it must be the model that one device runs, on whole sequences" in answer["summary"]
+
+
+MULTIPLIED = "and in a reduction of its own: it multiplies every gradient by 0.37"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "wrap"),
+    [(EXPERTS, "stacked", "ddp"), (EXPERTS, "listed", "fsdp2"), ({"dp": 2}, "", "none")],
+)
+def test_a_factor_after_a_reduction_of_the_script(
+    ask: Ask, sizes: dict[str, int], kind: str, wrap: str
+) -> None:
+    """Where that reduction ends is not seen; a clip by hand is said, and no violation."""
+    answer = asked(ask, sizes, kind=kind, wrap=wrap, clipped="by hand")
+    assert "gradient" in held(answer)
+    assert answer["unjudged"]["gradient"].endswith(MULTIPLIED)
+
+
+def test_a_factor_hides_no_other_one(ask: Ask) -> None:
+    answer = asked(ask, EXPERTS, kind="stacked", clipped="by hand", fault="undivided")
+    assert "gradient: " in answer["summary"] and "2 of them wrong" in answer["summary"]
+
+
+def test_lists_that_are_clipped_by_their_joint_norm(ask: Ask) -> None:
+    answer = asked(ask, EXPERTS, kind="stacked", wrap="ddp", clipped="joint")
+    assert {"clip", "gradient"} <= held(answer) and answer["unjudged"] == {}, answer
+    answer = asked(ask, EXPERTS, kind="stacked", wrap="ddp", clipped="twice")
+    assert "clip: the reported norm" in answer["summary"], answer
+
+
+def test_what_the_script_reduces_is_shown_as_the_optimizer_gets_it(ask: Ask) -> None:
+    """Both points are wrong: at the first one the script has not reduced it yet."""
+    answer = asked(ask, BOTH, kind="stacked", wrap="ddp", fault="divided twice")
+    assert "gradient is 4 times too small" in answer["summary"], answer

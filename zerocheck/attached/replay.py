@@ -5,7 +5,7 @@ No code of the user runs, unless a model is named, to judge gradients too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,16 +24,21 @@ from .checks.slices import SliceContext
 from .record.ranks import Total
 from .record.ranks_own import own_of_ranks
 from .record.run_parameters import RunParameter, run_parameters
-from .record.step_record import ACCUMULATED, Observed
+from .record.step_record import ACCUMULATED, GIVEN, Observed, Point
 from .text import violated_text
 from .verdict.exchange import with_gradient
 from .verdict.full_gradient import Full, joined, why_not, with_weights
 from .verdict.reduced_gradient import (
+    NO_FACTOR,
     Judged,
+    ScriptFactor,
     compare_shards,
     exhibit,
+    faults,
     first_right,
+    multiplied,
     put,
+    script_factor,
     share_of,
     total_of,
     violation,
@@ -222,17 +227,29 @@ def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> F
     every = [one.summary for one in ranks]
     semantics = bundle.declared
     changes = ScriptChanges(every, [change_of(SliceContext(one)) for one in ranks])
-    points = {
-        point: [Judged(0.0, {}, (), ()) for _ in ranks] for point in changes.points(semantics)
-    }
-    for tensor in tensors:
-        if tensor.trains:
-            total = local.total(tensor)
-            for point, judged in points.items():
-                for rank, one in enumerate(ranks):
-                    part = compare_shards(one, tensor, total, semantics, point)
-                    judged[rank] = joined(judged[rank], part)
+
+    def judged_at(
+        wanted: Iterable[Point], factor: ScriptFactor = NO_FACTOR
+    ) -> dict[Point, list[Judged]]:
+        points = {point: [Judged(0.0, {}, (), ()) for _ in ranks] for point in wanted}
+        for tensor in tensors:
+            if tensor.trains:
+                total = local.total(tensor)
+                for point, judged in points.items():
+                    for rank, one in enumerate(ranks):
+                        part = compare_shards(one, tensor, total, semantics, point, factor)
+                        judged[rank] = joined(judged[rank], part)
+        return points
+
+    points = judged_at(changes.points(semantics))
     at, found = first_right(points, every[0], semantics)
+    factor = script_factor(points[GIVEN], every[0], semantics) if faults(found) else NO_FACTOR
+    if factor != NO_FACTOR:
+        scaled = judged_at((GIVEN,), factor)[GIVEN]
+        if not faults(scaled):
+            share = max(one.share for one in scaled)
+            full = Full(share, changes=multiplied(factor), factor=factor.value)
+            return with_weights(full, every[0], [one.tokens for one in locals_], semantics, None)
     asked = worst(found, tensors)
     shown = [exhibit(one, mine, asked, at) for one, mine in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)

@@ -19,7 +19,7 @@ Shape = tuple[int, ...] | None
 
 ADVICE = (
     "pipeline parallelism is not supported: attach on the ranks of each stage with group=, or "
-    "give every rank the same model"
+    "give every rank the same model; a rank with experts of its own numbers them from 0 on"
 )
 
 IN_PIPELINE = "the schedule of a pipeline scales gradients in its own way"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 
 from ... import causes as bugs
 from ... import floating_point
@@ -41,14 +42,38 @@ class Norms:
             )
         share = 0.0
         for call in range(calls):
-            used, found = self._norm(call)
+            used, found = self._norm([one.summary.clips[call] for one in self.verdicts])
+            together = self._together(call)
+            if found is not None and together is not None:
+                used, found = self._norm(together)
             share = max(share, used)
             if found is not None:
                 return share, found
         return share, None
 
-    def _norm(self, call: int) -> tuple[float, Violation | None]:
-        clips = [one.summary.clips[call] for one in self.verdicts]
+    def _together(self, call: int) -> list[Clip] | None:
+        """Return the clipping of all parameters that are clipped by one norm, list by list.
+
+        None where no other call clips other parameters to the same limit by the same norm.
+        """
+        found = []
+        several = False
+        for one in self.verdicts:
+            clips = one.summary.clips
+            mine = clips[call]
+            alike = [
+                o
+                for o in clips
+                if (o.kind, o.max_norm, o.norm) == (mine.kind, mine.max_norm, mine.norm)
+            ]
+            pieces = [number for clip in alike for number in clip.pieces]
+            if len(set(pieces)) < len(pieces):
+                return None
+            several |= len(alike) > 1
+            found.append(replace(mine, pieces=tuple(pieces)))
+        return found if several else None
+
+    def _norm(self, clips: Sequence[Clip]) -> tuple[float, Violation | None]:
         if clips[0].kind not in ("2", "inf"):
             return 0.0, None
         once: dict[tuple[object, ...], Holder] = {}

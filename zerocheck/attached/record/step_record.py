@@ -188,7 +188,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     script, those that changed something; late: parameters that were changed after the optimizer's
     step; outer: those that an optimizer around it changed; kept: those of which the gradient of the
     step before was not cleared; samples_on: the rank that has the calls of whole samples, where
-    this one has parts of their sequence, else -1; aside: those that are frozen, or that no
+    this one has parts of their sequence, else -1; reduces: True if the script's own collectives
+    reduce the gradients after the backward; aside: those that are frozen, or that no
     optimizer has, and that the script changed before or after the optimizer's step; outside: number
     of tensors that the optimizers have and the model has not.
     """
@@ -216,6 +217,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     aside: tuple[str, ...] = ()
     outside: int = 0
     samples_on: int = -1
+    reduces: bool = False
     outer: tuple[OuterChange, ...] = ()
 
     @property

@@ -29,12 +29,17 @@ from ..record.run_parameters import RunParameter, run_parameters
 from ..record.step_record import ACCUMULATED, GIVEN, Observed, Point, RankVerdict, StepSummary
 from .gradient_scale import added
 from .reduced_gradient import (
+    NO_FACTOR,
     Exhibit,
     Judged,
+    ScriptFactor,
     compare_shards,
     exhibit,
+    faults,
     first_right,
+    multiplied,
     put,
+    script_factor,
     share_of,
     violation,
     worst,
@@ -63,7 +68,7 @@ class Full(msgspec.Struct, frozen=True):
 
     reason: why there is none; changes: what the script did to the gradient after it was judged;
     loss, loss_status, loss_reason: that on the weights of tokens, None and "" where they are not
-    declared alike.
+    declared alike; factor: by which a script that reduces gradients itself multiplies all of them.
     """
 
     share: float = 0.0
@@ -73,6 +78,7 @@ class Full(msgspec.Struct, frozen=True):
     loss: Violation | None = None
     loss_status: Status | None = None
     loss_reason: str = ""
+    factor: float = 1.0
 
 
 UNEQUAL = "ranks multiply their gradients by different factors"
@@ -154,13 +160,14 @@ def _judged(
     tensors: Sequence[RunParameter],
     semantics: Semantics,
     ranks: AllRanks,
+    factor: ScriptFactor = NO_FACTOR,
 ) -> dict[Point, Judged]:
     found = {point: Judged(0.0, {}, (), ()) for point in points}
     for tensor in tensors:
         if tensor.trains:
             total = ranks.total(share_of(local, tensor))
             for point, judged in found.items():
-                one = compare_shards(observed, tensor, total, semantics, point)
+                one = compare_shards(observed, tensor, total, semantics, point, factor)
                 found[point] = joined(judged, one)
     return found
 
@@ -221,7 +228,7 @@ def with_weights(
 
     every: of each rank's microbatches; changes: None where what the optimizer was given was judged.
     """
-    factor = 1.0
+    factor = full.factor
     if changes is not None:
         factor, unequal = changes.factor, changes.unequal()
         violation, words = full.violation or unequal, changes.text(semantics)
@@ -261,6 +268,7 @@ def joined(one: Judged, other: Judged) -> Judged:
         one.missing + other.missing,
         one.needless + other.needless,
         added(one.scale, other.scale),
+        added(one.along, other.along),
     )
 
 
@@ -333,6 +341,7 @@ def _verdict(
     at: Point = GIVEN
     every: Sequence[Judged] = ()
     asked: list[RunParameter] = []
+    factor = NO_FACTOR
     if ranks.rank == 0:
         points = {
             point: [Judged(*of_rank[number]) for of_rank in gathered]
@@ -340,8 +349,21 @@ def _verdict(
         }
         at, every = first_right(points, observed.summary, semantics)
         asked = worst(every, tensors)
-    names = msgspec.msgpack.encode((at, [one.name for one in asked]))
-    at, wanted = msgspec.msgpack.decode(ranks.broadcast(names), type=tuple[Point, list[str]])
+        if faults(every):
+            factor = script_factor(points[GIVEN], observed.summary, semantics)
+    names = msgspec.msgpack.encode((at, [one.name for one in asked], factor))
+    plan = msgspec.msgpack.decode(
+        ranks.broadcast(names), type=tuple[Point, list[str], ScriptFactor]
+    )
+    at, wanted, factor = plan
+    if factor != NO_FACTOR:
+        again = _judged(observed, local, (GIVEN,), tensors, semantics, ranks, factor)
+        gathered = [msgspec.msgpack.decode(one, type=list) for one in ranks.gather(_encoded(again))]
+        scaled = [Judged(*of_rank[0]) for of_rank in gathered]
+        right = ranks.broadcast(b"1" if scaled and not faults(scaled) else b"")
+        if right:
+            share = max((one.share for one in scaled), default=0.0)
+            return Full(share, changes=multiplied(factor), factor=factor.value), GIVEN
     by_name = {one.name: one for one in tensors}
     asked = [by_name[name] for name in wanted]
     shown: list[Exhibit] = []

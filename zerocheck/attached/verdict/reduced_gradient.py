@@ -8,6 +8,7 @@ tensors, and asks which known cause explains them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from ...judge import bounds, vectors
 from ...judge.assemble import RoleState
 from ...judge.compare import Misfit, compare, describe
 from ...judge.diagnose.evidence import Evidence
+from ...judge.diagnose.factors import known_factors
 from ...judge.diagnose.gradient import causes
 from ...judge.diagnose.unwritten import memory_of_a_job
 from ...judge.layout import ParameterLayout
@@ -30,6 +32,7 @@ from ...judge.manifest_plan import plan_of
 from ...judge.pieces import Enclosing, split
 from ...protocol.observations import Entry
 from ...protocol.verdicts import Violation
+from ..checks.script_changes import REPORTED
 from ..checks.workers import in_threads
 from ..record.dtypes import dtype_of
 from ..record.ranks import Total
@@ -41,6 +44,12 @@ from .reference import Local
 ASKED = 1 << 20
 """Elements of wrong tensors that are asked for a cause, at most; one tensor at least."""
 
+
+SCALED = 16
+"""Roundings of a gradient that a script multiplies, and of the factor that is read off it."""
+
+CLOSE = 1e-3
+"""Relative distance to a factor of a bug within which a factor is taken for it."""
 
 LEFT_OUT = (
     "the wrapper of the model leaves out all that is wrong, so that only the script reduces its "
@@ -79,7 +88,7 @@ class Judged(NamedTuple):
     """Judgement of one rank on the gradient.
 
     share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient;
-    scale: of all tensors together.
+    scale: of all tensors together; along: <G', G>, <G, G> and the bound of the first, in any dtype.
     """
 
     share: float
@@ -87,6 +96,7 @@ class Judged(NamedTuple):
     missing: tuple[str, ...]
     needless: tuple[str, ...]
     scale: tuple[float, float, float] = NO_SCALE
+    along: tuple[float, float, float] = NO_SCALE
 
 
 def divisor_of(summary: StepSummary, semantics: Semantics) -> float:
@@ -118,13 +128,34 @@ def enclosure(
     return Enclosure(exact, derived.bound + total.noise / divisor)
 
 
+class ScriptFactor(msgspec.Struct, frozen=True, array_like=True):
+    """Factor by which a script that reduces gradients itself multiplies all of them.
+
+    slack: how far it may be off, relative; with the roundings of the script's products.
+    """
+
+    value: float = 1.0
+    slack: float = 0.0
+
+
+NO_FACTOR = ScriptFactor()
+
+
 def compare_shards(
-    observed: Observed, tensor: RunParameter, total: Total, semantics: Semantics, point: Point
+    observed: Observed,
+    tensor: RunParameter,
+    total: Total,
+    semantics: Semantics,
+    point: Point,
+    factor: ScriptFactor = NO_FACTOR,
 ) -> Judged:
-    """Compare this rank's shards of one tensor, at a point, with the enclosure."""
+    """Compare this rank's shards of one tensor, at a point, with the enclosure.
+
+    factor: what the gradient there is divided by first.
+    """
     share, wrong = 0.0, 0.0
     missing = needless = False
-    scale = NO_SCALE
+    scale = projection = NO_SCALE
     divisor = divisor_of(observed.summary, semantics)
     length = float(total.exact.norm()) / divisor
     sway, noise = total.sway / divisor, total.noise / divisor
@@ -144,15 +175,18 @@ def compare_shards(
             shard: torch.Tensor = gradient,
             exact: torch.Tensor = exact,
             absolute: torch.Tensor = absolute,
-        ) -> tuple[Scale, float, Misfit | None]:
+        ) -> tuple[Scale, Scale, float, Misfit | None]:
             there = total._replace(exact=exact[here], absolute=absolute[here])
             part = enclosure(there, tensor, observed.summary, semantics)
-            held = shard[here].double()
+            held = shard[here].double() / factor.value
+            part = Enclosure(part.exact, part.bound + factor.slack * part.exact.abs())
+            dots = float(held @ part.exact), float(part.exact @ part.exact)
+            whole = (*dots, float(part.bound @ part.exact.abs()))
             along = projected(held, part, length=length, sway=sway, noise=noise)
-            return (along, *compare(held, part))
+            return (along, whole, *compare(held, part))
 
-        for along, used, misfit in in_threads(judged, split(len(gradient))):
-            scale = added(scale, along)
+        for along, whole, used, misfit in in_threads(judged, split(len(gradient))):
+            scale, projection = added(scale, along), added(projection, whole)
             if misfit is None:
                 share = max(share, used)
             else:
@@ -163,6 +197,7 @@ def compare_shards(
         (tensor.name,) if missing else (),
         (tensor.name,) if needless else (),
         scale,
+        projection,
     )
 
 
@@ -202,17 +237,56 @@ def first_right(
 ) -> tuple[Point, Sequence[Judged]]:
     """Return the first point at which the gradient of all ranks is right.
 
-    Else the one with the fewest wrong tensors: what a script reduces itself is local before that.
+    Else the one with the fewest wrong tensors, and the last of those where the wrapper leaves them
+    out: what a script reduces itself is local before that.
     """
-
-    def faults(every: Sequence[Judged]) -> int:
-        return len({name for one in every for name in (*one.wrong, *one.missing, *one.needless)})
 
     for point, every in found.items():
         right = scaled([one.scale for one in every], summary, semantics) is None
         if right and not faults(every):
             return point, every
-    return min(found.items(), key=lambda item: faults(item[1]))
+    wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
+    ordered = [*found.items()]
+    if faults(ordered[0][1]).isdisjoint(wrapped):
+        ordered.reverse()
+    return min(ordered, key=lambda item: len(faults(item[1])))
+
+
+def faults(every: Sequence[Judged]) -> set[str]:
+    """Return the names of wrong tensors. every: of each rank."""
+    return {name for one in every for name in (*one.wrong, *one.missing, *one.needless)}
+
+
+def multiplied(factor: ScriptFactor) -> str:
+    """Return what a script that reduces gradients itself does to them besides, in words."""
+    return (
+        f"{REPORTED}, and in a reduction of its own: it multiplies every gradient by "
+        f"{factor.value:.6g}"
+    )
+
+
+def script_factor(
+    every: Sequence[Judged], summary: StepSummary, semantics: Semantics
+) -> ScriptFactor:
+    """Return the factor of a gradient that is wrong where the optimizer is given it, if it has one.
+
+    A script that reduces gradients itself, all or those that the wrapper leaves out, may clip or
+    scale them afterwards, and where its reduction ends is not seen. Then all may be off by one
+    factor: the projection of what is observed on what is expected. Not where a bug gives it: with
+    the number of ranks, one more or less of them, or that of microbatches.
+    """
+    own = summary.reduces or any(piece.left_out for piece in summary.pieces)
+    observed, expected, off = (sum(each) for each in zip(*(o.along for o in every), strict=True))
+    if not (own and faults(every) and observed > 0 and expected > 0 and isfinite(off)):
+        return NO_FACTOR
+    value, world = observed / expected, summary.world_size
+    slack = off / expected + SCALED * Format.of(dtype_of(summary.pieces[0].dtype)).u
+    known = [one for _, one, _ in known_factors(world, summary.forwards, semantics)]
+    known += [1.0, world / (world + 1), (world + 1) / world]
+    known += [world / (world - 1), (world - 1) / world] if world > 1 else []
+    if any(abs(value - one) <= CLOSE * one for one in known):
+        return NO_FACTOR
+    return ScriptFactor(value, slack)
 
 
 def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunParameter]:

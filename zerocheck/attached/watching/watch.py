@@ -136,6 +136,7 @@ class Watch:
         self._kept: list[str] = []
         self._aside: list[str] = []
         self._outside = 0
+        self._reduces = False
         self._settled: set[int] = set()
         self._buffers: dict[str, torch.Tensor] = {}
         self._unjudged = unjudged
@@ -272,6 +273,7 @@ class Watch:
             kept=tuple(dict.fromkeys(self._kept)),
             aside=tuple(dict.fromkeys(self._aside)),
             outside=self._outside,
+            reduces=self._reduces,
             outer=tuple(
                 OuterChange(
                     step.outer,
@@ -531,6 +533,7 @@ class Watch:
         # An engine steps its groups one by one.
         step.pieces = numbers if self._engine is None else [*step.pieces, *numbers]
         if self._reduced_after_backward():
+            self._reduces = True
             self._drop_accumulated()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:  # a fused optimizer, which a GradScaler tells what to do
