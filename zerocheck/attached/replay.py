@@ -243,7 +243,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> F
 
     points = judged_at(changes.points(semantics))
     at, found = first_right(points, every[0], semantics)
-    factor = script_factor(points[GIVEN], every[0], semantics) if faults(found) else NO_FACTOR
+    factor = script_factor(points, every[0], semantics) if faults(found) else NO_FACTOR
     if factor != NO_FACTOR:
         scaled = judged_at((GIVEN,), factor)[GIVEN]
         if not faults(scaled):

@@ -350,7 +350,7 @@ def _verdict(
         at, every = first_right(points, observed.summary, semantics)
         asked = worst(every, tensors)
         if faults(every):
-            factor = script_factor(points[GIVEN], observed.summary, semantics)
+            factor = script_factor(points, observed.summary, semantics)
     names = msgspec.msgpack.encode((at, [one.name for one in asked], factor))
     plan = msgspec.msgpack.decode(
         ranks.broadcast(names), type=tuple[Point, list[str], ScriptFactor]

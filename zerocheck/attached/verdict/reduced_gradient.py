@@ -37,7 +37,7 @@ from ..checks.workers import in_threads
 from ..record.dtypes import dtype_of
 from ..record.ranks import Total
 from ..record.run_parameters import RunParameter, layout_of
-from ..record.step_record import Observed, Point, StepSummary
+from ..record.step_record import ACCUMULATED, GIVEN, Observed, Point, StepSummary
 from .gradient_scale import NO_SCALE, Scale, added, projected, scaled
 from .reference import Local
 
@@ -266,7 +266,7 @@ def multiplied(factor: ScriptFactor) -> str:
 
 
 def script_factor(
-    every: Sequence[Judged], summary: StepSummary, semantics: Semantics
+    found: Mapping[Point, Sequence[Judged]], summary: StepSummary, semantics: Semantics
 ) -> ScriptFactor:
     """Return the factor of a gradient that is wrong where the optimizer is given it, if it has one.
 
@@ -274,8 +274,12 @@ def script_factor(
     scale them afterwards, and where its reduction ends is not seen. Then all may be off by one
     factor: the projection of what is observed on what is expected. Not where a bug gives it: with
     the number of ranks, one more or less of them, or that of microbatches.
+
+    found: by point, of each rank.
     """
-    own = summary.reduces or any(piece.left_out for piece in summary.pieces)
+    every, before = found[GIVEN], found.get(ACCUMULATED)
+    wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
+    own = summary.reduces or (before is not None and faults(before).isdisjoint(wrapped))
     observed, expected, off = (sum(each) for each in zip(*(o.along for o in every), strict=True))
     if not (own and faults(every) and observed > 0 and expected > 0 and isfinite(off)):
         return NO_FACTOR
