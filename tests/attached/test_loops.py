@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import zerocheck
-from zerocheck.attached.record.step_record import ACCUMULATED, GIVEN
+from zerocheck.attached.record.step_record import ACCUMULATED, GIVEN, ShardPiece
 from zerocheck.attached.session import Attached
 from zerocheck.attached.verdict.reduced_gradient import Judged, first_right
 from zerocheck.contract.semantics import Semantics
+from zerocheck.protocol.observations import Entry
 
 
 def net() -> nn.Sequential:
@@ -195,7 +198,10 @@ def test_the_point_with_the_fewest_wrong_tensors() -> None:
     """Where a script reduces itself, all are wrong before, and those that it forgot after it."""
     local = Judged(9.0, {"a": 9.0, "b": 8.0}, (), ())
     found = {ACCUMULATED: [local], GIVEN: [Judged(9.0, {"b": 8.0}, (), ())]}
-    summary: Any = None
+    pieces = [ShardPiece(Entry(name, (1,), 0, 1), (1,), "float32", 0) for name in "ab"]
+    summary: Any = SimpleNamespace(pieces=pieces)
     assert first_right(found, summary, Semantics())[0] == GIVEN  # type: ignore[arg-type]
     found[GIVEN] = [local]
     assert first_right(found, summary, Semantics())[0] == ACCUMULATED  # type: ignore[arg-type]
+    summary.pieces = [msgspec.structs.replace(one, left_out=True) for one in pieces]
+    assert first_right(found, summary, Semantics())[0] == GIVEN  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def examine(path: Path) -> CheckpointReport:
     values.run()
     findings += values.findings
     unchecked = _unchecked(contents, values.bounded)
-    order = list(EXAMINED)
+    order = [*EXAMINED, "unread"]
     named = {one.where for one in findings}
     intact = Counter(item.role for item in contents.items.values() if item.label not in named)
     return CheckpointReport(

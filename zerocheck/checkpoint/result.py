@@ -94,6 +94,6 @@ CHECKS = {
     "settings": "param groups or other values that differ",
 }
 EXAMINED = (
-    "files", "tiling", "readable", "unread", "finite", "nonnegative", "steps", "moments", "bounded",
+    "files", "tiling", "readable", "finite", "nonnegative", "steps", "moments", "bounded",
 )  # fmt: skip
 COMPARED = ("names", "shapes", "values", "steps", "settings")
