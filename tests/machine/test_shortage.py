@@ -17,6 +17,7 @@ from zerocheck.machine.shortage import FILES, MEMORY, PROCESSES, THREADS, shorta
         # The C library, which ends the process with exit code 127.
         ("cannot allocate memory for thread-local data: ABORT", MEMORY),
         ("what():  std::bad_alloc", MEMORY),
+        ("RuntimeError: could not create a primitive", MEMORY),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )

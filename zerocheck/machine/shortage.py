@@ -52,7 +52,8 @@ _BY_TEXT = {
     # libstdc++, where the constructor of gloo's threads fails.
     r"terminate called without an active exception": THREADS,
     r"Too many open files": FILES,
-    r"[Cc]annot allocate memory|MemoryError|failed to map segment|bad_alloc|can't allocate": MEMORY,
+    r"[Cc]annot allocate memory|MemoryError|failed to map segment|bad_alloc|can't allocate"
+    r"|could not create a primitive": MEMORY,  # oneDNN's, where the room for one is lacking
     r"No space left on device": DISK,
     r"File too large": _BY_NUMBER[errno.EFBIG],
     r"process that starts ranks is gone: .*exit code -\d": KILLED,
