@@ -116,7 +116,12 @@ MULTIPLIED = "and in a reduction of its own: it multiplies every gradient by 0.3
 
 @pytest.mark.parametrize(
     ("sizes", "kind", "wrap"),
-    [(EXPERTS, "stacked", "ddp"), (EXPERTS, "listed", "fsdp2"), ({"dp": 2}, "", "none")],
+    [
+        (EXPERTS, "stacked", "ddp"),
+        (EXPERTS, "listed", "fsdp2"),
+        ({"dp": 2}, "", "none"),
+        (SEQUENCE, "", "none"),  # over the ranks among which the model exchanges, too
+    ],
 )
 def test_a_factor_after_a_reduction_of_the_script(
     ask: Ask, sizes: dict[str, int], kind: str, wrap: str

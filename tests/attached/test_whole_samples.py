@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from zerocheck.attached.record.axes import JobAxis, SequenceAxis
-from zerocheck.attached.record.forwards import Forward
+from zerocheck.attached.record.forwards import SAMPLED, Forward, samples_of
 from zerocheck.attached.record.ranks import Alone
 from zerocheck.attached.record.step_record import Observed, StepSummary
 from zerocheck.attached.verdict.whole_samples import with_whole_samples
@@ -154,6 +155,16 @@ def test_wrong_orders_are_refused(axis: SequenceAxis, words: str) -> None:
     parts = [[call({"words": numbers(1, 3) + 3 * r}, torch.ones(1, 3, 2))] for r in (0, 1)]
     with pytest.raises(UsageError, match=words.replace("(", r"\(")):
         whole(*parts, axis)
+
+
+def test_samples_of_outputs_are_copies_of_plain_tensors() -> None:
+    """To read others may fail, or communicate; a view would keep the output, and change with it."""
+    plain = torch.arange(200.0, dtype=torch.float64)
+    outputs = {"plain": plain, "sparse": torch.eye(3).to_sparse(), "other": nn.Parameter(plain)}
+    found = samples_of(outputs)
+    assert [*found] == ["plain"] and len(found["plain"]) == SAMPLED
+    plain.zero_()
+    assert found["plain"][1] == 3.0
 
 
 def test_an_unknown_order_is_refused() -> None:

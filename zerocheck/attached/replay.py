@@ -27,7 +27,7 @@ from .record.run_parameters import RunParameter, run_parameters
 from .record.step_record import ACCUMULATED, GIVEN, Observed, Point
 from .text import violated_text
 from .verdict.exchange import with_gradient
-from .verdict.full_gradient import Full, joined, why_not, with_weights
+from .verdict.full_gradient import Full, but_for_a_factor, joined, why_not, with_weights
 from .verdict.reduced_gradient import (
     NO_FACTOR,
     Judged,
@@ -36,7 +36,6 @@ from .verdict.reduced_gradient import (
     exhibit,
     faults,
     first_right,
-    multiplied,
     put,
     script_factor,
     share_of,
@@ -245,11 +244,9 @@ def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> F
     at, found = first_right(points, every[0], semantics)
     factor = script_factor(points, every[0], semantics) if faults(found) else NO_FACTOR
     if factor != NO_FACTOR:
-        scaled = judged_at((GIVEN,), factor)[GIVEN]
-        if not faults(scaled):
-            share = max(one.share for one in scaled)
-            full = Full(share, changes=multiplied(factor), factor=factor.value)
-            return with_weights(full, every[0], [one.tokens for one in locals_], semantics, None)
+        right = but_for_a_factor(judged_at((GIVEN,), factor)[GIVEN], factor)
+        if right is not None:
+            return with_weights(right, every[0], [one.tokens for one in locals_], semantics, None)
     asked = worst(found, tensors)
     shown = [exhibit(one, mine, asked, at) for one, mine in zip(ranks, locals_, strict=True)]
     share = max(one.share for one in found)

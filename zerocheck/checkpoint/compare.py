@@ -16,7 +16,7 @@ from .contents import MODEL, OTHER, Contents, Item, contents_of
 from .formats import open_checkpoint
 from .groups import IMPLEMENTATION
 from .places import MarkedElements, at, bits, wide
-from .result import COMPARED, CheckpointProblem, CheckpointReport
+from .result import COMPARED, UNREAD, CheckpointProblem, CheckpointReport
 from .source import DamagedCheckpoint
 from .tiling import problems
 
@@ -29,7 +29,7 @@ class _Absent:
 
 
 _MISSING = _Absent()
-_LEFT_OUT = frozenset({"files", "tiling", "readable", "unread"})
+_LEFT_OUT = frozenset({"files", "tiling", "readable", UNREAD})
 
 
 def compare(path: Path, other: Path) -> CheckpointReport:
@@ -43,7 +43,7 @@ def compare(path: Path, other: Path) -> CheckpointReport:
         for found in contents.source.findings:
             findings.append(_in(contents, found))
     findings += _Comparison(*pair).findings()
-    order = ["files", "readable", "tiling", "unread", *COMPARED]
+    order = ["files", "readable", "tiling", UNREAD, *COMPARED]
     damaged = {found.check for found in findings} & _LEFT_OUT
     unchecked = {} if any(one.steps for one in pair) else {"steps": "neither has step counts"}
     if not any(one.settings or one.others for one in pair):

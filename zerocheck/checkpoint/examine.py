@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .contents import MODEL, Contents, contents_of
 from .formats import open_checkpoint
-from .result import EXAMINED, CheckpointProblem, CheckpointReport
+from .result import EXAMINED, UNREAD, CheckpointProblem, CheckpointReport
 from .tiling import problems
 from .values import MOMENTS, ValueChecks
 
@@ -29,7 +29,7 @@ def examine(path: Path) -> CheckpointReport:
     values.run()
     findings += values.findings
     unchecked = _unchecked(contents, values.bounded)
-    order = [*EXAMINED, "unread"]
+    order = [*EXAMINED, UNREAD]
     named = {one.where for one in findings}
     intact = Counter(item.role for item in contents.items.values() if item.label not in named)
     return CheckpointReport(

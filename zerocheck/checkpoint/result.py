@@ -78,11 +78,13 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FAILS if self.findings else ExitCode.HOLDS
 
 
+UNREAD = "unread"
+"""Check of what is of a kind that is not read, which says nothing of its values."""
 CHECKS = {
     "files": "files that are missing, truncated, or that nothing names",
     "tiling": "chunks do not cover a tensor exactly once",
     "readable": "stored bytes that are damaged: checksum, shape or dtype",
-    "unread": "tensors of a kind that is not read: neither checked nor compared",
+    UNREAD: "tensors of a kind that is not read: neither checked nor compared",
     "finite": "values that are not finite",
     "nonnegative": "second moments below zero, or above their maximum",
     "steps": "step counts that differ, or are no whole number from 1 on",

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from .result import CheckpointProblem
+from .result import UNREAD, CheckpointProblem
 
 Key = tuple[str | int, ...]
 """The way to a leaf through nested mappings and lists: ("optim", "state", 0, "step")."""
@@ -109,7 +109,7 @@ class OpenCheckpoint:
     def value(self, key: Key, leaf: object) -> None:
         """Take a leaf that is no tensor, or one that is not read, which is a finding."""
         if isinstance(leaf, NotRead):
-            self.wrong("unread", dotted(key), str(leaf))
+            self.wrong(UNREAD, dotted(key), str(leaf))
         else:
             self.values[key] = leaf
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from ..foreign_text import one_line
-from .result import CHECKS, COMPARED, CheckpointProblem, CheckpointReport, CheckpointSummary
+from .result import CHECKS, COMPARED, UNREAD, CheckpointProblem, CheckpointReport, CheckpointSummary
 
-UNREAD = "unread"
 _SHOWN = 5
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "nesterov")

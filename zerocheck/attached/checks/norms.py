@@ -43,8 +43,7 @@ class Norms:
         share = 0.0
         for call in range(calls):
             used, found = self._norm([one.summary.clips[call] for one in self.verdicts])
-            together = self._together(call)
-            if found is not None and together is not None:
+            if found is not None and (together := self._together(call)) is not None:
                 used, found = self._norm(together)
             share = max(share, used)
             if found is not None:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -26,12 +25,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...compat import collective_calls, collective_of
 from ...contract.names import unwrapped
-from ...contract.shard import Shard
+from ...contract.shard import Index, Shard
 from ...errors import UsageError, unknown
 from .call_state import plain_model
-from .guard import replaced
+from .guard import before_collectives
 from .ranks import AllRanks
 from .ranks_own import left_out
 from .repeatable import Digest, digest
@@ -39,15 +37,15 @@ from .repeatable import Digest, digest
 Split = Literal["samples", "sequence", "experts", "parameters", "nothing"]
 Order = Literal["contiguous", "zigzag"] | Sequence[int]
 
-USUAL: Mapping[str, Split] = {
-    **dict.fromkeys(("dp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"),
-                    "samples"),
-    **dict.fromkeys(("efsdp", "dp_mod_ep", "dp_shard_mod_ep", "dp_shard_in_ep"), "samples"),
-    **dict.fromkeys(("cp", "context", "sp", "ulysses", "ring"), "sequence"),
-    **dict.fromkeys(("ep", "expert", "experts"), "experts"),
-    **dict.fromkeys(("tp", "etp"), "parameters"),
-}  # fmt: skip
-"""What a dimension of a mesh splits, by the names that jobs give it."""
+_NAMES: Mapping[Split, str] = {
+    "samples": "dp fsdp dp_replicate dp_shard replicate shard "
+    "efsdp dp_mod_ep dp_shard_mod_ep dp_shard_in_ep",
+    "sequence": "cp context sp ulysses ring",
+    "experts": "ep expert experts",
+    "parameters": "tp etp",
+}
+USUAL = {name: split for split, names in _NAMES.items() for name in names.split()}
+"""Split of a dimension of a mesh, by the names that jobs give it."""
 
 PIPELINES = ("pp", "pipe", "pipeline")
 IN_STAGES = (
@@ -113,22 +111,18 @@ class Part(NamedTuple):
     def placed(self, shard: Shard) -> Shard:
         """Return a shard of the part as one of the whole."""
         rows, *others = shard.shape
-        index = shard.index
-        if isinstance(index, slice):
-            numel = torch.Size(shard.shape).numel()
-            low, high, _ = index.indices(numel)
-            return Shard(
-                self.name,
-                shard.role,
-                shard.tensor,
-                (rows * self.of, *others),
-                slice(self.number * numel + low, self.number * numel + high),
-            )
-        inner = index or tuple(slice(0, size) for size in shard.shape)
-        low, high, _ = inner[0].indices(rows)
-        moved = slice(self.number * rows + low, self.number * rows + high)
-        shape = (rows * self.of, *others)
-        return Shard(self.name, shard.role, shard.tensor, shape, (moved, *inner[1:]))
+        index: Index
+        if isinstance(shard.index, slice):
+            index = self._moved(shard.index, torch.Size(shard.shape).numel())
+        else:
+            first, *rest = shard.index or (slice(0, size) for size in shard.shape)
+            index = (self._moved(first, rows), *rest)
+        return replace(shard, name=self.name, shape=(rows * self.of, *others), index=index)
+
+    def _moved(self, inside: slice, size: int) -> slice:
+        """Return where a range of the part is in the whole. size: of the part."""
+        low, high, _ = inside.indices(size)
+        return slice(self.number * size + low, self.number * size + high)
 
 
 Parts = Mapping[int, Part]
@@ -190,20 +184,20 @@ def axes_of(
     declared = dict(given or {})
     names = [name for one in meshes for name in one.mesh_dim_names or ()]
     for name in declared:
-        if name not in names:
-            needed = "" if meshes else "; give the device mesh of the job with mesh="
-            raise (
-                unknown("mesh dimension", name, names)
-                if names
-                else UsageError(f"axes= names {name!r}, and no mesh has such a dimension{needed}")
+        if not meshes:
+            raise UsageError(
+                f"axes= names {name!r}, and no mesh has such a dimension; give the device mesh of "
+                "the job with mesh="
             )
+        if name not in names:
+            raise unknown("mesh dimension", name, names)
     found: list[JobAxis] = []
     exchanging: set[int] = set()
     for one in meshes:
         mine = [_axis(one, name, declared, group) for name in one.mesh_dim_names or ()]
         known = {axis.name for axis in found}
-        found += [axis for axis in mine if axis.split in ("sequence", "experts", "parameters")
-                  and len(axis.ranks) > 1 and axis.name not in known]  # fmt: skip
+        new = (axis for axis in mine if len(axis.ranks) > 1 and axis.name not in known)
+        found += [axis for axis in new if axis.split in ("sequence", "experts", "parameters")]
         crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts")]
         exchanging |= _across(one, crossed)
     for split in ("sequence", "experts"):
@@ -233,15 +227,10 @@ def _axis(
         raise unknown("split of an axis", str(said), get_args(Split))
     if split == "sequence" and sequence is None:
         sequence = SequenceAxis()
-    place = mesh.get_local_rank(name)
-    along = _along(mesh, name)
+    along = dist.get_process_group_ranks(mesh.get_group(name))
     if group is not None:
-        along = tuple(dist.get_group_rank(group, rank) for rank in along)
-    return JobAxis(name, split, along, place, sequence)
-
-
-def _along(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
-    return tuple(dist.get_process_group_ranks(mesh.get_group(name)))
+        along = [dist.get_group_rank(group, rank) for rank in along]
+    return JobAxis(name, split, tuple(along), mesh.get_local_rank(name), sequence)
 
 
 def _across(mesh: DeviceMesh, names: Sequence[str]) -> set[int]:
@@ -332,18 +321,11 @@ def no_collectives() -> Iterator[None]:
     Where the first rank of an axis alone calls it, the others would never come.
     """
 
-    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def refused(owner: Any, *args: Any, **named: Any) -> Any:
-            if called := collective_of(name, owner):
-                raise UsageError(
-                    f"the model of reference= calls {called}: where an axis splits the "
-                    "sequence, it must be the model that one device runs, on whole sequences"
-                )
-            return original(owner, *args, **named)
+    def refused(called: str, *_: Any) -> None:
+        raise UsageError(
+            f"the model of reference= calls {called}: where an axis splits the sequence, it must "
+            "be the model that one device runs, on whole sequences"
+        )
 
-        return refused
-
-    with ExitStack() as stack:
-        for owner, name in collective_calls():
-            stack.enter_context(replaced(owner, name, partial(noting, name)))
+    with before_collectives(refused):
         yield

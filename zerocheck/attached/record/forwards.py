@@ -58,8 +58,8 @@ class Forward:
     other_mode: names of modules whose mode was not `training`; dropout: probability of each
     module of dropout, which trainers turn off; returned: gradients that came to the outputs
     from outside the call, by the path of the output (see `tensors_in`); draws: True if the call
-    drew random numbers; outputs: samples of its outputs, by path. Names of modules are those in the
-    unwrapped model, with a dot at their end.
+    drew random numbers, where that matters; outputs: samples of them, by path. Names of modules are
+    those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -85,9 +85,15 @@ class Forward:
 class Forwards:
     """The calls of one module, recorded while its hooks are on."""
 
-    def __init__(self, model: nn.Module, guard: ErrorGuard, numbers: Numbers) -> None:
-        """Prepare. numbers: those of the model when the check was attached."""
-        self._model = model
+    def __init__(
+        self, model: nn.Module, guard: ErrorGuard, numbers: Numbers, *, in_parts: bool
+    ) -> None:
+        """Prepare.
+
+        numbers: those of the model when the check was attached; in_parts: samples are in parts on
+        several ranks, which one device draws other random numbers for.
+        """
+        self._model, self._in_parts = model, in_parts
         self._guard = guard
         self._trained = TrainedNumbers(numbers)
         self._open: list[tuple[Forward, Any] | None] = []
@@ -170,7 +176,8 @@ class Forwards:
                 there = tensors_in(outputs)
                 forward.outputs = samples_of(there)
                 forward.returned = self.gradients.leave(entry, there)
-                forward.draws = not all(map(torch.equal, forward.random, torch_states()))
+                if self._own_numbers or self._in_parts:
+                    forward.draws = not all(map(torch.equal, forward.random, torch_states()))
                 if self._own_numbers and forward.draws:
                     self.reason = OWN_NUMBERS
                 now = host_states()
@@ -184,11 +191,16 @@ class Forwards:
 
 
 def samples_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return some elements of each tensor, spread over it, in float64 on the CPU."""
+    """Return some elements of each tensor, spread over it, as copies in float64 on its device.
+
+    None of tensors of other kinds than torch's own dense ones: reading them may communicate.
+    """
     found = {}
     for path, tensor in tensors.items():
-        flat = tensor.detach().reshape(-1)
-        found[path] = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].double().cpu()
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested:
+            flat = tensor.detach().reshape(-1)
+            some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
+            found[path] = some.to(torch.float64, copy=True)
     return found
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import torch
+
+from ...compat import collective_calls, collective_of
 
 
 class ErrorGuard:
@@ -41,6 +46,27 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     finally:
         layers.makes.remove(make)
         layers.apply()
+
+
+@contextmanager
+def before_collectives(seen: Callable[[str, Any, Any, Any], None]) -> Iterator[None]:
+    """Call a function before each collective that Python calls, but for what is being compiled.
+
+    seen: gets the name of the collective, whose method it is, and both kinds of arguments.
+    """
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def collective(owner: Any, *args: Any, **named: Any) -> Any:
+            if not torch.compiler.is_compiling() and (called := collective_of(name, owner)):
+                seen(called, owner, args, named)
+            return original(owner, *args, **named)
+
+        return collective
+
+    with ExitStack() as stack:
+        for owner, name in collective_calls():
+            stack.enter_context(replaced(owner, name, partial(noting, name)))
+        yield
 
 
 @dataclass

@@ -328,6 +328,17 @@ def _whole(
     return whole
 
 
+def but_for_a_factor(every: Sequence[Judged], factor: ScriptFactor) -> Full | None:
+    """Return the verdict on gradients that are right but for a factor; None if one is wrong.
+
+    every: of each rank, after the division by the factor.
+    """
+    if faults(every):
+        return None
+    share = max((one.share for one in every), default=0.0)
+    return Full(share, changes=multiplied(factor), factor=factor.value)
+
+
 def _verdict(
     observed: Observed,
     local: Local,
@@ -359,11 +370,9 @@ def _verdict(
     if factor != NO_FACTOR:
         again = _judged(observed, local, (GIVEN,), tensors, semantics, ranks, factor)
         gathered = [msgspec.msgpack.decode(one, type=list) for one in ranks.gather(_encoded(again))]
-        scaled = [Judged(*of_rank[0]) for of_rank in gathered]
-        right = ranks.broadcast(b"1" if scaled and not faults(scaled) else b"")
-        if right:
-            share = max((one.share for one in scaled), default=0.0)
-            return Full(share, changes=multiplied(factor), factor=factor.value), GIVEN
+        found_again = but_for_a_factor([Judged(*of_rank[0]) for of_rank in gathered], factor)
+        if ranks.broadcast(b"1" if not ranks.rank and found_again is not None else b""):
+            return found_again or Full(), GIVEN
     by_name = {one.name: one for one in tensors}
     asked = [by_name[name] for name in wanted]
     shown: list[Exhibit] = []

@@ -317,7 +317,7 @@ def _unlike(
                 continue
             apart = max(float((one[number][path] - there).abs().max()) for one in moved)
             bound = max(MARGIN * apart, unit * float(there.abs().max()))
-            if not float((seen - there).abs().max()) <= bound:
+            if not float((seen.to(there.device) - there).abs().max()) <= bound:
                 what = f"the output {path}" if path else "the output"
                 what += f" of the model in microbatch {number}"
                 return f"{what} is not that of reference= for the same inputs"

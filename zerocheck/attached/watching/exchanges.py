@@ -9,9 +9,8 @@ reducer are made in C++, and those of FSDP come from torch's own files.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -20,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...compat import collective_calls, collective_of, in_backward, ranks_of_call
+from ...compat import in_backward, ranks_of_call
 from ..record.forwards import tensors_in
-from ..record.guard import ErrorGuard, replaced
+from ..record.guard import ErrorGuard, before_collectives
 from ..record.zero_engine import zero_engine
 
 TORCH = Path(torch.__file__).parent
@@ -70,8 +69,7 @@ class ExchangeWatch:
         left = self._model.register_forward_hook(self._leave, always_call=True)
         stack.callback(entered.remove)
         stack.callback(left.remove)
-        for owner, name in collective_calls():
-            stack.enter_context(replaced(owner, name, partial(self._noting, name)))
+        stack.enter_context(before_collectives(self._seen))
         return stack
 
     def _enter(self, *_: Any) -> None:
@@ -81,22 +79,18 @@ class ExchangeWatch:
         if self._open:
             self._open.pop()
 
-    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(owner: Any, *args: Any, **named: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                with self._guard():
-                    called = collective_of(name, owner)
-                    if called and not self._expected.issuperset(ranks_of_call(owner, args, named)):
-                        self._note(called, (args, named), sys._getframe(1))
-            return original(owner, *args, **named)
+    def _seen(self, called: str, owner: Any, args: Any, named: Any) -> None:
+        with self._guard():
+            self._note(called, owner, args, named, sys._getframe(1))
 
-        return noting
-
-    def _note(self, name: str, given: Any, frame: FrameType) -> None:
+    def _note(self, name: str, owner: Any, args: Any, named: Any, frame: FrameType) -> None:
         phase = "backward" if in_backward() else "forward" if any(self._open) else ""
+        given = args, named
         if not phase:
             self.elements += sum(one.numel() for one in tensors_in(given, every=True).values())
         if self.call or not phase or _is_number(given):
+            return
+        if self._expected and self._expected.issuperset(ranks_of_call(owner, args, named)):
             return
         caller, function = self._caller(frame)
         if caller is not None:

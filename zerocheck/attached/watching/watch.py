@@ -128,7 +128,10 @@ class Watch:
         self._where = (rank, world_size)
         self._hooks = ExitStack()
         self._guard = ErrorGuard()
-        self._listens = None if listens is None else Forwards(model, self._guard, listens)
+        self._listens = None
+        if listens is not None:
+            in_parts = axes.of("sequence") is not None
+            self._listens = Forwards(model, self._guard, listens, in_parts=in_parts)
         self._outputs = OutputWatch(model, self._guard)
         self._exchanges = ExchangeWatch(model, self._guard, axes.exchanging)
         self._script_hooks = HookWatch(self._guard)

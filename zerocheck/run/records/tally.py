@@ -161,7 +161,7 @@ class ImplementationTally:
             self.world_sizes[record.case.world_size] += 1
             self.steps = max(self.steps, record.case.training.steps)
             shapes = parameter_shapes(record.case.model).values()
-            self.elements = max(self.elements, *map(math.prod, shapes), 0)
+            self.elements = max(self.elements, max(map(math.prod, shapes), default=0))
             self.tiers[judgement.tier] += 1
             self.stage = judgement.stage if judgement.stage is not None else self.stage
             for kind, share in judgement.shares.items():
