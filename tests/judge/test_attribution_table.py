@@ -9,7 +9,8 @@ import torch
 
 from zerocheck.case.mesh import mesh_of
 from zerocheck.judge.attribution.sentences import operation
-from zerocheck.judge.attribution.table import Numbers, Table, blocks, solve, structured
+from zerocheck.judge.attribution.table import Numbers, Table, solve
+from zerocheck.judge.diagnose.weights import ReductionSetting, every
 
 NUMBERS = Numbers({"W": 4, "GA": 3})
 
@@ -190,21 +191,11 @@ def test_a_weight_that_cannot_be_seen_agrees_with_any() -> None:
     assert Table(torch.full((1, 2), math.nan)).right
 
 
-def test_simple_tables_for_vectors_that_are_too_short() -> None:
-    made = list(structured(2, 2, (0,), [(0, 1)]))
-    as_lists = [one.tolist() for one in made]
-    assert [[0.0, 0.0], [0.0, 0.0]] in as_lists
-    assert [[1.0, 1.0], [0.0, 0.0]] in as_lists and [[0.0, 1.0], [0.0, 0.0]] in as_lists
-    assert [[1.0, 1.0], [1.0, 1.0]] not in as_lists[:1]
-
-
-@pytest.mark.parametrize(
-    ("world", "rank", "groups"),
-    [
-        (2, 0, []),
-        (4, 0, [(0, 1), (0, 1, 2)]),
-        (5, 4, [(1, 2, 3, 4), (2, 3, 4), (3, 4)]),
-    ],
-)
-def test_groups_of_successive_ranks(world: int, rank: int, groups: list[tuple[int, ...]]) -> None:
-    assert blocks(world, rank) == groups
+def test_known_weights_for_vectors_that_are_too_short() -> None:
+    two = ReductionSetting(2, 2, mean=True, mesh=mesh_of((2,)))
+    of_rank_0 = [one.on(0).tolist() for one in every(two)]
+    assert [[0.0, 0.0], [0.0, 0.0]] in of_rank_0 and [[0.0, 1.0], [0.0, 0.0]] in of_rank_0
+    assert [[1.0, 1.0], [1.0, 0.0]] in of_rank_0 and [[4.0, 4.0], [0.0, 0.0]] in of_rank_0
+    made = [one.on(4) for one in every(ReductionSetting(5, 1, mean=True, mesh=mesh_of((5,))))]
+    groups = {tuple(one.flatten().nonzero().flatten().tolist()) for one in made}
+    assert {(1, 2, 3, 4), (2, 3, 4), (3, 4), (4,)} <= groups  # halves of any size

@@ -32,15 +32,7 @@ class Ranks:
     waited: list[str] = field(default_factory=list)
     most: int = 0
 
-    def submit(
-        self,
-        world_size: int,
-        payload: bytes,
-        *,
-        fresh: bool = False,
-        hosts: tuple[int, ...] = (),
-        memory: int = 0,
-    ) -> Pending:
+    def submit(self, world_size: int, payload: bytes, **_: object) -> Pending:
         job = msgspec.msgpack.decode(payload, type=Job)
         self.submitted.append(job)
         self.most = max(self.most, len(self.submitted) - len(self.waited))

@@ -291,13 +291,12 @@ class _World:
         self.asleep = True
         self.dog = Watchdog(
             board,
-            ceiling_s=60.0,
             clock=lambda: self.now,
             look=lambda pid: Activity(self.ticks, self.asleep),
         )
 
     def look(self) -> str | None:
-        return self.dog.look([0], [1], patience_s=10.0)
+        return self.dog.look([0], [1], patience_s=10.0, ceiling_s=60.0)
 
     def until_verdict(
         self, *, each: object = lambda: None, limit_s: float = 100

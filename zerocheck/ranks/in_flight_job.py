@@ -26,6 +26,8 @@ class InFlightJob:
     hosts: tuple[int, ...] = ()
     room: int = 0
     """Bytes of memory that each rank may take for it; 0 for no bound."""
+    code: str = ""
+    """Name of the code under test, where that is known."""
     sequence: int = 0
     arena: int = 0
     sent_at: float = 0.0

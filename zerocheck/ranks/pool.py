@@ -21,6 +21,7 @@ from zerocheck.ranks.result import JobResult, fit
 from zerocheck.ranks.scratch import SHARED_MEMORY, Scratch
 from zerocheck.ranks.spawner import Spawner, shut_down
 from zerocheck.ranks.team import Team
+from zerocheck.ranks.watchdog import Verdict
 
 _LOOK_S = 0.2
 _EARLY_DEATHS = 3
@@ -28,6 +29,8 @@ _IDLE, _IDLE_ON_GPU = 32, 8
 """Ranks; each that has started a GPU keeps some hundred MiB of its memory."""
 _CEILING_S, _GPU_CEILING_S = 300.0, 60.0
 """Who waits for a GPU that waits for other ranks is busy all the time."""
+_AGAIN = 0.1
+"""Share of the ceiling for code that has reached it once, and would in every further case."""
 _GPU_PATIENCE_S = 30.0
 """Starting a GPU reads libraries from the disk, and waits for the driver."""
 
@@ -88,6 +91,8 @@ class Pool:
         self._teams: list[Team] = []
         self._queue: list[InFlightJob] = []
         self._looked_at = 0.0
+        self._endless: set[str] = set()
+        """Names of code that has reached the ceiling."""
         self._closed = False
         self._lean = False
         """True once the machine lacked something: then there is one team at a time."""
@@ -133,14 +138,16 @@ class Pool:
         fresh: bool = False,
         hosts: tuple[int, ...] = (),
         memory: int = 0,
+        code: str = "",
     ) -> Pending:
         """Send a job, one payload for all ranks or one for each, and do not wait for it.
 
         Jobs of one world size and the same hosts run in the order of submission. `fresh`: on new
         processes, which end with the job. `hosts`: as in a case; the ranks' environment says so.
         Ranks that have read there on which host they are, as user code may when it is imported,
-        are told no other. `memory`: bytes that the ranks are known to need. Raises UsageError
-        for a world size that cannot be.
+        are told no other. `memory`: bytes that the ranks are known to need. `code`: name of the
+        code under test, whose later jobs have a lower ceiling once one has reached it. Raises
+        UsageError for a world size that cannot be.
         """
         if self._closed:
             raise HarnessError("the pool is closed")
@@ -149,7 +156,7 @@ class Pool:
         if len(payloads) != world_size:
             raise UsageError(f"{len(payloads)} payloads for a world size of {world_size}")
         bound = room(world_size, memory) if self.device == CPU else 0
-        job = InFlightJob(world_size, payloads, fresh, hosts, bound)
+        job = InFlightJob(world_size, payloads, fresh, hosts, bound, code)
         with self._all_or_nothing():
             self._queue.append(job)
             self._turn(0.0)
@@ -270,7 +277,6 @@ class Pool:
             job.world_size,
             spawner=self._spawner,
             scratch=self._scratch,
-            ceiling_s=self._ceiling_s,
             hosts=job.hosts,
             dedicated=dedicated,
             device=self.device,
@@ -323,7 +329,7 @@ class Pool:
         except (HarnessError, OSError) as error:
             if not team.jobs:
                 raise
-            words = shortage(error) or post_mortem.denied_to(team.jobs[0])
+            words = shortage(error) or post_mortem.denied_since(team.jobs[0].denied)
             if words is None or not self._put_back(team, words):
                 raise
 
@@ -347,7 +353,7 @@ class Pool:
 
     def _is_short(self, team: Team, result: JobResult) -> bool:
         """Return True if the job at the head lacked something, and was put back."""
-        words = post_mortem.shortage_of(result, team.jobs[0])
+        words = post_mortem.shortage_of(result, team.jobs[0].denied)
         return words is not None and self._put_back(team, words)
 
     def _settle_jobs(self, team: Team, *, inspect: bool) -> None:
@@ -384,8 +390,7 @@ class Pool:
                     team.start_watch()
                 if not inspect:
                     return
-                patience = self._grace_s if failed else self._patience_s
-                verdict = team.watchdog.look(unfinished, team.pids(), patience_s=patience)
+                verdict = self._look(team, head, unfinished, failed=failed)
                 if verdict is None:
                     return
             else:
@@ -402,6 +407,20 @@ class Pool:
                 self._end(team)
             else:
                 self._close_oldest()
+
+    def _look(
+        self, team: Team, head: InFlightJob, unfinished: Sequence[int], *, failed: bool
+    ) -> Verdict | None:
+        """Return what the watchdog says of the ranks that have not finished the job at the head."""
+        verdict = team.watchdog.look(
+            unfinished,
+            team.pids(),
+            patience_s=self._grace_s if failed else self._patience_s,
+            ceiling_s=self._ceiling_s * (_AGAIN if head.code in self._endless else 1.0),
+        )
+        if verdict == "ceiling" and head.code:
+            self._endless.add(head.code)
+        return verdict
 
     def _keepable(self, job: InFlightJob) -> bool:
         """Return True if the ranks may do another job."""

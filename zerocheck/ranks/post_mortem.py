@@ -55,11 +55,11 @@ def broken(team: Team, job: InFlightJob, verdict: Verdict | None) -> JobResult:
     return _result(team, job, reason=reason, exits=exits, stacks=stacks)
 
 
-def shortage_of(result: JobResult, job: InFlightJob) -> str | None:
+def shortage_of(result: JobResult, before: tuple[int, ...]) -> str | None:
     """Name what the machine lacked for a job that did not finish; None if nothing.
 
     A rank says it in its exception, or in its output before it died; or a control group has
-    denied something since the job was sent.
+    denied something since `before`.
     """
     if result.outcome == "finished":
         return None
@@ -68,12 +68,13 @@ def shortage_of(result: JobResult, job: InFlightJob) -> str | None:
         words = shortage_in(text or (rank.output if rank.state == "killed" else ""))
         if words:
             return words
-    return denied_to(job)
+    return denied_since(before)
 
 
-def denied_to(job: InFlightJob) -> str | None:
-    """Name what control groups have denied since a job was sent; None if nothing."""
-    before = job.denied or denied()
+def denied_since(before: tuple[int, ...]) -> str | None:
+    """Name what control groups have denied since `before`; None if nothing, or if that is empty."""
+    if not before:
+        return None
     processes, kills = (now - then for now, then in zip(denied(), before, strict=True))
     return MEMORY if kills > 0 else PROCESSES if processes > 0 else None
 

@@ -43,7 +43,6 @@ class Team:
         *,
         spawner: Spawner,
         scratch: Scratch,
-        ceiling_s: float,
         hosts: tuple[int, ...] = (),
         dedicated: bool = False,
         device: str = CPU,
@@ -64,7 +63,6 @@ class Team:
         self.failing = False
         self.alive = True
         self.used_at = time.monotonic()
-        self._ceiling_s = ceiling_s
         self._spawner = spawner
         self._sequence = 0
         self._floor = 0
@@ -86,7 +84,7 @@ class Team:
             scratch.make(base, f"arenas-{number}") for base in scratch.directories
         ]
         board, self.board = _make_board(self._arena_directories, world_size)
-        self.watchdog = Watchdog(self.board, ceiling_s=ceiling_s)
+        self.watchdog = Watchdog(self.board)
         self.sockets: list[socket.socket] = []
         far_ends = []
         try:
@@ -148,7 +146,7 @@ class Team:
 
     def start_watch(self) -> None:
         """Another job is at the head: its patience starts now."""
-        self.watchdog = Watchdog(self.board, ceiling_s=self._ceiling_s)
+        self.watchdog = Watchdog(self.board)
 
     def flush(self) -> None:
         for rank, unsent in enumerate(self._unsent):

@@ -17,9 +17,12 @@ from zerocheck.errors import HarnessError, RanksLost, UsageError
 from zerocheck.machine import signals
 from zerocheck.machine.hosts import Hosts, counts, spelled
 from zerocheck.machine.launcher import Wait, host_number
+from zerocheck.machine.shortage import is_ample, shortage
 from zerocheck.ranks.device import backend_of
 from zerocheck.ranks.failures import is_echo, is_timeout
 from zerocheck.ranks.heartbeat import Beat, moved, read_beat
+from zerocheck.ranks.in_flight_job import denied
+from zerocheck.ranks.post_mortem import denied_since, shortage_of
 from zerocheck.ranks.remote_arenas import BytesCache, LocalView, Post, RemoteView, received
 from zerocheck.ranks.result import JobResult, at_one_place, first_to_fail, fit, leaks_of, once
 from zerocheck.ranks.torchrun_rank import (
@@ -112,6 +115,7 @@ class TorchrunPool:
         fresh: bool = False,
         hosts: Hosts = (),
         memory: int = 0,
+        code: str = "",
     ) -> TorchrunPending:
         """Submit a job on rank 0, as `Pool.submit` does.
 
@@ -194,14 +198,14 @@ class TorchrunPool:
 
     def _patiently(self, pending: TorchrunPending) -> JobResult:
         began = time.monotonic()
-        result = self._run(pending)
+        result = self._unless_short(pending)
         if result.outcome != "hung" or self._broken or not at_one_place(result.rank_outcomes):
             return result
         before = self._timeout_s
         if before == self._asked_s:
             self._timeout_s = _PATIENT * before
         result.release()
-        again = self._run(pending)
+        again = self._unless_short(pending)
         if again.outcome != "hung":
             return again
         return dataclasses.replace(
@@ -209,6 +213,22 @@ class TorchrunPool:
             reason=f"{again.reason}, and for {before:.3g} s in the process group before",
             duration_s=time.monotonic() - began,
         )
+
+    def _unless_short(self, pending: TorchrunPending) -> JobResult:
+        """Run a job. Raises UsageError if it failed for want of what the machine could not give."""
+        before = denied()
+        try:
+            result = self._run(pending)
+            words = shortage_of(result, before)
+        except HarnessError as error:
+            words = shortage(error) or denied_since(before)
+            if words is None:
+                raise
+            raise UsageError(words) from error
+        if words is not None and not is_ample(words, self.world_size):
+            self._broken = self._broken or words
+            raise UsageError(words)
+        return result
 
     def _run(self, pending: TorchrunPending) -> JobResult:
         number = next(self._numbers)

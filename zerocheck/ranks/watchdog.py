@@ -79,12 +79,10 @@ class Watchdog:
         self,
         board: Board,
         *,
-        ceiling_s: float,
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[int], Activity | None] = activity,
     ) -> None:
         self._board = board
-        self._ceiling_s = ceiling_s
         self._clock = clock
         self._look = look
         self._proc = sys.platform == "linux" and os.path.exists("/proc/self/stat")
@@ -103,12 +101,12 @@ class Watchdog:
         return self._quiet_s > _IDLE_S
 
     def look(
-        self, ranks: Sequence[int], pids: Sequence[int], *, patience_s: float
+        self, ranks: Sequence[int], pids: Sequence[int], *, patience_s: float, ceiling_s: float
     ) -> Verdict | None:
         """`ranks` are the unfinished ones; `pids` those of all ranks of the team.
 
         "quiet": nothing moved for `patience_s`. "ceiling": processors are busy, but no counter
-        moved for the ceiling.
+        moved for `ceiling_s`.
         """
         now = self._clock()
         gap = 0.0 if self._last is None else min(now - self._last, _LONGEST_GAP_S)
@@ -120,7 +118,7 @@ class Watchdog:
             self._start_quiet({})
             return None
         self._still_s += gap
-        if self._still_s >= self._ceiling_s:
+        if self._still_s >= ceiling_s:
             self._measure(ranks, pids)
             return "ceiling"
         if not self._proc:

@@ -25,7 +25,7 @@ import torch
 from ... import causes as bugs
 from ...contract.semantics import Semantics
 from ...floating_point import Enclosure
-from ...judge.diagnose.factors import known_factors
+from ...judge.diagnose.weights import ReductionSetting, factors
 from ...judge.estimate import MARGIN
 from ...protocol.verdicts import Violation
 from ..record.step_record import StepSummary
@@ -103,9 +103,10 @@ def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) 
     factor, bound = observed / expected, off / expected
     if abs(factor - 1) <= bound:
         return None
-    factors = known_factors(summary.world_size, summary.forwards, semantics)
-    known = [(name, words) for name, value, words in factors if abs(factor - value) <= bound]
-    words = "; or ".join(words for _, words in known) or f"{factor:.3g} times what it must be"
+    its = ReductionSetting(summary.world_size, summary.forwards, mean=semantics.average == "mean")
+    known = [one for one in factors(its) if abs(factor - one.factor) <= bound]
+    words = "; or ".join(one.words.removeprefix("gradient is ") for one in known)
+    words = words or f"{factor:.3g} times what it must be"
     return Violation(
         obligation="gradient",
         step=summary.number,
@@ -117,5 +118,5 @@ def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) 
         expected=1.0,
         bound=bound,
         ratio=abs(factor - 1) / bound if bound else None,
-        causes=tuple(name for name, _ in known) or (bugs.GRADIENT_SCALED,),
+        causes=tuple(one.cause for one in known) or (bugs.GRADIENT_SCALED,),
     )

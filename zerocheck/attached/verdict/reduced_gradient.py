@@ -23,9 +23,9 @@ from ...judge import bounds, vectors
 from ...judge.assemble import RoleState
 from ...judge.compare import Misfit, compare, describe
 from ...judge.diagnose.evidence import Evidence
-from ...judge.diagnose.factors import known_factors
 from ...judge.diagnose.gradient import causes
 from ...judge.diagnose.unwritten import memory_of_a_job
+from ...judge.diagnose.weights import ReductionSetting, factors
 from ...judge.layout import ParameterLayout
 from ...judge.local import Passes
 from ...judge.manifest_plan import plan_of
@@ -285,7 +285,8 @@ def script_factor(
         return NO_FACTOR
     value, world = observed / expected, summary.world_size
     slack = off / expected + SCALED * Format.of(dtype_of(summary.pieces[0].dtype)).u
-    known = [one for _, one, _ in known_factors(world, summary.forwards, semantics)]
+    its = ReductionSetting(world, summary.forwards, mean=semantics.average == "mean")
+    known = [one.factor for one in factors(its)]
     known += [1.0, world / (world + 1), (world + 1) / world]
     known += [world / (world - 1), (world - 1) / world] if world > 1 else []
     if any(abs(value - one) <= CLOSE * one for one in known):

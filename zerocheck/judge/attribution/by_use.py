@@ -8,9 +8,10 @@ from itertools import product
 import torch
 
 from ..compare import compare
+from ..diagnose.evidence import enclosed_terms
 from ..uses import UsedParts
 from .cells import HeldCell
-from .gradient import GradientSearch, enclosed_terms
+from .gradient import GradientSearch
 from .sentences import operation
 from .table import Table, rows, solve
 

@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from ...case.schema import Case
-from ...floating_point import ETA, Enclosure, Format
+from ...floating_point import ETA
 from ...machine.hosts import places
-from .. import bounds
 from ..compare import compare
-from ..diagnose.evidence import Evidence
-from ..pieces import Enclosing, Positions, some
+from ..diagnose import weights
+from ..diagnose.evidence import Evidence, Vectors, enclosed_terms, weighted
+from ..diagnose.gradient import setting
+from ..pieces import Enclosing
 from .cells import HeldCell, cells
 from .sentences import has_matrix, operation
-from .table import MOST_ROWS, VISIBLE, Numbers, Solution, Table, blocks, rows, solve, structured
-
-Others = Mapping[str, torch.Tensor]
-"""Flat vectors that a wrong gradient may be made of as well, by their names in words."""
+from .table import MOST_ROWS, VISIBLE, Numbers, Solution, Table, rows, solve
 
 VAGUE = 0.05
 """Weights that are less certain could be any of several numbers."""
@@ -39,7 +37,7 @@ lie within its bound by chance about once in 100,000 times."""
 class GradientSearch:
     """Search for the tables of the wrong tensors of one gradient."""
 
-    def __init__(self, evidence: Evidence, wrong: torch.Tensor, others: Others) -> None:
+    def __init__(self, evidence: Evidence, wrong: torch.Tensor, others: Vectors) -> None:
         self.evidence = evidence
         self.others = others
         self.cells = cells(evidence.held, evidence.layout, wrong)
@@ -179,67 +177,20 @@ class GradientSearch:
         cell = self.cells[number]
         if len(cell.positions) > MOST_ROWS or self.solution([number], ()) is not None:
             return
-        world, count = self.evidence.passes.gradients.shape[:2]
-        mesh = self.evidence.case.axes
-        groups = []
-        if mesh.world_size == world:
-            groups = [mesh.group(cell.holder.ranks[0], axis.name) for axis in mesh.axes]
-            groups = [one for one in groups if 1 < len(one) < world]
-        groups += blocks(world, cell.holder.ranks[0])
-        for weights in structured(world, count, cell.holder.ranks, groups):
-            table = Table(weights)
-            if self._fits(table, [number]):
+        for known in weights.every(setting(self.evidence)):
+            table = Table(known.on(cell.holder.ranks[0]))
+            if not table.right and self._fits(table, [number]):
                 self._take(table, self.open)
                 return
 
     def _fits(self, table: Table, numbers: Sequence[int]) -> bool:
-        made = combination(self.evidence, table, self.others)
+        made = weighted(self.evidence, table.filled, table.others, self.others)
         return all(inside(self.cells[number], made) for number in numbers)
 
 
 def inside(cell: HeldCell, made: Enclosing) -> bool:
     """Return True if every element of a cell lies in these enclosures."""
     return compare(cell.values, made.only(cell.positions))[1] is None
-
-
-def combination(evidence: Evidence, table: Table, others: Others) -> Enclosing:
-    """Enclose a weighted sum of local gradients and other vectors, as a right sum is enclosed.
-
-    Two roundings for each term, and 4 of the divisions: see evidence.enclosed_sum.
-    """
-    gradients = evidence.passes.gradients
-    weights = table.filled.unsqueeze(-1)
-
-    def at(positions: Positions | None) -> Enclosure:
-        terms = some(gradients, positions).to(torch.float64) * (weights / evidence.divisor)
-        flat = terms.reshape(-1, terms.shape[-1])
-        extra = [
-            some(others[name], positions).to(torch.float64) * weight
-            for name, weight in table.others.items()
-        ]
-        if extra:
-            flat = torch.cat([flat, torch.stack(extra)])
-        exact, bound = enclosed_terms(evidence, flat, positions)
-        noise = evidence.noise
-        if isinstance(noise, torch.Tensor):
-            noise = some(noise, positions)
-        largest = float(table.filled.abs().max()) if table.filled.numel() else 1.0
-        return Enclosure(exact, bound + max(1.0, largest) * noise / evidence.divisor)
-
-    return Enclosing(evidence.layout.size, at)
-
-
-def enclosed_terms(
-    evidence: Evidence, terms: torch.Tensor, positions: Positions | None
-) -> Enclosure:
-    """Enclose a sum of terms (terms, elements) in the formats of these positions."""
-    roundings = 2 * len(terms) + 4
-
-    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
-        return bounds.gradient(exact, absolute, roundings, format)
-
-    formats = evidence.formats.at(positions)
-    return formats.enclose(enclosure, terms.sum(0), terms.abs().sum(0))
 
 
 def numbers_of(evidence: Evidence) -> Numbers:

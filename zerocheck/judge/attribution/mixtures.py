@@ -15,9 +15,10 @@ import torch
 
 from ...floating_point import Enclosure
 from ..compare import exactly
+from ..diagnose.evidence import weighted
 from ..layout import ParameterLayout
 from .cells import HeldCell, Holder
-from .gradient import GradientSearch, combination
+from .gradient import GradientSearch
 from .sentences import NOTHING
 from .table import Table
 from .tensors import numbered, tensors
@@ -190,7 +191,7 @@ def _sources(
         plain.append(GradientSource("infinite", zero))
     yield plain
     made = [
-        (words, combination(search.evidence, table, search.others))
+        (words, weighted(search.evidence, table.filled, table.others, search.others))
         for words, table in _tables(search, holder)
     ]
     yield [GradientSource(words, of.only(positions)) for words, of in made]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from typing import NamedTuple
 
@@ -169,64 +169,3 @@ class Numbers:
         names = next((n for v, n in self.named.items() if math.isclose(v, value, rel_tol=1e-9)), [])
         plain = f"{value:.6g}"
         return f"{plain} times" + (f" ({' = '.join(names)} = {plain})" if names else "")
-
-
-def blocks(world: int, rank: int) -> list[tuple[int, ...]]:
-    """Return groups of successive ranks, in which all ranks may be put apart, that have the rank.
-
-    All groups have the same number of ranks, but for the last one, or there are two groups.
-    """
-    alike = {(at := rank // size * size, min(at + size, world)) for size in range(2, world)}
-    halves = {(0, cut) if rank < cut else (cut, world) for cut in range(1, world)}
-    return [tuple(range(*one)) for one in sorted(alike | halves) if 1 < one[1] - one[0] < world]
-
-
-def structured(
-    world: int, count: int, ranks: Sequence[int], groups: Sequence[Sequence[int]]
-) -> Iterator[torch.Tensor]:
-    """Iterate over simple tables, for vectors too short to solve for weights.
-
-    One row, column or entry that is left out or doubled; one rank's own gradients; a group's; some
-    microbatches that are reduced, and others that are the rank's own.
-
-    ranks: that hold the vector; groups: of ranks, with one of those in it.
-    """
-    ones = torch.ones(world, count, dtype=torch.float64)
-    factors = {0.0, 2.0, 0.5, float(world), 1 / world, float(count), 1 / count}
-    for factor in sorted(factors - {1.0}):
-        yield ones * factor
-    for rows_ in ([rank] for rank in ranks) if world > 1 else ():
-        for factor in sorted({1.0, float(world), float(world * count)}):
-            alone = ones * 0
-            alone[rows_] = factor
-            yield alone
-            if count > 1:
-                last = alone * 0
-                last[rows_, -1] = factor
-                yield last
-    for group in groups:
-        for factor in sorted({1.0, world / len(group)}):
-            alone = ones * 0
-            alone[list(group)] = factor
-            yield alone
-    for number in range(count if min(world, count) > 1 else 0):
-        for factor in (1.0, float(world)):
-            apart = ones * 0
-            apart[list(ranks)] = factor
-            for one in (number,), tuple(n for n in range(count) if n != number):
-                changed = apart.clone()
-                changed[:, list(one)] = 1.0
-                yield changed
-    for factor in (0.0, 2.0):
-        for number in range(count if count > 1 else 0):
-            changed = ones.clone()
-            changed[:, number] = factor
-            yield changed
-        for rank in range(world if world > 1 else 0):
-            changed = ones.clone()
-            changed[rank] = factor
-            yield changed
-            for number in range(count if count > 1 else 0):
-                changed = ones.clone()
-                changed[rank, number] = factor
-                yield changed

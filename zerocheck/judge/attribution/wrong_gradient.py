@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..diagnose.evidence import Evidence, wrong_tensors
+from ..diagnose.evidence import Evidence, Vectors, wrong_tensors
 from .by_use import Parts, by_use
 from .exchanged import exchanged
-from .gradient import GradientSearch, Others, sentences
+from .gradient import GradientSearch, sentences
 from .mixtures import mixtures
 from .roundings import rounded_terms, scaled_losses, weighted_losses
 from .tensors import tensors
@@ -24,11 +24,11 @@ class GradientAttribution(NamedTuple):
 
 
 def attribution(
-    evidence: Evidence, others: Others, uses: Callable[[], Parts] = dict
+    evidence: Evidence, others: Vectors, uses: Callable[[], Parts] = dict
 ) -> GradientAttribution:
     """Say what a wrong gradient is made of.
 
-    others: see `Others`; uses: asked for the parts of gradients of parameters with several uses.
+    others: see `Vectors`; uses: asked for the parts of gradients of parameters with several uses.
     """
     wrong = wrong_tensors(evidence)
     layout = evidence.layout

@@ -7,10 +7,7 @@
 - `communication.py`: known causes of unpredicted collectives, each applied to the prediction
 - `evidence.py`: inputs and results of a counterfactual of a wrong gradient, shared by its
   candidates
-- `factors.py`: causes of a gradient that is wrong by one factor: ranks, microbatches or the loss
-  scale
 - `gradient.py`: known causes of a wrong gradient, each computed and compared, none guessed
-- `hosts.py`: causes of a wrong gradient of ranks that take their host for the world
 - `loss.py`: known causes of wrong losses, each computed and compared bit for bit
 - `memory_order.py`: causes of a wrong gradient of non-contiguous parameters: elements in the
   order of memory
@@ -20,13 +17,13 @@
 - `placement.py`: causes of a gradient whose elements are right but misplaced: swapped or shifted
   shards
 - `publish.py`: known causes of copies that differ between ranks, compared bit for bit
-- `ranks.py`: causes of a wrong gradient in which ranks are left out or weighted differently
-- `replicas.py`: causes of a wrong gradient of replicas: a sum or division missing over an axis
+- `ranks.py`: causes of a wrong gradient in which ranks are left out, or did not wait
 - `resume.py`: known bugs of saving and loading that explain wrong state after a load
 - `rounding.py`: causes of a wrong gradient of which something was rounded to a narrower format:
   terms of the sum over ranks, or its result
-- `tensor_parallel.py`: causes of errors of tensor parallelism: sums, divisions and pieces of a
-  wrong axis
+- `tensor_parallel.py`: causes of errors of tensor parallelism: pieces of a wrong axis
 - `unwritten.py`: NaN from memory that was never written: ranks of a case fill such memory with it
 - `update.py`: known causes of a wrong update: AdamW with one thing changed, each compared
+- `weights.py`: known bugs as weights of local gradients: some count too often, too little, or not
+  at all
 """

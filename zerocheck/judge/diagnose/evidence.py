@@ -6,7 +6,8 @@ is allocated in addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -135,6 +136,8 @@ def slack(
     return formats.enclose(enclosure, size.to(torch.float64)).bound
 
 
+Vectors = Mapping[str, torch.Tensor]
+"""Flat vectors that a wrong gradient may be made of as well, by their names in words."""
 Terms = Callable[[torch.Tensor], torch.Tensor]
 """From the local gradients, (ranks, microbatches, elements) in float64, to those that were summed:
 any shape with the elements last."""
@@ -179,6 +182,52 @@ def enclosed_sum(
         return Enclosure(exact, bound + noise / divisor)
 
     return enclosing(evidence, at)
+
+
+def weighted(
+    evidence: Evidence,
+    weights: torch.Tensor,
+    others: Mapping[str, float] = MappingProxyType({}),
+    known: Vectors = MappingProxyType({}),
+) -> Enclosing:
+    """Enclose a weighted sum of local gradients and other vectors, as a right sum is enclosed.
+
+    weights: (ranks, microbatches) in float64, in units of the right ones; others: the weight of
+    each other vector, by its name; known: these vectors. Two roundings for each term, and 4 of the
+    divisions.
+    """
+    shares = (weights / evidence.divisor).unsqueeze(-1)
+    largest = max(1.0, float(weights.abs().max()))
+
+    def at(positions: Positions | None) -> Enclosure:
+        terms = some(evidence.passes.gradients, positions).to(torch.float64) * shares
+        terms = terms.reshape(-1, terms.shape[-1])
+        extra = [
+            some(known[name], positions).to(torch.float64) * weight
+            for name, weight in others.items()
+        ]
+        if extra:
+            terms = torch.cat([terms, torch.stack(extra)])
+        exact, bound = enclosed_terms(evidence, terms, positions)
+        noise = evidence.noise
+        if isinstance(noise, torch.Tensor):
+            noise = some(noise, positions)
+        return Enclosure(exact, bound + largest * noise / evidence.divisor)
+
+    return enclosing(evidence, at)
+
+
+def enclosed_terms(
+    evidence: Evidence, terms: torch.Tensor, positions: Positions | None
+) -> Enclosure:
+    """Enclose a sum of terms (terms, elements) in the formats of these positions."""
+    roundings = 2 * len(terms) + 4
+
+    def enclosure(exact: torch.Tensor, absolute: torch.Tensor, format: Format) -> Enclosure:
+        return bounds.gradient(exact, absolute, roundings, format)
+
+    formats = evidence.formats.at(positions)
+    return formats.enclose(enclosure, terms.sum(0), terms.abs().sum(0))
 
 
 def everything(terms: torch.Tensor) -> torch.Tensor:

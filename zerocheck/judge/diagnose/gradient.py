@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from operator import itemgetter
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.checkpoint import CheckpointError
@@ -16,7 +14,7 @@ from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import factors, hosts, memory_order, placement, ranks, replicas, rounding, tensor_parallel
+from . import memory_order, placement, ranks, rounding, weights
 from .evidence import (
     Candidate,
     Evidence,
@@ -27,9 +25,11 @@ from .evidence import (
     sentences_of,
     slack,
     times,
+    weighted,
     wrong_tensors,
 )
 from .unwritten import unwritten
+from .weights import KnownWeights, ReductionSetting
 
 SEEDED_ALIKE = (
     "ranks left their forwards in the same random state, so their dropout masks are equal, though "
@@ -94,22 +94,43 @@ def causes(evidence: Evidence) -> Explanation:
     return Explanation.of(sentences, sentences)
 
 
+def setting(evidence: Evidence) -> ReductionSetting:
+    """Return what known weights depend on."""
+    world, count = evidence.passes.gradients.shape[:2]
+    scaled = evidence.case.training.loss_scale is not None
+    return ReductionSetting(
+        ranks=world,
+        microbatches=count,
+        mean=evidence.semantics.average == "mean",
+        mesh=evidence.case.axes,
+        hosts=evidence.case.hosts,
+        loss_scale=evidence.loss_scale if scaled else None,
+    )
+
+
 def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
+    its = setting(evidence)
+
+    def known(*kinds: Callable[[ReductionSetting], Iterator[KnownWeights]]) -> Iterator[Candidate]:
+        for one in (one for kind in kinds for one in kind(its)):
+            if one.factor == one.factor:
+                made = [times(evidence, one.factor)]
+            else:
+                holders = range(1 if one.alike else its.ranks)
+                made = [weighted(evidence, one.on(rank)) for rank in holders]
+            yield Candidate(one.cause, one.words, made)
+
     yield from _past_wrapper(evidence)
-    yield from factors.candidates(evidence)
-    yield from ranks.candidates(evidence)
-    yield from replicas.candidates(evidence)
-    yield from tensor_parallel.candidates(evidence)
-    yield from hosts.candidates(evidence)
+    yield from known(weights.factors, weights.of_loss_scale, weights.of_ranks)
+    yield from ranks.averaged_over_users(evidence)
+    yield from known(weights.of_replicas, weights.of_tensor_parallel, weights.of_hosts)
     yield from placement.candidates(evidence, wrong)
-    some_terms = [*_local(evidence), *_last_microbatch(evidence)]
+    some_terms = [*known(weights.local, weights.last_microbatch)]
     yield from some_terms
     yield from memory_order.candidates(evidence, some_terms)
-    world, count = evidence.passes.gradients.shape[:2]
-    divide = count if evidence.semantics.divide == "gradient" else 1
-    mean = world if evidence.semantics.average == "mean" else 1
     # Of one microbatch too: what is done to it is told from other causes in cases that have more.
-    yield from _microbatches(evidence, mean * divide)
+    yield from known(weights.of_microbatches)
+    world, count = its.ranks, its.microbatches
     for before in (evidence.previous, evidence.unclipped_before):
         if before is not None:
             yield Candidate(
@@ -129,63 +150,6 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield Candidate(bugs.GRADIENT_ZERO, "the gradient is zero", [zero])
 
 
-def _local(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradient of each rank alone, never reduced."""
-    world, count = evidence.passes.gradients.shape[:2]
-    if world == 1:
-        return
-    divide = count if evidence.semantics.divide == "gradient" else 1
-    for name, divisor in ((bugs.LOCAL_GRADIENT_ONLY, 1), (bugs.LOCAL_GRADIENT_OVER_W, world)):
-        words, more = "", ""
-        if divisor > 1:
-            words = f", divided by W = {world}"
-            more = ", or the reduction was not waited for"
-        yield Candidate(
-            name,
-            f"each rank holds its own local gradient{words}: it was never reduced over ranks"
-            + more,
-            [enclosed_sum(evidence, itemgetter(rank), divide * divisor) for rank in range(world)],
-        )
-    if count > 1:
-        yield Candidate(
-            bugs.LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W,
-            f"each rank holds its own gradient of the last of {count} microbatches, divided by W",
-            [
-                enclosed_sum(evidence, lambda terms, rank=rank: terms[rank, -1], divide * world)  # type: ignore[misc]
-                for rank in range(world)
-            ],
-        )
-        again = _divided_again(world, count)
-        yield Candidate(
-            bugs.LOCAL_GRADIENT_OVER_W_ACCUMULATOR_RESCALED,
-            "each rank holds its own local gradient, never reduced over ranks, and each microbatch "
-            f"divides the sum of those before it by W = {world} once more",
-            [
-                enclosed_sum(evidence, lambda terms, rank=rank: terms[rank] * again, divide * world)  # type: ignore[misc]
-                for rank in range(world)
-            ],
-        )
-
-
-def _last_microbatch(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradient of the last microbatch alone."""
-    world, count = evidence.passes.gradients.shape[:2]
-    if count == 1:
-        return
-    divide = count if evidence.semantics.divide == "gradient" else 1
-    mean = world if evidence.semantics.average == "mean" else 1
-    for name, factor in (
-        (bugs.LAST_MICROBATCH_ONLY, 1),
-        (bugs.LAST_MICROBATCH_ONLY_TIMES_GA, count),
-    ):
-        words = "" if factor == 1 else f", and it is not divided by {count}"
-        yield Candidate(
-            name,
-            f"only the last of {count} microbatches counts{words}",
-            [enclosed_sum(evidence, lambda terms: terms[:, -1], mean * divide / factor)],
-        )
-
-
 def _kept(evidence: Evidence, previous: torch.Tensor, roundings: int) -> Enclosing:
     """Sum of the right gradient and the previous one."""
 
@@ -197,75 +161,6 @@ def _kept(evidence: Evidence, previous: torch.Tensor, roundings: int) -> Enclosi
         return Enclosure(kept, 2 * bound + error)
 
     return enclosing(evidence, at)
-
-
-def _microbatches(evidence: Evidence, divisor: float) -> Iterator[Candidate]:
-    """Microbatches that are missing, doubled, not reduced or scaled."""
-    world, count = evidence.passes.gradients.shape[:2]
-    for name, words, weight in (
-        (bugs.MICROBATCH_DROPPED, "is missing from the sum", 0.0),
-        (bugs.MICROBATCH_DOUBLED, "is in the sum twice", 2.0),
-    ):
-        for number in range(count):
-            weights = torch.ones(count, 1, dtype=torch.float64)
-            weights[number] = weight
-            yield Candidate(
-                name,
-                f"microbatch {number} {words}",
-                [enclosed_sum(evidence, partial(torch.mul, weights), divisor)],
-            )
-    if count > 3:
-        weights = torch.zeros(count, 1, dtype=torch.float64)
-        weights[[0, -1]] = 1.0
-        yield Candidate(
-            bugs.MICROBATCH_DROPPED,
-            f"only the first and the last of {count} microbatches are in the sum",
-            [enclosed_sum(evidence, partial(torch.mul, weights), divisor)],
-        )
-    if world == 1 or count == 1:
-        return
-    yield Candidate(
-        bugs.ACCUMULATOR_RESCALED,
-        "each microbatch divides the sum of those before it by W once more",
-        [enclosed_sum(evidence, partial(torch.mul, _divided_again(world, count)), divisor)],
-    )
-    for number in range(count):
-        yield Candidate(
-            bugs.ONE_MICROBATCH_REDUCED,
-            f"only microbatch {number} was reduced over ranks",
-            [
-                enclosed_sum(evidence, partial(_one_reduced, number, rank), divisor / world)
-                for rank in range(world)
-            ],
-        )
-        yield Candidate(
-            bugs.ONE_MICROBATCH_NOT_REDUCED,
-            f"microbatch {number} was not reduced over ranks, and the others were",
-            [
-                enclosed_sum(evidence, partial(_one_apart, number, rank), divisor / world)
-                for rank in range(world)
-            ],
-        )
-
-
-def _divided_again(world: int, count: int) -> torch.Tensor:
-    """Weights (microbatches, 1) where each further microbatch divides the sum by W."""
-    powers = [float(world) ** (number + 1 - count) for number in range(count)]
-    return torch.tensor(powers, dtype=torch.float64).view(-1, 1)
-
-
-def _one_reduced(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
-    """Terms of a rank, with the mean over ranks for one microbatch."""
-    local = terms[rank].clone()
-    local[number] = terms[:, number].sum(0) / len(terms)
-    return local
-
-
-def _one_apart(number: int, rank: int, terms: torch.Tensor) -> torch.Tensor:
-    """Terms of a rank for one microbatch, with the mean over ranks for all others."""
-    mixed = terms.sum(0) / len(terms)
-    mixed[number] = terms[rank, number]
-    return mixed
 
 
 def _rescaled_losses(evidence: Evidence) -> Iterator[list[Candidate]]:

@@ -1,9 +1,8 @@
-"""Causes of a wrong gradient in which ranks are left out or weighted differently."""
+"""Causes of a wrong gradient in which ranks are left out, or did not wait."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from functools import partial
 from itertools import product
 from math import isfinite
 from operator import itemgetter
@@ -14,8 +13,8 @@ from ... import causes as bugs
 from ...floating_point import ETA
 from ...protocol.verdicts import Explanation
 from ..layout import ParameterPlace
-from ..pieces import Enclosing, pieces
-from .evidence import Candidate, Evidence, enclosed_sum, everything, explains, times
+from ..pieces import pieces
+from .evidence import Candidate, Evidence, enclosed_sum, everything, explains, times, weighted
 
 MOST_TERMS = 12
 """Local gradients of one step, over ranks and microbatches, whose subsets are all tried."""
@@ -25,24 +24,10 @@ AT_ONCE = 1 << 20
 """Elements of sums that are computed at once: 8 MB."""
 
 
-def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Iterate over gradients with a rank counted twice, smaller groups, or a mean over users.
-
-    Users are the ranks that have a gradient of the parameter.
-    """
+def averaged_over_users(evidence: Evidence) -> Iterator[Candidate]:
+    """Iterate over gradients that are means over the ranks with a gradient of the parameter."""
     world = len(evidence.passes.gradients)
-    if world == 1:
-        return
-    for rank in range(world):
-        weights = torch.ones(world, 1, 1, dtype=torch.float64)
-        weights[rank] = 2.0
-        yield Candidate(
-            bugs.RANK_COUNTED_TWICE,
-            f"the gradient that rank {rank} computed is in the sum twice",
-            [enclosed_sum(evidence, partial(torch.mul, weights), evidence.divisor)],
-        )
-    yield from _smaller_groups(evidence)
-    if evidence.semantics.average != "mean":
+    if world == 1 or evidence.semantics.average != "mean":
         return
     for words, users in (
         ("have one that is not 0", _ranks_with_values(evidence)),
@@ -57,38 +42,6 @@ def candidates(evidence: Evidence) -> Iterator[Candidate]:
             bugs.AVERAGED_OVER_USERS,
             f"the gradient is averaged over the ranks that {words}, and not over all {world}",
             [times(evidence, factor)],
-        )
-
-
-def _smaller_groups(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradient reduced in smaller groups of neighbours: two halves, or a size that divides W."""
-    world = len(evidence.passes.gradients)
-    halves = [rank * 2 // world for rank in range(world)]
-    equal = [
-        [rank // size for rank in range(world)] for size in range(2, world) if world % size == 0
-    ]
-    groupings = {tuple(groups): None for groups in (halves, *equal)}
-    mesh = evidence.case.axes
-    if mesh.has("replicate"):  # replicas have a name of their own: see replicas.py
-        groupings.pop(tuple(mesh.coordinate(rank, "replicate") for rank in range(world)), None)
-    mean = evidence.semantics.average == "mean"
-    for groups in groupings:
-        members = [[r for r in range(world) if groups[r] == number] for number in groups]
-        shown = " and ".join(", ".join(map(str, one)) for one in dict.fromkeys(map(tuple, members)))
-        words = f"ranks {shown} are reduced apart, and not all {world} together"
-        if all(len(one) == 1 for one in members):
-            words = f"each of the {world} ranks is reduced with no other"
-        yield Candidate(
-            bugs.REDUCED_IN_SMALLER_GROUPS,
-            words,
-            [
-                enclosed_sum(
-                    evidence,
-                    itemgetter(group),
-                    evidence.divisor * (len(group) / world if mean else 1),
-                )
-                for group in members
-            ],
         )
 
 
@@ -146,8 +99,8 @@ def _subset(
         some = left[first : first + rows]
         near = ((some @ here / evidence.divisor - whole).abs() <= most).all(1)
         for weights in some[near].unbind():
-            weighted = partial(torch.mul, weights.view(*evidence.passes.gradients.shape[:2], 1))
-            made = Candidate("", "", [enclosed_sum(evidence, weighted, evidence.divisor)])
+            table = weights.view(evidence.passes.gradients.shape[:2])
+            made = Candidate("", "", [weighted(evidence, table)])
             if explains(made, evidence, this):
                 return weights
     return None
@@ -246,12 +199,14 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
     kinds: set[str] = set()
     for rank, (part, plan) in enumerate(zip(evidence.held.parts, evidence.held.plans, strict=True)):
         local = itemgetter(rank)
+        early = torch.ones(evidence.passes.gradients.shape[:2], dtype=torch.float64)
+        early[rank] = 1 / world
         states = {
             "right": evidence.right,
             "the rank's own": enclosed_sum(evidence, local, divide),
             "the rank's own divided by W": enclosed_sum(evidence, local, divide * world),
             "the sum over ranks, not divided": enclosed_sum(evidence, everything, divide),
-            EARLY: _local_divided(evidence, rank, divide),
+            EARLY: weighted(evidence, early),
         }
         for here, there in pieces(plan.index, evidence.layout.size):
             asked = wrong[there]
@@ -272,11 +227,3 @@ def raced(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
     if kinds <= {"right", "the rank's own", "the rank's own divided by W"}:
         sentences = {bugs.PART_NOT_REDUCED: "part of a tensor is never reduced", **sentences}
     return Explanation.of(sentences, sentences, words, ": ")
-
-
-def _local_divided(evidence: Evidence, rank: int, divide: float) -> Enclosing:
-    """Sum over ranks in which this rank contributed its mean instead of its gradient."""
-    world = len(evidence.passes.gradients)
-    weights = torch.ones(world, 1, 1, dtype=torch.float64)
-    weights[rank] = 1 / world
-    return enclosed_sum(evidence, partial(torch.mul, weights), divide)

@@ -1,4 +1,4 @@
-"""Causes of errors of tensor parallelism: sums, divisions and pieces of a wrong axis.
+"""Causes of errors of tensor parallelism: pieces of a wrong axis.
 
 Of W ranks, T shard each layer, and D = W / T are data-parallel: rank d T + t has coordinate d on
 the shard axis and t on the tp axis. A tensor that is sharded along dim 0 over both is sharded over
@@ -6,8 +6,6 @@ tp first: its piece number t D + d belongs to rank d T + t.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from msgspec.structs import replace
@@ -18,37 +16,6 @@ from ...case.tensor_parallel import plan_of, sharded_dim
 from ...protocol.verdicts import Violation
 from ..compare import same_bits
 from ..layout import ParameterLayout
-from .evidence import Candidate, Evidence, times
-
-
-def candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Iterate over gradients with a surplus sum over tp or division by it. None without tp."""
-    case = evidence.case
-    count, ranks = case.axes.size("tp"), case.axes.data_parallel_size
-    if not case.axes.has("tp"):
-        return
-    yield Candidate(
-        bugs.GRADIENT_TIMES_T,
-        f"the gradient is T = {count} times too large: the {count} ranks that share the layers "
-        "read the same samples, and what they have alike is summed over them",
-        [times(evidence, count)],
-    )
-    yield Candidate(
-        bugs.GRADIENT_OVER_T,
-        f"the gradient is T = {count} times too small: it is divided by all {case.world_size} "
-        f"ranks, of which {ranks} read samples of their own",
-        [times(evidence, 1 / count)],
-    )
-    if ranks > 1:
-        for name, factor, words in (
-            (bugs.GRADIENT_TIMES_D, float(ranks), "large: it is the sum over them"),
-            (bugs.GRADIENT_OVER_D, 1 / ranks, "small: it is divided by that twice"),
-        ):
-            yield Candidate(
-                name,
-                f"with D = {ranks} data-parallel ranks, the gradient is D times too {words}",
-                [times(evidence, factor)],
-            )
 
 
 def order_of_pieces(

@@ -15,13 +15,12 @@ from ...contract.semantics import Semantics
 from ...protocol.verdicts import Violation, with_parts
 from ..assemble import RoleState
 from ..attribution.forwards import with_a_module_of
-from ..attribution.gradient import Others
 from ..attribution.guard import guarded
 from ..attribution.wrong_gradient import attribution
 from ..compare import compare_pieces, describe
 from ..context import StepContext
 from ..diagnose.by_tensor import causes_by_tensor
-from ..diagnose.evidence import Evidence
+from ..diagnose.evidence import Evidence, Vectors
 from ..diagnose.gradient import UNEXPLAINED, causes
 from ..diagnose.loss import seeded_alike
 from ..diagnose.named import named
@@ -268,7 +267,7 @@ def _attribution(step: StepContext, evidence: Callable[[Tolerances], Evidence]) 
     return found.sentence
 
 
-def _others(step: StepContext) -> Others:
+def _others(step: StepContext) -> Vectors:
     """Return the vectors of a step that a wrong gradient may be made of, by their names."""
     found: dict[str, torch.Tensor] = {}
     for point, more in (("clipped", ""), ("reduced", ", before it was clipped")):

@@ -57,7 +57,8 @@ def check_builds(ranks: RankPool, implementation: str, case: Case) -> None:
     goes wrong is for the cases to show.
     """
     job = msgspec.msgpack.encode(Build(implementation, case))
-    result = ranks.wait(ranks.submit(case.world_size, job, hosts=case.hosts))
+    submitted = ranks.submit(case.world_size, job, hosts=case.hosts, code=implementation)
+    result = ranks.wait(submitted)
     result.release()
     for outcome in result.rank_outcomes:
         if outcome.type_name == f"{UsageError.__module__}.{UsageError.__qualname__}":

@@ -61,8 +61,14 @@ class Trial:
     def _submit(self, job: CaseJob) -> Any:
         payload = msgspec.msgpack.encode(job)
         size, hosts = job.case.world_size, job.case.hosts
-        memory = granted_bytes(job.case)
-        return self._ranks.submit(size, payload, fresh=self._fresh, hosts=hosts, memory=memory)
+        return self._ranks.submit(
+            size,
+            payload,
+            fresh=self._fresh,
+            hosts=hosts,
+            memory=granted_bytes(job.case),
+            code=self.implementation,
+        )
 
     @property
     def single(self) -> bool:

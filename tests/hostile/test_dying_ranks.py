@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 SCRIPT = """
 import datetime, os, sys
@@ -35,18 +35,12 @@ for step in range(4):
 def test_the_others_notice(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), port],
-            cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    command = [sys.executable, "-c", SCRIPT]
+    given: Any = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, str(rank), port], **given) for rank in range(2)]
     try:
         assert ranks[1].wait(timeout=120) == 9
-        died = time.monotonic()
-        _, error = ranks[0].communicate(timeout=120)
-        assert time.monotonic() - died < 45
+        _, error = ranks[0].communicate(timeout=45)
         assert ranks[0].returncode and "closed by peer" in error, error
     finally:
         for rank in ranks:

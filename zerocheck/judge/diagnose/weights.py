@@ -1,0 +1,432 @@
+"""Known bugs as weights of local gradients: some count too often, too little, or not at all.
+
+A weight is in units of the right one, so that a table of ones, (ranks, microbatches), is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ... import causes as bugs
+from ...case.mesh import Mesh
+from ...machine.hosts import Hosts, RankPlace, places
+
+Groups = Mapping[int, Sequence[int]]
+"""Of each rank, the ranks whose gradients it has."""
+
+
+class ReductionSetting(NamedTuple):
+    """Ranks, microbatches, mesh and hosts of a step, on which weights depend."""
+
+    ranks: int
+    """Ranks that compute gradients of their own samples."""
+    microbatches: int
+    mean: bool
+    """True if the gradient is the mean over ranks, and not their sum."""
+    mesh: Mesh | None = None
+    hosts: Hosts = ()
+    loss_scale: float | None = None
+    """Loss scale of the step, None without one."""
+
+    @property
+    def ones(self) -> torch.Tensor:
+        """Right weights, (ranks, microbatches) in float64."""
+        return torch.ones(self.ranks, self.microbatches, dtype=torch.float64)
+
+    def size(self, axis: str) -> int:
+        """Return the size of a mesh axis, 1 without it."""
+        has = self.mesh is not None and self.mesh.has(axis)  # type: ignore[arg-type]
+        return self.mesh.size(axis) if has else 1  # type: ignore[union-attr,arg-type]
+
+    def along(self, axis: str) -> Groups:
+        """Return the groups of ranks along a mesh axis that there is."""
+        assert self.mesh is not None
+        return {r: self.mesh.group(r, axis) for r in range(self.mesh.world_size)}  # type: ignore[arg-type]
+
+
+class KnownWeights(NamedTuple):
+    """Weights that a known bug gives."""
+
+    cause: str
+    words: str
+    on: Callable[[int], torch.Tensor]
+    """Weights (ranks, microbatches) of the gradient that a rank holds."""
+    alike: bool = False
+    """True if they are the same on every rank."""
+
+    @property
+    def factor(self) -> float:
+        """Weight of every local gradient, where one is that of all; else NaN."""
+        weights = self.on(0)
+        one = float(weights.reshape(-1)[0])
+        return one if self.alike and bool((weights == one).all()) else math.nan
+
+
+def _alike(cause: str, words: str, weights: torch.Tensor) -> KnownWeights:
+    return KnownWeights(cause, words, lambda rank: weights, alike=True)
+
+
+def _in_groups(
+    cause: str, words: str, groups: Groups, weights: torch.Tensor, *, each: float | None = None
+) -> KnownWeights:
+    """Return weights of which a rank has only those of its group's gradients.
+
+    each: what these are multiplied by; None: what makes a mean over the group of a mean over all.
+    """
+
+    def on(rank: int) -> torch.Tensor:
+        group = list(groups[rank])
+        made = torch.zeros_like(weights)
+        made[group] = weights[group] * (len(weights) / len(group) if each is None else each)
+        return made
+
+    return KnownWeights(cause, words, on)
+
+
+def factors(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients that are a factor too large or too small: ranks, microbatches."""
+    world, count = s.ranks, s.microbatches
+    rows: list[tuple[str, float, str]] = []
+    if world > 1:
+        root = math.sqrt(world)
+        summed = f"summed over {world} ranks, not averaged"
+        averaged = f"averaged over {world} ranks, not summed"
+        over_root = f"by the square root of the number of ranks ({world})"
+        too_large = summed if s.mean else "multiplied by the number of ranks"
+        too_small = "divided by the number of ranks twice" if s.mean else averaged
+        rows += [
+            (bugs.GRADIENT_TIMES_W, world, f"{world} times too large: {too_large}"),
+            (bugs.GRADIENT_OVER_W, 1 / world, f"{world} times too small: {too_small}"),
+            (bugs.GRADIENT_TIMES_ROOT_W, root, f"{root:.4g} times too large: {over_root}"),
+            (bugs.GRADIENT_OVER_ROOT_W, 1 / root, f"{root:.4g} times too small: {over_root}"),
+        ]
+    if count > 1:
+        summed = f"summed over {count} microbatches, not averaged"
+        twice = "divided by the number of microbatches twice"
+        rows += [
+            (bugs.GRADIENT_TIMES_GA, count, f"{count} times too large: {summed}"),
+            (bugs.GRADIENT_OVER_GA, 1 / count, f"{count} times too small: {twice}"),
+        ]
+    if count > 1 and world > 1:
+        both = f"{world} ranks and {count} microbatches"
+        words = f"summed over {both}, not averaged" if s.mean else f"multiplied by {both}"
+        number = world * count
+        rows.append((bugs.GRADIENT_TIMES_W_TIMES_GA, number, f"{number} times too large: {words}"))
+    rows.append((bugs.GRADIENT_DOUBLED, 2.0, "2 times too large"))
+    for cause, factor, words in rows:
+        yield _alike(cause, f"gradient is {words}", s.ones * factor)
+
+
+def of_loss_scale(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients from which the loss scale was divided out wrongly."""
+    scale = s.loss_scale
+    if scale is None:
+        return
+    another, half, double = bugs.UNSCALED_BY_ANOTHER_SCALE, "half of", "twice"
+    rows = [
+        (another, 0.5, f"{half} what it must be: it was divided by {double} the"),
+        (another, 2.0, f"2 times too large: it was divided by {half} the"),
+        (bugs.NOT_UNSCALED, scale, f"{scale:g} times too large: it was not divided by the"),
+        (bugs.UNSCALED_TWICE, 1 / scale, f"{scale:g} times too small: it was divided twice by the"),
+    ]
+    for cause, factor, words in rows if scale != 1.0 else rows[:2]:
+        yield _alike(cause, f"gradient is {words} loss scale", s.ones * factor)
+
+
+def of_ranks(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients with a rank counted twice, and those of smaller groups of neighbours.
+
+    Groups: two halves, or of a size that divides W.
+    """
+    world = s.ranks
+    if world == 1:
+        return
+    for rank in range(world):
+        weights = s.ones
+        weights[rank] = 2.0
+        words = f"the gradient that rank {rank} computed is in the sum twice"
+        yield _alike(bugs.RANK_COUNTED_TWICE, words, weights)
+    groupings = {tuple(rank * 2 // world for rank in range(world)): None}
+    for size in range(2, world):
+        if world % size == 0:
+            groupings[tuple(rank // size for rank in range(world))] = None
+    if s.mesh is not None and s.mesh.has("replicate"):  # replicas have a name of their own
+        groupings.pop(tuple(s.mesh.coordinate(rank, "replicate") for rank in range(world)), None)
+    for numbers in groupings:
+        groups = {
+            r: tuple(o for o in range(world) if numbers[o] == numbers[r]) for r in range(world)
+        }
+        shown = " and ".join(", ".join(map(str, one)) for one in dict.fromkeys(groups.values()))
+        words = f"ranks {shown} are reduced apart, and not all {world} together"
+        if all(len(one) == 1 for one in groups.values()):
+            words = f"each of the {world} ranks is reduced with no other"
+        each = None if s.mean else 1.0
+        yield _in_groups(bugs.REDUCED_IN_SMALLER_GROUPS, words, groups, s.ones, each=each)
+
+
+def of_replicas(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients of R replicas of S ranks: a sum or division missing over an axis."""
+    if s.mesh is None or not s.mesh.has("replicate"):
+        return
+    replicas, shards, count = s.size("replicate"), s.size("shard"), s.microbatches
+    for letter, number, other, over, under in (
+        ("R", replicas, "shard", bugs.GRADIENT_TIMES_R, bugs.GRADIENT_OVER_R),
+        ("S", shards, "replicate", bugs.GRADIENT_TIMES_S, bugs.GRADIENT_OVER_S),
+    ):
+        words = f"the gradient is {letter} = {number} times too"
+        summed = f"what is summed over both axes is divided by the size of the {other} axis alone"
+        if number > 1:
+            yield _alike(over, f"{words} large: {summed}", s.ones * number)
+            yield _alike(under, f"{words} small: it is divided by that twice", s.ones / number)
+    for cause, words, axis, missing in (
+        (
+            bugs.NOT_REDUCED_OVER_REPLICAS,
+            f"each replica of {shards} ranks has a gradient of its own: it was never reduced over "
+            "the replicate axis",
+            "shard",
+            replicas,
+        ),
+        (
+            bugs.NOT_REDUCED_OVER_SHARDS,
+            f"each rank has the sum over its {replicas} replicas: it was never reduced over the "
+            "shard axis",
+            "replicate",
+            shards,
+        ),
+    ):
+        for each, more in (
+            (missing if s.mean else 1, ""),
+            (1, f", and is divided by {s.mesh.world_size} all the same"),
+        ):
+            if missing > 1:
+                yield _in_groups(cause, words + more, s.along(axis), s.ones, each=each)
+    if count == 1 or replicas == 1:
+        return
+    words = f"only the last of {count} microbatches is reduced over the replicate axis"
+    alike = ", and the rest is divided by the number of replicas all the same"
+    for before, more in ((replicas if s.mean else 1, ""), (1, alike)):
+
+        def on(rank: int, before: float = before) -> torch.Tensor:
+            weights = s.ones * 0
+            weights[list(s.along("shard")[rank]), :-1] = before
+            weights[:, -1] = 1.0
+            return weights
+
+        yield KnownWeights(bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, words + more, on)
+
+
+def of_tensor_parallel(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients with a surplus sum over tp or division by it. None without tp."""
+    if s.mesh is None or not s.mesh.has("tp"):
+        return
+    count, world, ranks = s.size("tp"), s.mesh.world_size, s.mesh.data_parallel_size
+    words = f"the gradient is T = {count} times too"
+    yield _alike(
+        bugs.GRADIENT_TIMES_T,
+        f"{words} large: the {count} ranks that share the layers read the same samples, and what "
+        "they have alike is summed over them",
+        s.ones * count,
+    )
+    yield _alike(
+        bugs.GRADIENT_OVER_T,
+        f"{words} small: it is divided by all {world} ranks, of which {ranks} read samples of "
+        "their own",
+        s.ones / count,
+    )
+    words = f"with D = {ranks} data-parallel ranks, the gradient is D times too"
+    if ranks > 1:
+        yield _alike(
+            bugs.GRADIENT_TIMES_D, f"{words} large: it is the sum over them", s.ones * ranks
+        )
+        yield _alike(
+            bugs.GRADIENT_OVER_D, f"{words} small: it is divided by that twice", s.ones / ranks
+        )
+
+
+def of_hosts(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients divided by a host's ranks, or reduced on each host separately.
+
+    None on one host.
+    """
+    ranks = places(s.hosts, s.ranks)
+    if ranks[-1].host == 0:
+        return
+    yield from _on_hosts(s, ranks, dict.fromkeys(range(s.ranks), range(s.ranks)), "")
+    if s.mesh is not None and s.mesh.has("replicate"):
+        yield from _on_hosts(s, ranks, s.along("shard"), " over the shard axis")
+
+
+def _on_hosts(
+    s: ReductionSetting, ranks: Sequence[RankPlace], groups: Groups, words: str
+) -> Iterator[KnownWeights]:
+    """Iterate over bugs in a reduction over groups. Of a sum over ranks nothing is divided."""
+    size = len(groups[0])
+    if s.mean:
+        sizes = ", ".join(str(size) for size in dict.fromkeys(r.local_world_size for r in ranks))
+        yield KnownWeights(
+            bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST,
+            f"the sum{words or ' over ranks'} is divided by the number of ranks on a host "
+            f"({sizes}; LOCAL_WORLD_SIZE), and not by {size}",
+            lambda rank: s.ones * (size / ranks[rank].local_world_size),
+        )
+    within = {
+        rank: [other for other in groups[rank] if ranks[other].host == place.host]
+        for rank, place in enumerate(ranks)
+    }
+    yield _in_groups(
+        bugs.REDUCED_WITHIN_EACH_HOST,
+        f"each host reduces the gradients of its own ranks{words}, and nothing is reduced between "
+        "hosts",
+        within,
+        s.ones,
+        each=None if s.mean else 1.0,
+    )
+
+
+def local(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients of each rank alone, never reduced."""
+    world, count = s.ranks, s.microbatches
+    if world == 1:
+        return
+    own = {rank: (rank,) for rank in range(world)}
+    whole = float(world) if s.mean else 1.0
+    never = "it was never reduced over ranks"
+    yield _in_groups(
+        bugs.LOCAL_GRADIENT_ONLY,
+        f"each rank holds its own local gradient: {never}",
+        own,
+        s.ones,
+        each=whole,
+    )
+    yield _in_groups(
+        bugs.LOCAL_GRADIENT_OVER_W,
+        f"each rank holds its own local gradient, divided by W = {world}: {never}, or the "
+        "reduction was not waited for",
+        own,
+        s.ones,
+        each=whole / world,
+    )
+    if count > 1:
+        yield _in_groups(
+            bugs.LAST_MICROBATCH_OF_THE_LOCAL_GRADIENT_OVER_W,
+            f"each rank holds its own gradient of the last of {count} microbatches, divided by W",
+            own,
+            _last(s),
+            each=whole / world,
+        )
+        yield _in_groups(
+            bugs.LOCAL_GRADIENT_OVER_W_ACCUMULATOR_RESCALED,
+            "each rank holds its own local gradient, never reduced over ranks, and each microbatch "
+            f"divides the sum of those before it by W = {world} once more",
+            own,
+            _divided_again(s),
+            each=whole / world,
+        )
+
+
+def _last(s: ReductionSetting) -> torch.Tensor:
+    """Weights of the last microbatch alone."""
+    weights = s.ones * 0
+    weights[:, -1] = 1.0
+    return weights
+
+
+def _divided_again(s: ReductionSetting) -> torch.Tensor:
+    """Weights where each further microbatch divides the sum by W."""
+    powers = [float(s.ranks) ** (number + 1 - s.microbatches) for number in range(s.microbatches)]
+    return s.ones * torch.tensor(powers, dtype=torch.float64)
+
+
+def last_microbatch(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients of the last microbatch alone."""
+    count = s.microbatches
+    words = f"only the last of {count} microbatches counts"
+    if count > 1:
+        yield _alike(bugs.LAST_MICROBATCH_ONLY, words, _last(s))
+        more = f"{words}, and it is not divided by {count}"
+        yield _alike(bugs.LAST_MICROBATCH_ONLY_TIMES_GA, more, _last(s) * count)
+
+
+def of_microbatches(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients with microbatches that are missing, doubled, not reduced or scaled."""
+    count = s.microbatches
+    for cause, verb, weight in (
+        (bugs.MICROBATCH_DROPPED, "is missing from the sum", 0.0),
+        (bugs.MICROBATCH_DOUBLED, "is in the sum twice", 2.0),
+    ):
+        for number in range(count):
+            weights = s.ones
+            weights[:, number] = weight
+            yield _alike(cause, f"microbatch {number} {verb}", weights)
+    if count > 3:
+        weights = _last(s)
+        weights[:, 0] = 1.0
+        words = f"only the first and the last of {count} microbatches are in the sum"
+        yield _alike(bugs.MICROBATCH_DROPPED, words, weights)
+    if s.ranks == 1 or count == 1:
+        return
+    words = "each microbatch divides the sum of those before it by W once more"
+    yield _alike(bugs.ACCUMULATOR_RESCALED, words, _divided_again(s))
+    for number in range(count):
+        others = [one for one in range(count) if one != number]
+        words = f"only microbatch {number} was reduced over ranks"
+        yield _own(s, bugs.ONE_MICROBATCH_REDUCED, words, others)
+        words = f"microbatch {number} was not reduced over ranks, and the others were"
+        yield _own(s, bugs.ONE_MICROBATCH_NOT_REDUCED, words, [number])
+
+
+def _own(s: ReductionSetting, cause: str, words: str, numbers: Sequence[int]) -> KnownWeights:
+    """Return weights where these microbatches are each rank's own."""
+
+    def on(rank: int) -> torch.Tensor:
+        weights = s.ones
+        weights[:, numbers] = 0.0
+        weights[rank, numbers] = float(s.ranks) if s.mean else 1.0
+        return weights
+
+    return KnownWeights(cause, words, on)
+
+
+def every(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over all of them, and over those without a name that a single slip gives."""
+    for kind in (
+        factors,
+        of_loss_scale,
+        of_ranks,
+        of_replicas,
+        of_tensor_parallel,
+        of_hosts,
+        local,
+        last_microbatch,
+        of_microbatches,
+    ):
+        yield from kind(s)
+    for factor in (0.0, 0.5):
+        yield _alike("", "", s.ones * factor)
+    for factor in (
+        1.0,
+        float(s.ranks),
+        float(s.ranks * s.microbatches),
+    ):  # each rank's own, whatever is divided
+        for weights in (s.ones, _last(s)):
+            own = {rank: (rank,) for rank in range(s.ranks)}
+            yield _in_groups("", "", own, weights, each=factor)
+    for cut in range(1, s.ranks):
+        halves = (range(cut), range(cut, s.ranks))
+        for each in (None, 1.0):
+            yield _in_groups(
+                "", "", {r: halves[r >= cut] for r in range(s.ranks)}, s.ones, each=each
+            )
+    for rank in range(s.ranks if s.ranks > 1 else 0):
+        weights = s.ones
+        weights[rank] = 0.0
+        yield _alike("", "", weights)
+        for number in range(s.microbatches if s.microbatches > 1 else 0):
+            for weight in (0.0, 2.0):
+                weights = s.ones
+                weights[rank, number] = weight
+                yield _alike("", "", weights)
