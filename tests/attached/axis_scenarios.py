@@ -183,6 +183,7 @@ def reduce_experts(model: Net, mesh: DeviceMesh, fault: str) -> None:
     """Sum the gradients of experts over their copies, and divide by the number of ranks."""
     assert model.moe is not None
     names = [name for name in mesh.mesh_dim_names or () if name != "ep"]
+    divisor = dist.get_world_size() // (mesh["ep"].size() if fault == "over the others" else 1)
     for parameter in model.moe.parameters():
         if parameter.grad is None:
             continue
@@ -190,7 +191,7 @@ def reduce_experts(model: Net, mesh: DeviceMesh, fault: str) -> None:
             for name in names:
                 dist.all_reduce(parameter.grad, group=mesh.get_group(name))
         for _ in range({"undivided": 0, "divided twice": 2}.get(fault, 1)):
-            parameter.grad /= dist.get_world_size()
+            parameter.grad /= divisor
 
 
 def reduce_all(model: nn.Module) -> None:

@@ -59,6 +59,7 @@ def test_both_at_once(ask: Ask, kind: str) -> None:
         (EXPERTS, {"fault": "another expert", "kind": "stacked"}, ""),
         (EXPERTS, {"fault": "another expert", "kind": "listed"}, ""),
         (BOTH, {"fault": "copies apart", "kind": "stacked"}, "moe.weight"),
+        (BOTH, {"fault": "over the others", "kind": "stacked"}, "ep, an axis of the mesh, has 2 r"),
     ],
 )
 def test_what_is_wrong_is_violated(

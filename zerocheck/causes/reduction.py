@@ -59,6 +59,19 @@ GRADIENT_OVER_D = cause(
     shows="With D data-parallel ranks, the gradient is D times too small.",
     usual="It is divided by their number twice.",
 )
+GRADIENT_TIMES_AXIS = cause(
+    "gradient x axis",
+    of=("gradient",),
+    shows="The gradient is as many times too large as an axis of the mesh has ranks.",
+    usual="What the ranks of that axis add up is not divided by their number: the mean is taken "
+    "over data-parallel ranks alone.",
+)
+GRADIENT_OVER_AXIS = cause(
+    "gradient / axis",
+    of=("gradient",),
+    shows="The gradient is as many times too small as an axis of the mesh has ranks.",
+    usual="It is divided by the size of that axis, and by all ranks, of which those are a part.",
+)
 NOT_REDUCED_OVER_REPLICAS = cause(
     "not reduced over replicas",
     of=("gradient",),

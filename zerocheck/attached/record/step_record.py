@@ -219,6 +219,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples_on: int = -1
     reduces: bool = False
     outer: tuple[OuterChange, ...] = ()
+    axes: dict[str, int] = {}
+    """Sizes of the axes of the mesh that split something else than samples, by their names."""
 
     @property
     def took(self) -> bool:

@@ -17,7 +17,7 @@ chance 0.05 ** 4 = 6e-6.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ import torch
 from ... import causes as bugs
 from ...contract.semantics import Semantics
 from ...floating_point import Enclosure
-from ...judge.diagnose.weights import ReductionSetting, factors
+from ...judge.diagnose.weights import KnownWeights, ReductionSetting, factors, of_axes, telling
 from ...judge.estimate import MARGIN
 from ...protocol.verdicts import Violation
 from ..record.step_record import StepSummary
@@ -92,6 +92,14 @@ def added(one: Scale, other: Scale) -> Scale:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
+def known_factors(summary: StepSummary, semantics: Semantics) -> Iterator[KnownWeights]:
+    """Iterate over the factors of all local gradients that a known bug gives."""
+    mean = semantics.average == "mean"
+    its = ReductionSetting(summary.world_size, summary.forwards, mean, axes=summary.axes)
+    yield from of_axes(its)
+    yield from factors(its)
+
+
 def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) -> Violation | None:
     """Return the violation of a gradient that is too long or too short as a whole.
 
@@ -103,9 +111,10 @@ def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) 
     factor, bound = observed / expected, off / expected
     if abs(factor - 1) <= bound:
         return None
-    its = ReductionSetting(summary.world_size, summary.forwards, mean=semantics.average == "mean")
-    known = [one for one in factors(its) if abs(factor - one.factor) <= bound]
-    words = "; or ".join(one.words.removeprefix("gradient is ") for one in known)
+    every = known_factors(summary, semantics)
+    known = {one.cause: one.words for one in every if abs(factor - one.factor) <= bound}
+    said = telling(known, summary.forwards).values()
+    words = "; or ".join(one.removeprefix("gradient is ") for one in said)
     words = words or f"{factor:.3g} times what it must be"
     return Violation(
         obligation="gradient",
@@ -118,5 +127,5 @@ def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) 
         expected=1.0,
         bound=bound,
         ratio=abs(factor - 1) / bound if bound else None,
-        causes=tuple(one.cause for one in known) or (bugs.GRADIENT_SCALED,),
+        causes=tuple(known) or (bugs.GRADIENT_SCALED,),
     )

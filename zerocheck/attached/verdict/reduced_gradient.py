@@ -25,7 +25,6 @@ from ...judge.compare import Misfit, compare, describe
 from ...judge.diagnose.evidence import Evidence
 from ...judge.diagnose.gradient import causes
 from ...judge.diagnose.unwritten import memory_of_a_job
-from ...judge.diagnose.weights import ReductionSetting, factors
 from ...judge.layout import ParameterLayout
 from ...judge.local import Passes
 from ...judge.manifest_plan import plan_of
@@ -38,7 +37,7 @@ from ..record.dtypes import dtype_of
 from ..record.ranks import Total
 from ..record.run_parameters import RunParameter, layout_of
 from ..record.step_record import ACCUMULATED, GIVEN, Observed, Point, StepSummary
-from .gradient_scale import NO_SCALE, Scale, added, projected, scaled
+from .gradient_scale import NO_SCALE, Scale, added, known_factors, projected, scaled
 from .reference import Local
 
 ASKED = 1 << 20
@@ -285,8 +284,7 @@ def script_factor(
         return NO_FACTOR
     value, world = observed / expected, summary.world_size
     slack = off / expected + SCALED * Format.of(dtype_of(summary.pieces[0].dtype)).u
-    its = ReductionSetting(world, summary.forwards, mean=semantics.average == "mean")
-    known = [one.factor for one in factors(its)]
+    known = [one.factor for one in known_factors(summary, semantics)]
     known += [1.0, world / (world + 1), (world + 1) / world]
     known += [world / (world - 1), (world - 1) / world] if world > 1 else []
     if any(abs(value - one) <= CLOSE * one for one in known):
@@ -421,6 +419,7 @@ def _diagnosed(
                 case,
                 semantics,
                 loss_scale=summary.loss_scale,
+                axes=summary.axes,
                 noise=noise,
             )
         )

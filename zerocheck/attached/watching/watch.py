@@ -277,6 +277,7 @@ class Watch:
             aside=tuple(dict.fromkeys(self._aside)),
             outside=self._outside,
             reduces=self._reduces,
+            axes={axis.name: len(axis.ranks) for axis in self._axes.every},
             outer=tuple(
                 OuterChange(
                     step.outer,

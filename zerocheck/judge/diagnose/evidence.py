@@ -58,6 +58,8 @@ class Evidence(NamedTuple):
     noise: torch.Tensor | float = 0.0
     """Per element, what the sum of all local gradients can be off, where they are not known to the
     bit; it is in the enclosure already."""
+    axes: Mapping[str, int] = MappingProxyType({})
+    """Sizes of axes of a job's mesh that split sequences or experts, by their names."""
 
     @property
     def enclosure(self) -> Enclosure:

@@ -91,7 +91,8 @@ def causes(evidence: Evidence) -> Explanation:
     sentences = sentences_of(found)
     if ranks.could_be_raced(evidence, sentences):
         sentences[bugs.REDUCTION_NOT_WAITED_FOR] = ranks.LATE
-    return Explanation.of(sentences, sentences)
+    said = weights.telling(sentences, evidence.passes.gradients.shape[1])
+    return Explanation("; or ".join(dict.fromkeys(said.values())), tuple(sentences), sentences)
 
 
 def setting(evidence: Evidence) -> ReductionSetting:
@@ -105,6 +106,7 @@ def setting(evidence: Evidence) -> ReductionSetting:
         mesh=evidence.case.axes,
         hosts=evidence.case.hosts,
         loss_scale=evidence.loss_scale if scaled else None,
+        axes=evidence.axes,
     )
 
 
@@ -121,7 +123,7 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
             yield Candidate(one.cause, one.words, made)
 
     yield from _past_wrapper(evidence)
-    yield from known(weights.factors, weights.of_loss_scale, weights.of_ranks)
+    yield from known(weights.of_axes, weights.factors, weights.of_loss_scale, weights.of_ranks)
     yield from ranks.averaged_over_users(evidence)
     yield from known(weights.of_replicas, weights.of_tensor_parallel, weights.of_hosts)
     yield from placement.candidates(evidence, wrong)

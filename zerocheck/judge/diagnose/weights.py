@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ class ReductionSetting(NamedTuple):
     hosts: Hosts = ()
     loss_scale: float | None = None
     """Loss scale of the step, None without one."""
+    axes: Mapping[str, int] = MappingProxyType({})
+    """Sizes of further axes, by their names, that split sequences or experts."""
 
     @property
     def ones(self) -> torch.Tensor:
@@ -85,6 +88,23 @@ def _in_groups(
         return made
 
     return KnownWeights(cause, words, on)
+
+
+def of_axes(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients that are too large or too small by the size of an axis."""
+    for name, size in s.axes.items():
+        whose = f"{name}, an axis of the mesh, has {size} ranks, and it"
+        if 1 < size < s.ranks:
+            yield _alike(
+                bugs.GRADIENT_TIMES_AXIS,
+                f"gradient is {size} times too large: {whose} is not divided by them",
+                s.ones * size,
+            )
+            yield _alike(
+                bugs.GRADIENT_OVER_AXIS,
+                f"gradient is {size} times too small: {whose} is divided by them once too often",
+                s.ones / size,
+            )
 
 
 def factors(s: ReductionSetting) -> Iterator[KnownWeights]:
@@ -391,9 +411,24 @@ def _own(s: ReductionSetting, cause: str, words: str, numbers: Sequence[int]) ->
     return KnownWeights(cause, words, on)
 
 
+def telling(sentences: Mapping[str, str], microbatches: int) -> dict[str, str]:
+    """Return the sentences to print of causes that coincide: those that add nothing are left out.
+
+    sentences: by cause. A doubled gradient has a reason if another cause gives the same, and one
+    microbatch of one is the gradient.
+    """
+    said = dict(sentences)
+    of_one = (bugs.MICROBATCH_DROPPED, bugs.MICROBATCH_DOUBLED) if microbatches == 1 else ()
+    for cause in (*of_one, bugs.GRADIENT_DOUBLED):
+        if len(said) > 1:
+            said.pop(cause, None)
+    return said
+
+
 def every(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over all of them, and over those without a name that a single slip gives."""
     for kind in (
+        of_axes,
         factors,
         of_loss_scale,
         of_ranks,
