@@ -11,6 +11,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
 from zerocheck.adapters.textbook.zero1 import Zero1
@@ -371,3 +372,21 @@ class TwoBugs(AverageBecomesSum):
         super().__init__(model, case, mesh)
         given = self.optimizer
         self.optimizer = DecayOnExcluded.kind(case, given.owned, given.group)
+
+
+def plain_ddp(model, case, mesh):
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    return zerocheck.Built(wrapped, torch.optim.AdamW(zerocheck.groups(wrapped, case)))
+
+
+def sends_buffers(model, case, mesh):
+    """Buffers of rank 0 are sent before each forward, and nothing says so."""
+
+    def send(module: torch.nn.Module, args: object) -> None:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+    built = plain_ddp(model, case, mesh)
+    built.model.broadcast_buffers = False
+    built.model.register_forward_pre_hook(send)
+    return built

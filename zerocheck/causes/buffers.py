@@ -14,8 +14,21 @@ BUFFERS_OF_RANK_0 = cause(
     "buffers of rank 0",
     of=("buffers",),
     shows="Every rank holds the buffers of rank 0.",
-    usual="They are broadcast before each forward, as in DDP; declare buffers='rank0' if it is "
-    "meant.",
+    usual="They are sent after the forward, or read back from what rank 0 saved.",
+)
+BUFFERS_SENT = cause(
+    "buffers sent",
+    of=("buffers",),
+    shows="Each rank's buffers follow from those of rank 0 and the rank's own samples.",
+    usual="They are broadcast before the first forward of a step; declare "
+    "Semantics(buffers='rank0') if it is meant.",
+)
+BUFFERS_SENT_EACH = cause(
+    "buffers sent each time",
+    of=("buffers",),
+    shows="With each microbatch, a rank's buffers follow from those of rank 0 anew.",
+    usual="They are broadcast before each forward, as DDP does without `no_sync`; declare "
+    "Semantics(buffers='rank0_each') if it is meant.",
 )
 BUFFERS_AVERAGED = cause(
     "buffers averaged",

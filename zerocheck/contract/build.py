@@ -36,6 +36,7 @@ from .wrapper_limits import (
     check_torch_faults,
     check_wrapped,
     ddp_in,
+    sends_buffers,
     uses_partly,
 )
 
@@ -107,6 +108,8 @@ class BuiltImplementation(Implementation):
         check_built(built.model, case, own_clip=_own_clip(built) is not None)
         if reduces_unused(built.model):
             self.semantics = replace(self.semantics, unused="zero")
+        if sends_buffers(built.model) and self.semantics.buffers == "local":
+            self.semantics = replace(self.semantics, buffers="rank0")
         _refuse_extras(built, case)
         if case.optimizer.user is not None:  # it is the user's optimizer that is checked
             self.avoids_torch_faults = True

@@ -47,6 +47,12 @@ def ddp_in(model: nn.Module) -> DistributedDataParallel | None:
     return next(kinds, None)
 
 
+def sends_buffers(model: nn.Module) -> bool:
+    """Return True if a DDP sends the buffers of rank 0 to all ranks before a forward."""
+    ddp = ddp_in(model)
+    return ddp is not None and ddp.broadcast_buffers and bool(ddp.modules_buffers)
+
+
 def by_mesh(model: nn.Module) -> bool:
     """Return True if every FSDP1 module has a device mesh: its state dicts then have DTensors."""
     units = FullyShardedDataParallel.fsdp_modules(model)

@@ -52,22 +52,22 @@ class StepReplay:
         state: State,
         *,
         scale: Scale | None = None,
-        local: bool = False,
+        buffers: str = "",
         otherwise: bool = False,
         parameters: Sequence[torch.Tensor] | None = None,
     ) -> Passes:
         """Run all forwards and backwards, or the forward that ends the case.
 
-        For counterfactuals: scale, of each loss; local, buffers are not sent; otherwise, losses are
-        weighted by tokens where the semantics declare the opposite; parameters, those that
-        the first ranks compute with.
+        For counterfactuals: scale, of each loss; buffers, sent as `Semantics.buffers` of this value
+        says; otherwise, losses are weighted by tokens where the semantics declare the opposite;
+        parameters, those that the first ranks compute with.
         """
-        buffers = self.observation.buffers(step - 1)
+        sent = buffers or self.semantics.buffers
         parameters = state.per_rank if parameters is None else parameters
         return self.runner.run(
             step,
             parameters,
-            buffers if local else entering(buffers, self.semantics),
+            entering(self.observation.buffers(step - 1), sent),
             self.observation.steps(step),
             loss_divisor=loss_divisor(self.case, self.semantics),
             ranks=loss_ranks(self.case, self.semantics),
@@ -75,7 +75,7 @@ class StepReplay:
             scales=self.observation.loss_scales(step)[: len(parameters)],
             states=self.observation.random_states(step),
             scale=scale,
-            sent_each=self.semantics.buffers == "rank0_each" and not local,
+            sent_each=sent == "rank0_each",
             one_forward=is_one_forward(self.case, step),
         )
 
@@ -257,6 +257,9 @@ def with_other_parameters(
     )
 
 
-def entering(before: Sequence[Buffers], semantics: Semantics) -> Sequence[Buffers]:
-    """Return the buffers that each rank computes with in a step, from the previous ones."""
-    return before if semantics.buffers == "local" else [before[0]] * len(before)
+def entering(before: Sequence[Buffers], sent: str) -> Sequence[Buffers]:
+    """Return the buffers that each rank computes with in a step, from the previous ones.
+
+    sent: as `Semantics.buffers`.
+    """
+    return before if sent == "local" else [before[0]] * len(before)

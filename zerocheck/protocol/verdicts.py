@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -102,6 +103,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     gave: Gave | None = None
 
 
+TELLING_BITS = 10
+"""Some forty candidates are tried: with so many bits one of them fits by chance in 4 % of cases."""
+
+
 class Explanation(NamedTuple):
     """One plain sentence on what is wrong, with the causes that may be behind it."""
 
@@ -171,6 +176,17 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     those that none does. Together they are the violation."""
     sentences: Mapping[str, str] = {}
     """Explanation if a cause is the only one, by cause. A cause without one has `explanation`."""
+
+    @property
+    def faint(self) -> bool:
+        """True if so little is wrong, by so little, that many causes would give it by chance.
+
+        A value at a distance of r bounds is within the bound of an unrelated candidate with a
+        probability of about 1/r, so n of them say about n log2(r) bits.
+        """
+        if not self.wrong or self.ratio is None or not math.isfinite(self.ratio):
+            return False
+        return self.wrong * math.log2(max(1.0, self.ratio)) < TELLING_BITS
 
     def reworded(self, change: Callable[[str], str]) -> Violation:
         """Return the violation with another explanation, whichever of its causes is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from zerocheck.case.schema import Case
@@ -57,15 +58,29 @@ def test_ranks_with_gradients_of_their_own_skip_steps_of_their_own() -> None:
     assert answer(violation("gradient"), violation("update", 1)) == ["gradient", "update"]
 
 
-def _finished(*words: str) -> CaseFinished:
+def _finished(*words: str, shown: Violation | None = None) -> CaseFinished:
     judgement = Judgement(
         statuses={"gradient": "violated"},
-        violations=(violation("gradient", 0, "gradient x W"),),
+        violations=(shown or violation("gradient", 0, "gradient x W"),),
         words=words,
     )
     return CaseFinished(
         number=0, implementation="mine", case=Case(), status="violated", judgement=judgement
     )
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_failure_that_tells_no_cause_is_no_finding_of_its_own(first: int) -> None:
+    """One element at 1.11 bounds lay within the bound of an unrelated cause."""
+    faint = msgspec.structs.replace(violation("update", 0, "by chance"), wrong=1, ratio=1.11)
+    telling = msgspec.structs.replace(violation("update", 0), wrong=700, ratio=2e4)
+    assert faint.faint and not telling.faint
+    findings = Findings()
+    shown = (faint, telling)
+    findings.add(_finished(shown=shown[first]))
+    findings.add(_finished(shown=shown[1 - first]))
+    (bug,) = findings.bugs
+    assert bug.causes == () and bug.cases == 2 and bug.violation == telling
 
 
 def test_a_finding_names_the_words_under_which_all_its_cases_hold() -> None:

@@ -13,25 +13,36 @@ from ..compare import compare, exactly
 SENTENCES = {
     bugs.BUFFERS_LOCAL: "they were never sent from rank 0",
     bugs.BUFFERS_OF_RANK_0: "every rank holds those of rank 0",
+    bugs.BUFFERS_SENT: "rank 0 sends its own before the forward",
+    bugs.BUFFERS_SENT_EACH: "rank 0 sends its own before each forward",
     bugs.BUFFERS_AVERAGED: "they were averaged over ranks",
     bugs.BUFFERS_ROUNDED_TO_BF16: "they were rounded to bf16",
     bugs.BUFFERS_NOT_UPDATED: "they are those of the step before",
 }
 
 
+SENT = {
+    "local": bugs.BUFFERS_LOCAL,
+    "rank0": bugs.BUFFERS_SENT,
+    "rank0_each": bugs.BUFFERS_SENT_EACH,
+}
+"""Cause of buffers that are sent in this way, as `Semantics.buffers`, where another is declared."""
+
+
 def causes(
     observed: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor],
-    local: Sequence[torch.Tensor] | None,
+    others: Sequence[tuple[str, Sequence[torch.Tensor]]],
 ) -> tuple[str, ...]:
     """Find all causes that explain one buffer on every rank.
 
-    before: at the start of the step; local: what each rank has if none are sent.
+    before: at the start of the step; others: by cause, what each rank has if they are sent in
+    another way.
     """
     found = tuple(
         name
-        for name, candidates in _candidates(expected, before, local)
+        for name, candidates in _candidates(expected, before, others)
         if all(
             compare(actual.reshape(-1).double(), one)[1] is None
             for actual, one in zip(observed, candidates, strict=True)
@@ -43,14 +54,14 @@ def causes(
 def _candidates(
     expected: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor],
-    local: Sequence[torch.Tensor] | None,
+    others: Sequence[tuple[str, Sequence[torch.Tensor]]],
 ) -> Iterator[tuple[str, list[Enclosure]]]:
     if len(expected) > 1:
         yield bugs.BUFFERS_OF_RANK_0, [exactly(expected[0])] * len(expected)
         terms = torch.stack([one.reshape(-1).double() for one in expected])
         error = (len(expected) + 2) * U * terms.abs().mean(0)
         yield bugs.BUFFERS_AVERAGED, [Enclosure(terms.mean(0), error)] * len(expected)
-    if local is not None:
-        yield bugs.BUFFERS_LOCAL, [exactly(one) for one in local]
+    for cause, each in others:
+        yield cause, [exactly(one) for one in each]
     yield bugs.BUFFERS_ROUNDED_TO_BF16, [exactly(one.bfloat16()) for one in expected]
     yield bugs.BUFFERS_NOT_UPDATED, [exactly(one) for one in before]

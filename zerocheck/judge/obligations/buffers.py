@@ -9,7 +9,7 @@ import torch
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Explanation, Violation
 from ..context import StepContext
-from ..diagnose.buffers import SENTENCES, causes
+from ..diagnose.buffers import SENT, SENTENCES, causes
 from ..estimate import Tolerances
 from ..layout import Buffers
 from ..obligation import Checked, ObligationCheck
@@ -22,14 +22,14 @@ def check(
     *,
     step: int,
     before: Sequence[Buffers],
-    local: Callable[[], Sequence[Buffers]] | None = None,
+    others: Callable[[str], Sequence[Buffers]] | None = None,
     tolerances: Mapping[str, float] | None = None,
 ) -> Violation | None:
     """Find the first buffer that differs, on all ranks where it does.
 
     tolerances: by name, of an element, where kernels are not the reference's.
-    For the diagnosis: before, the buffers at the start of the step; local, what each rank would
-    have if none were sent.
+    For the diagnosis: before, the buffers at the start of the step; others, what each rank would
+    have if they were sent in another way, as `Semantics.buffers`.
     """
     for name in expected[0]:
         bad = [
@@ -47,7 +47,13 @@ def check(
             [rank[name] for rank in observed],
             [rank[name] for rank in expected],
             [rank[name] for rank in before],
-            None if local is None else [rank[name] for rank in local()],
+            ()
+            if others is None
+            else [
+                (cause, [rank[name] for rank in others(sent)])
+                for sent, cause in SENT.items()
+                if sent != semantics.buffers
+            ],
         )
         explanation = Explanation.of(
             names,
@@ -95,9 +101,7 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
             step.semantics,
             step=step.index,
             before=before,
-            local=(lambda: step.replay(local=True).buffers)
-            if step.semantics.buffers != "local"
-            else None,
+            others=lambda sent: step.replay(buffers=sent).buffers,
             tolerances=tolerances.buffers,
         )
 

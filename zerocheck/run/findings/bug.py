@@ -220,9 +220,10 @@ class Bug:
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation
     ) -> bool:
         fewer = len(causes) < len(self.causes)
-        worse = self.violation is not None and self.violation.mild
-        if worse and not violation.mild:
-            # With clipping inactive a wrong norm harms nothing; here it did.
+        was = self.violation
+        harmless = was is not None and was.mild and not violation.mild
+        if harmless or (was is not None and was.faint and not violation.faint):
+            # With clipping inactive a wrong norm harms nothing; here it did. Or more is wrong here.
             self.violation, self.first, self.causes = violation, finished, causes
             self._unconfirmed()
             return True

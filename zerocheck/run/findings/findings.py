@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from ...case.schema import Case
 from ...protocol.verdicts import (
@@ -114,12 +114,30 @@ class Findings:
                         bug.first, bug.violation = finished, violation
                         return [bug]
                     return [bug] if bug.narrow(common, finished, violation) else []
+        if violation is not None and issue is None:
+            for bug in self._faintly(finished, violation):
+                bug.cases += 1
+                bug.shown.append(WrongCase.of(finished.case, violation))
+                self.of_last.append(bug)
+                telling = not violation.faint and bug.narrow(causes, finished, violation)
+                return [bug] if telling else []
         words = words_of(finished, violation)
         bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
         bug.shown.append(WrongCase.of(finished.case, violation))
         self.bugs.append(bug)
         self.of_last.append(bug)
         return [bug]
+
+    def _faintly(self, finished: CaseFinished, violation: Violation) -> Iterator[Bug]:
+        """Iterate over bugs of the same kind that a violation belongs to whatever its causes are.
+
+        One of the two says too little to tell one cause from another.
+        """
+        for bug in self.bugs:
+            if bug.merged is None and bug.issue is None and bug.violation is not None:
+                faint = violation.faint or bug.violation.faint
+                if faint and _same_kind(bug, finished, "violated", violation):
+                    yield bug
 
 
 def failures_of(record: CaseFinished, causes: Collection[str] = ()) -> list[Finding]:
