@@ -5,74 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
 from .. import causes as bugs
-from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
+from ..adapters.textbook.sharded_optimizer import OwnedPiece
 from ..adapters.textbook.zero1 import Zero1
 from ..compat import reduce_scatter_single
-from ..optimizers import STATES
 from .fault import fault
-from .parts import ClipsInParts, WithOptimizer
-
-
-class _ScalesFp32(ClipsInParts):
-    def scale(self, factor: torch.Tensor) -> None:
-        for one in self.owned:
-            if one.gradient.dtype == torch.float32:
-                one.gradient.mul_(factor)
+from .parts import ClipsInParts
+from .precision import MomentsInBf16
 
 
 @fault(
     "zero1", "clip", bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight")
 )
-class Bf16Unclipped(WithOptimizer):
+class Bf16Unclipped(ClipsInParts):
     """Gradients are multiplied by the coefficient only where they are fp32.
 
     As gradients of expert or fp16 groups were left out in DeepSpeed.
     """
 
-    kind = _ScalesFp32
-
-
-class _LastDtype(ClipsInParts):
-    def total(self, p: float) -> torch.Tensor:
-        """Return the norm of the last dtype, which replaces the others instead of being added."""
-        norm = torch.zeros((), dtype=torch.float64, device=self.device)
-        for dtype in (torch.bfloat16, torch.float32):
-            pieces = [one.gradient.double() for one in self.owned if one.gradient.dtype == dtype]
-            norm = torch.linalg.vector_norm(torch.cat([norm.new_zeros(1), *pieces]), p)
-        if p == 2.0:
-            return self.summed(norm)
-        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.group)
-        return norm
+    def scale(self, factor: Tensor) -> None:
+        for one in self.optimizer.owned:
+            if one.gradient.dtype == torch.float32:
+                one.gradient.mul_(factor)
 
 
 @fault(
     "zero1", "clip", bugs.NORM_OF_ONE_DTYPE, source="seen often",
     features=("mixed-dtypes", "clip-tight"), without=("clip-inf", "frozen"),
 )  # fmt: skip
-class NormOfOneDtype(WithOptimizer):
-    """The norm is taken by dtype, and the last one overwrites the others."""
+class NormOfOneDtype(ClipsInParts):
+    """The norm is taken by dtype, and the last one, fp32, overwrites the others."""
 
-    kind = _LastDtype
-
-
-class _StateInBf16(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        super().step(rates)
-        for one in self.owned:
-            state = self.optimizer.state[one.parameter]
-            for role in STATES:
-                if role in state:
-                    state[role].copy_(state[role].bfloat16())
+    def counted(self) -> Sequence[OwnedPiece]:
+        return [one for one in super().counted() if one.gradient.dtype == torch.float32]
 
 
 @fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("mixed-dtypes",))
-class StateInBf16(WithOptimizer):
+class StateInBf16(MomentsInBf16):
     """All moments are kept in one flat buffer, of the dtype of one of the parameters."""
-
-    kind = _StateInBf16
 
 
 @fault(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 
 from .. import causes as bugs
-from ..adapters.fsdp2.gathered_muon import (
-    Fsdp2Muon,
-    GatheredMuon,
-    local,
-)
+from ..adapters.fsdp2.gathered_muon import Fsdp2Muon, GatheredMuon, Options, local
 from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
 from ..adapters.textbook.checkpoint.training import SavedTraining
 from ..adapters.textbook.zero1 import Zero1
@@ -23,8 +18,8 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case, Optimizer
 from ..contract import Loader, groups
 from .fault import fault
+from .muon import MuonInParts
 
-Options = Mapping[str, Any]
 MUON = {"optimizer": {"kind": "muon"}}
 NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
 PLAIN = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": False}}
@@ -33,228 +28,152 @@ UNSCALED = {**MUON, "training": {"loss_scale": None}}
 """A GradScaler would unscale gradients twice, or not, which is another consequence."""
 
 
-class _StaleMomentum(GatheredMuon):
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        held = self.state[p].get("momentum_buffer")
-        self._before = None if held is None or not bool(held.any()) else held.clone()
-        super().update(p, group)
-
-    def direction(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
-    ) -> torch.Tensor:
-        return buffer if self._before is None else self._before
-
-
 @fault(
     "fsdp2-muon", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
     features=("muon", "muon-plain", "mid-training"),
 )  # fmt: skip
-class MomentumGatheredEarly(Fsdp2Muon):
+class MomentumGatheredEarly(MuonInParts):
     """The momentum is gathered before the gradient of this step is in it."""
 
     fixed = PLAIN
-    muon = _StaleMomentum
 
+    def update_matrix(self, p: Tensor, group: Options) -> None:
+        buffer = self.muon.state[p].get("momentum_buffer")
+        self._before = None if buffer is None or not bool(buffer.any()) else buffer.clone()
+        super().update_matrix(p, group)
 
-class _Whole(GatheredMuon):
-    def average(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, p: torch.Tensor, group: Options
-    ) -> None:
-        local(buffer).mul_(group["momentum"]).add_(local(gradient))
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return buffer if self._before is None else self._before
 
 
 @fault(
     "fsdp2-muon", "update", bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",),
 )  # fmt: skip
-class MomentumOfSgd(Fsdp2Muon):
+class MomentumOfSgd(MuonInParts):
     """The momentum is a sum, as that of SGD, and not an average."""
 
-    muon = _Whole
-
-
-class _WithoutNesterov(GatheredMuon):
-    def direction(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
-    ) -> torch.Tensor:
-        return buffer
+    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
+        local(buffer).mul_(group["momentum"]).add_(local(gradient))
 
 
 @fault(
     "fsdp2-muon", "update", bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",),
     without=("muon-plain",),
 )  # fmt: skip
-class MuonWithoutNesterov(Fsdp2Muon):
+class MuonWithoutNesterov(MuonInParts):
     """The direction is the buffer, though the form is to be Nesterov's."""
 
     fixed = NESTEROV
-    muon = _WithoutNesterov
 
-
-class _WithNesterov(GatheredMuon):
-    def direction(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
-    ) -> torch.Tensor:
-        return gradient.lerp(buffer, group["momentum"])
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return buffer
 
 
 @fault(
     "fsdp2-muon", "update", bugs.NESTEROV_ADDED, source="none known",
     features=("muon", "muon-plain"),
 )  # fmt: skip
-class MuonWithNesterov(Fsdp2Muon):
+class MuonWithNesterov(MuonInParts):
     """The direction has Nesterov's form, which nobody asked for."""
 
     fixed = PLAIN
-    muon = _WithNesterov
 
-
-class _AlongGradient(GatheredMuon):
-    def direction(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, group: Options
-    ) -> torch.Tensor:
-        return gradient
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient.lerp(buffer, group["momentum"])
 
 
 @fault(
     "fsdp2-muon", "update", bugs.MOMENTUM_LEFT_OUT, source="none known",
     features=("muon", "several-steps"),
 )  # fmt: skip
-class MuonOfTheGradient(Fsdp2Muon):
+class MuonOfTheGradient(MuonInParts):
     """The gradient is orthogonalized, and the momentum kept for nothing."""
 
-    muon = _AlongGradient
-
-
-class _Decays(GatheredMuon):
-    """Muon with a decay that a fault replaces."""
-
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        local(p).mul_(1 - self.decay(p, group))
-        super().update(p, {**group, "weight_decay": 0.0})
-
-    def decay(self, p: torch.Tensor, group: Options) -> float:
-        """Return what is taken off a parameter, relative to it."""
-        return float(group["lr"] * group["weight_decay"])
-
-
-class _DecayOfRate(_Decays):
-    def decay(self, p: torch.Tensor, group: Options) -> float:
-        return self.rate(p, group) * float(group["weight_decay"])
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient
 
 
 @fault(
     "fsdp2-muon", "update", bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often",
     features=("muon", "lr-large"),
 )  # fmt: skip
-class MuonDecayByTheAdjustedRate(Fsdp2Muon):
+class MuonDecayByTheAdjustedRate(MuonInParts):
     """Weight decay is multiplied by the learning rate that follows the shape."""
 
-    muon = _DecayOfRate
-
-
-class _MuonDecaysTwice(_Decays):
-    def decay(self, p: torch.Tensor, group: Options) -> float:
-        kept = 1 - super().decay(p, group)
-        return 1 - kept * kept
+    def decay(self, p: Tensor, group: Options) -> float:
+        return self.rate(p, group) * float(group["weight_decay"])
 
 
 @fault(
     "fsdp2-muon", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often",
     features=("muon", "lr-large"),
 )  # fmt: skip
-class MuonDecayTwice(Fsdp2Muon):
+class MuonDecayTwice(MuonInParts):
     """Weight decay is applied twice."""
 
-    muon = _MuonDecaysTwice
-
-
-class _DecaysNever(_Decays):
-    def decay(self, p: torch.Tensor, group: Options) -> float:
-        return 0.0
+    def decay(self, p: Tensor, group: Options) -> float:
+        once = super().decay(p, group)
+        return 1 - (1 - once) * (1 - once)
 
 
 @fault(
     "fsdp2-muon", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often",
     features=("muon", "lr-large"),
 )  # fmt: skip
-class MuonDecayMissing(Fsdp2Muon):
+class MuonDecayMissing(MuonInParts):
     """Muon has no weight decay, as in its first publication."""
 
-    muon = _DecaysNever
-
-
-class _CoupledMuon(_DecaysNever):
-    def average(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, p: torch.Tensor, group: Options
-    ) -> None:
-        decayed = local(gradient).add(local(p), alpha=self.coupled)
-        local(buffer).lerp_(decayed, 1 - group["momentum"])
-
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        self.coupled = float(group["weight_decay"])
-        super().update(p, group)
+    def decay(self, p: Tensor, group: Options) -> float:
+        return 0.0
 
 
 @fault(
     "fsdp2-muon", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="none known",
     features=("muon", "lr-large"),
 )  # fmt: skip
-class MuonDecayCoupled(Fsdp2Muon):
+class MuonDecayCoupled(MuonDecayMissing):
     """Weight decay is in the gradient, and is orthogonalized with it."""
 
-    muon = _CoupledMuon
-
-
-class _Normalizes(GatheredMuon):
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        super().update(p, group)
-        buffer = self.state[p]["momentum_buffer"]
-        norm = self.gathered(buffer).norm().clamp(min=1e-7)
-        local(buffer).div_(norm)
+    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
+        decayed = local(gradient).add(local(p), alpha=group["weight_decay"])
+        local(buffer).lerp_(decayed, 1 - group["momentum"])
 
 
 @fault(
     "fsdp2-muon", "update", bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664",
     features=("muon",),
 )  # fmt: skip
-class MomentumNormalized(Fsdp2Muon):
+class MomentumNormalized(MuonInParts):
     """Newton-Schulz divides the momentum itself by its norm."""
 
-    muon = _Normalizes
-
-
-class _KeepsBf16(GatheredMuon):
-    def average(
-        self, buffer: torch.Tensor, gradient: torch.Tensor, p: torch.Tensor, group: Options
-    ) -> None:
-        super().average(buffer, gradient, p, group)
-        held = local(buffer)
-        held.copy_(held.bfloat16())
+    def update_matrix(self, p: Tensor, group: Options) -> None:
+        super().update_matrix(p, group)
+        buffer = self.muon.state[p]["momentum_buffer"]
+        norm = self.muon.gathered(buffer).norm().clamp(min=1e-7)
+        local(buffer).div_(norm)
 
 
 @fault(
     "fsdp2-muon", "update", bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",),
 )  # fmt: skip
-class MuonMomentumInBf16(Fsdp2Muon):
+class MuonMomentumInBf16(MuonInParts):
     """The momentum is kept in bf16."""
 
-    muon = _KeepsBf16
-
-
-class _ForgetsMomentum(GatheredMuon):
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        self.state[p].clear()
-        super().update(p, group)
+    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
+        super().average(buffer, gradient, p, group)
+        local(buffer).copy_(local(buffer).bfloat16())
 
 
 @fault(
     "fsdp2-muon", "update", bugs.MOMENTS_RESET, source="Megatron-LM #6920",
     features=("muon", "several-steps"),
 )  # fmt: skip
-class MuonMomentumForgotten(Fsdp2Muon):
+class MuonMomentumForgotten(MuonInParts):
     """The momentum is lost in each step."""
 
-    muon = _ForgetsMomentum
+    def update_matrix(self, p: Tensor, group: Options) -> None:
+        self.muon.state[p].clear()
+        super().update_matrix(p, group)
 
 
 @fault(
@@ -354,7 +273,7 @@ class MomentumByOwner(Zero1):
 
     def load(self, directory: str, loader: Loader) -> None:
         super().load(directory, loader)
-        held: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        held: dict[tuple[int, ...], list[Tensor]] = {}
         for one in self.optimizer.owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             if "momentum_buffer" in state:

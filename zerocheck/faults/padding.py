@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.textbook.zero2 import GradientBucket, Zero2
-from ..case.schema import Case
 from .fault import fault
-from .parts import ClipsInParts
+from .parts import ClippingInParts, Planted
+
+
+class _Unwritten(GradientBucket):
+    """Gradient bucket that writes only elements that belong to a parameter."""
+
+    def _buffer(self) -> torch.Tensor:
+        if self._whole is None:
+            self._whole = torch.empty_like(self.bucket.full, dtype=torch.float32)
+            for view in self.bucket.views(self._whole):
+                view.zero_()
+        return self._whole
 
 
 class _Walked(GradientBucket):
-    """Base that lays gradients end to end, without the padding between them."""
+    """Gradient bucket that lays gradients end to end, without the padding between them."""
 
     def collect(self, number: int) -> None:
         partition = self.bucket.partition
@@ -31,44 +39,24 @@ class _Walked(GradientBucket):
 
 
 @fault("zero2", "gradient", bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
-class AlignedWalkedUnaligned(Zero2):
+class AlignedWalkedUnaligned(Planted, Zero2):
     """The gradient buffer is sized with padding and walked without it."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         for gradient in self.gradients:
             gradient.__class__ = _Walked
 
 
-class _Unwritten(GradientBucket):
-    """Base that writes only elements that belong to a parameter."""
-
-    def _buffer(self) -> torch.Tensor:
-        if self._whole is None:
-            self._whole = torch.empty_like(self.bucket.full, dtype=torch.float32)
-            for view in self.bucket.views(self._whole):
-                view.zero_()
-        return self._whole
-
-
-class _FlatNorm(ClipsInParts):
-    flat: list[torch.Tensor]
-
-    def local(self, p: float) -> torch.Tensor:
-        whole = torch.cat([*self.flat, torch.zeros(1, device=self.device)]).double()
-        norm: torch.Tensor = torch.linalg.vector_norm(whole, p)
-        return norm
-
-
 @fault("zero2", "clip", bugs.UNINITIALISED_MEMORY, source="DS PR#3832, #8158", features=("clip",))
-class PaddingInNorm(Zero2):
+class PaddingInNorm(ClippingInParts, Zero2):
     """The norm includes unwritten padding of the flat gradient."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        sharded = self.optimizer
-        optimizer = _FlatNorm(case, sharded.owned, sharded.group, sharded.device)
-        optimizer.flat = [gradient.shard for gradient in self.gradients]
-        self.optimizer = optimizer
+    def plant(self) -> None:
         for gradient in self.gradients:
             gradient.__class__ = _Unwritten
+
+    def local(self, p: float) -> torch.Tensor:
+        shards = [gradient.shard for gradient in self.gradients]
+        nothing = torch.zeros(1, device=self.optimizer.device)
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.cat([*shards, nothing]).double(), p)
+        return norm

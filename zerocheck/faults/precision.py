@@ -6,25 +6,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
-from ..adapters.textbook.bucket import Bucket
+from ..adapters.textbook.bucket import Bucket, publish
 from ..adapters.textbook.checkpoint.chunk import Chunk
-from ..adapters.textbook.reduction import Reduction
-from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
-from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Built
 from ..optimizers import STATES
 from .fault import fault
-from .parts import WithOptimizer
+from .parts import Zero1InParts, Zero2InParts
+
+
+def publish_copies(buckets: Sequence[Bucket]) -> None:
+    """Send the narrow parameters, without rounding them from their masters."""
+    for bucket in buckets:
+        masters, bucket.shard = bucket.shard, bucket.local  # as if there were none
+        publish([bucket])
+        bucket.shard = masters
 
 
 @fault(
@@ -62,17 +67,12 @@ class StaleCopyOnOneRank(Zero1):
         if self.group.rank() != 0:
             super()._publish()
             return
-        for bucket in self.buckets:
-            masters = bucket.shard
-            bucket.shard = bucket.local  # as if there were none
-            work = bucket.publish()
-            bucket.shard = masters
-            if work is not None:
-                work.wait()
+        publish_copies(self.buckets)
 
 
-class _OnCopies(ShardedOptimizer):
-    buckets: Sequence[Bucket] = ()
+@fault("zero1", "update", bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
+class UpdateOnCopy(Zero1InParts):
+    """The update goes to the narrow parameters, and the masters stay as they are."""
 
     def step(self, rates: Sequence[float]) -> None:
         before = [bucket.shard.clone() for bucket in self.buckets]
@@ -81,27 +81,8 @@ class _OnCopies(ShardedOptimizer):
             bucket.local.add_(bucket.shard - masters)  # what AdamW takes away
             bucket.shard.copy_(masters)
 
-
-@fault("zero1", "update", bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
-class UpdateOnCopy(WithOptimizer):
-    """The update goes to the narrow parameters, and the masters stay as they are."""
-
-    kind = _OnCopies
-
     def _publish(self) -> None:
-        """Send the updated copies, without rounding them from their masters."""
-        assert isinstance(self.optimizer, _OnCopies)
-        for bucket in self.buckets:
-            masters, bucket.shard = bucket.shard, bucket.local
-            work = bucket.publish()
-            bucket.shard = masters
-            if work is not None:
-                work.wait()
-
-    def _reduce(self) -> None:
-        assert isinstance(self.optimizer, _OnCopies)
-        self.optimizer.buckets = self.buckets
-        super()._reduce()
+        publish_copies(self.buckets)
 
 
 @fault(
@@ -114,7 +95,7 @@ class AccumulatedInBf16(Zero1):
     As FSDP1 does under no_sync.
     """
 
-    def _add(self, total: torch.Tensor, parameter: torch.Tensor) -> None:
+    def _add(self, total: Tensor, parameter: Tensor) -> None:
         assert parameter.grad is not None
         total.copy_((total.to(parameter.dtype) + parameter.grad).to(total.dtype))
         parameter.grad = None
@@ -124,49 +105,34 @@ class AccumulatedInBf16(Zero1):
     "zero1", "gradient", bugs.REDUCED_IN(format="bf16"), source="FSDP's reduce_dtype left out",
     features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
 )  # fmt: skip
-class ReducedNarrow(Zero1):
+class ReducedNarrow(Zero1InParts):
     """The fp32 sum is rounded before the reduction, though a reduction in fp32 is declared."""
 
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            gradients.copy_(gradients.to(bucket.full.dtype))
-        super()._reduce()
-
-
-class _IntoBf16(Reduction):
-    def _land(self) -> None:
-        work, part, into = self._in_flight.popleft()
-        if work is not None:
-            work.wait()
-        into.copy_(into.bfloat16() + part.div_(self.world_size).bfloat16())
+    def before_reduction(self, bucket: Bucket, gradients: Tensor) -> None:
+        gradients.copy_(gradients.to(bucket.full.dtype))
 
 
 @fault(
     "zero2", "gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056",
     microbatches=3,
 )  # fmt: skip
-class ReducedIntoBf16(Zero2):
+class ReducedIntoBf16(Zero2InParts):
     """Gradients that are reduced in fp32 are added to a buffer of the compute dtype."""
 
-    def _partition(self) -> None:
-        super()._partition()
-        self.reduction = _IntoBf16(self.group)
-
-
-class _InBf16(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        super().step(rates)
-        for state in self.optimizer.state.values():
-            for role in STATES:
-                if role in state:
-                    state[role].copy_(state[role].bfloat16())
+    def add(self, part: Tensor, into: Tensor) -> None:
+        into.copy_(into.bfloat16() + part.div_(self.world_size).bfloat16())
 
 
 @fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
-class MomentsInBf16(WithOptimizer):
+class MomentsInBf16(Zero1InParts):
     """The moments are kept in the compute dtype, and only the master in fp32."""
 
-    kind = _InBf16
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for state in self.states():
+            for role in STATES:
+                if role in state:
+                    state[role].copy_(state[role].bfloat16())
 
 
 @fault("zero1", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))

@@ -5,53 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
-from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..contract import Loader, Step, StepReport
 from ..contract.implementation import Moment
 from .fault import fault
-from .parts import WithOptimizer
+from .parts import Options, UpdatesInParts
 
-Options = dict[str, Any]
-
-PLAIN = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": False}}
-NESTEROV = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True}}
+PLAIN: Mapping[str, Any] = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": False}}
+NESTEROV: Mapping[str, Any] = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True}}
 
 
-class SGDInParts(ShardedOptimizer):
-    """SGD written out, split into parts that a fault can replace."""
+class SGDInParts(UpdatesInParts):
+    """ZeRO-1 with SGD split into parts that a fault can replace."""
 
-    def step(self, rates: Sequence[float]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                with torch.no_grad():
-                    self.update(parameter, group)
+    fixed: ClassVar[Mapping[str, Any]] = PLAIN
 
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        """Take one step of one piece."""
+    def update(self, p: Tensor, group: Options) -> None:
         assert p.grad is not None
         d = self.decay(p, -p.grad if group["maximize"] else p.grad, group)
-        p.add_(self.direction(p, d, group), alpha=-group["lr"])
+        self.move(p, self.direction(p, d, group), group)
 
-    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
+    def move(self, p: Tensor, direction: Tensor, group: Options) -> None:
+        """Move the piece along a direction."""
+        p.add_(direction, alpha=-group["lr"])
+
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
         """Return the gradient with the decay in it."""
         return gradient.add(p, alpha=group["weight_decay"])
 
-    def direction(self, p: torch.Tensor, d: torch.Tensor, group: Options) -> torch.Tensor:
+    def direction(self, p: Tensor, d: Tensor, group: Options) -> Tensor:
         """Update the buffer, which is made at the first step; return the direction of the step."""
-        state = self.optimizer.state[p]
+        state = self.optimizer.optimizer.state[p]
         buffer = state.get("momentum_buffer")
         taken = self.taken_in(d, group)
         if buffer is None:
@@ -60,169 +53,117 @@ class SGDInParts(ShardedOptimizer):
             buffer.mul_(group["momentum"]).add_(taken)
         return self.along(d, buffer, group)
 
-    def taken_in(self, d: torch.Tensor, group: Options) -> torch.Tensor:
+    def taken_in(self, d: Tensor, group: Options) -> Tensor:
         """Return what enters the buffer."""
         return d
 
-    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
+    def along(self, d: Tensor, buffer: Tensor, group: Options) -> Tensor:
         """Return the direction of the step, from the new buffer."""
         return d.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
 
-class _DecaysTwice(SGDInParts):
-    def update(self, p: torch.Tensor, group: Options) -> None:
+@fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
+class SgdDecayTwice(SGDInParts):
+    """Weight decay is added to the gradient, and the trainer shrinks the parameter as well."""
+
+    def update(self, p: Tensor, group: Options) -> None:
         kept = p * (group["lr"] * group["weight_decay"])
         super().update(p, group)
         p.sub_(kept)
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
-class SgdDecayTwice(WithOptimizer):
-    """Weight decay is added to the gradient, and the trainer shrinks the parameter as well."""
-
-    fixed = PLAIN
-    kind = _DecaysTwice
-
-
-class _Decoupled(SGDInParts):
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        kept = p * (group["lr"] * group["weight_decay"])
-        super().update(p, {**group, "weight_decay": 0.0})
-        p.sub_(kept)
-
-
 @fault("zero1", "update", bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often", features=("momentum",))
-class DecayDecoupled(WithOptimizer):
+class DecayDecoupled(SgdDecayTwice):
     """Weight decay is that of AdamW: it does not enter the momentum."""
 
-    fixed = PLAIN
-    kind = _Decoupled
-
-
-class _WithoutDecay(SGDInParts):
-    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
         return gradient
 
 
 @fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("momentum",))
-class SgdDecayMissing(WithOptimizer):
+class SgdDecayMissing(SGDInParts):
     """SGD has no weight decay."""
 
-    fixed = PLAIN
-    kind = _WithoutDecay
-
-
-class _Plain(SGDInParts):
-    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
-        return buffer
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient
 
 
 @fault("zero1", "update", bugs.NESTEROV_LEFT_OUT, source="none known", features=("nesterov",))
-class NesterovDropped(WithOptimizer):
+class NesterovDropped(SGDInParts):
     """The step is along the buffer, though the form is to be Nesterov's."""
 
     fixed = NESTEROV
-    kind = _Plain
 
-
-class _Ahead(SGDInParts):
-    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
-        return d.add(buffer, alpha=group["momentum"])
+    def along(self, d: Tensor, buffer: Tensor, group: Options) -> Tensor:
+        return buffer
 
 
 @fault(
     "zero1", "update", bugs.NESTEROV_ADDED, source="none known", features=("momentum",),
     without=("nesterov",),
 )  # fmt: skip
-class NesterovUnasked(WithOptimizer):
+class NesterovUnasked(SGDInParts):
     """The step has Nesterov's form, which nobody asked for."""
 
-    fixed = PLAIN
-    kind = _Ahead
-
-
-class _Dampens(SGDInParts):
-    def taken_in(self, d: torch.Tensor, group: Options) -> torch.Tensor:
-        return d.mul(1 - group["momentum"])
+    def along(self, d: Tensor, buffer: Tensor, group: Options) -> Tensor:
+        return super().along(d, buffer, {**group, "nesterov": True})
 
 
 @fault("zero1", "update", bugs.GRADIENT_DAMPENED, source="seen often", features=("momentum",))
-class Dampening(WithOptimizer):
+class Dampening(SGDInParts):
     """The buffer is a moving average, as that of Adam."""
 
-    fixed = PLAIN
-    kind = _Dampens
-
-
-class _TakesRate(SGDInParts):
-    def taken_in(self, d: torch.Tensor, group: Options) -> torch.Tensor:
-        return d.mul(group["lr"])
-
-    def update(self, p: torch.Tensor, group: Options) -> None:
-        assert p.grad is not None
-        d = self.decay(p, -p.grad if group["maximize"] else p.grad, group)
-        p.sub_(self.direction(p, d, group))
+    def taken_in(self, d: Tensor, group: Options) -> Tensor:
+        return d.mul(1 - group["momentum"])
 
 
 @fault(
     "zero1", "update", bugs.LEARNING_RATE_IN_THE_MOMENTUM, source="seen often",
     features=("momentum",),
 )  # fmt: skip
-class RateInTheMomentum(WithOptimizer):
+class RateInTheMomentum(SGDInParts):
     """The learning rate is in the buffer, as in the papers: a schedule acts on later steps."""
 
-    fixed = PLAIN
-    kind = _TakesRate
+    def taken_in(self, d: Tensor, group: Options) -> Tensor:
+        return d.mul(group["lr"])
 
-
-class _IgnoresBuffer(SGDInParts):
-    def along(self, d: torch.Tensor, buffer: torch.Tensor, group: Options) -> torch.Tensor:
-        return d
+    def move(self, p: Tensor, direction: Tensor, group: Options) -> None:
+        p.sub_(direction)
 
 
 @fault("zero1", "update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("momentum",))
-class MomentumIgnored(WithOptimizer):
+class MomentumIgnored(SGDInParts):
     """The buffer is kept, and the step is along the gradient."""
 
-    fixed = PLAIN
-    kind = _IgnoresBuffer
-
-
-class _Forgets(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        self.optimizer.state.clear()
-        super().step(rates)
+    def along(self, d: Tensor, buffer: Tensor, group: Options) -> Tensor:
+        return d
 
 
 @fault("zero1", "update", bugs.MOMENTS_RESET, source="seen often", features=("momentum",))
-class MomentumForgotten(WithOptimizer):
+class MomentumForgotten(SGDInParts):
     """The momentum buffer is lost in each step.
 
     The buffer is keyed by a tensor that each step replaces.
     """
 
-    fixed = PLAIN
-    kind = _Forgets
-
-
-class _TakesSum(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
-        for one in self.owned:
-            one.gradient.mul_(self.group.size())
+        self.optimizer.optimizer.state.clear()
         super().step(rates)
 
 
 @fault(
     "zero1", "update", bugs.GRADIENT_TIMES_W, source="seen often", world=3, features=("momentum",)
 )
-class SumForTheOptimizer(WithOptimizer):
+class SumForTheOptimizer(SGDInParts):
     """The mean is logged and clipped, and the optimizer is given the sum.
 
     AdamW would hide it in its square root.
     """
 
-    fixed = PLAIN
-    kind = _TakesSum
+    def step(self, rates: Sequence[float]) -> None:
+        for one in self.optimizer.owned:
+            one.gradient.mul_(self.world_size)
+        super().step(rates)
 
 
 @fault(
@@ -263,11 +204,11 @@ class MomentumOfLocalGradients(Ddp):
             self.average(p.data)
         return report
 
-    def parameters(self) -> list[torch.nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that train."""
         return [p for p in self.built.model.parameters() if p.requires_grad]
 
-    def average(self, tensor: torch.Tensor) -> None:
+    def average(self, tensor: Tensor) -> None:
         """Average a tensor over the ranks."""
         dist.all_reduce(tensor)
         tensor.div_(dist.get_world_size())

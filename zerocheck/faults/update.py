@@ -6,311 +6,220 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
-from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, grouped
 from ..errors import Unsupported
 from .fault import fault
-from .parts import AdamWInParts, WithOptimizer
-
-Options = dict[str, Any]
-
-
-class _Coupled(AdamWInParts):
-    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
-        return gradient.add(p, alpha=group["weight_decay"])
+from .parts import AdamWInParts, Options, Zero1InParts
 
 
 @fault("zero1", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
-class L2InsteadOfDecoupled(WithOptimizer):
+class L2InsteadOfDecoupled(AdamWInParts):
     """Weight decay goes through the moments, as in Adam."""
 
-    kind = _Coupled
-
-
-class _Twice(AdamWInParts):
-    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
-        super().decay(p, gradient, group)
-        return super().decay(p, gradient, group)
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient.add(p, alpha=group["weight_decay"])
 
 
 @fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often")
-class DecayTwice(WithOptimizer):
+class DecayTwice(AdamWInParts):
     """Weight decay is applied twice."""
 
-    kind = _Twice
-
-
-class _ByStepSize(AdamWInParts):
-    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
-        size = group["weight_decay"] / (1 - self.betas(group)[0] ** (float(state["step"]) + 1))
-        super().update(p, state, {**group, "weight_decay": size})
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return super().decay(p, super().decay(p, gradient, group), group)
 
 
 @fault(
     "zero1", "update", bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, source="seen often",
     features=("lr-large",),
 )  # fmt: skip
-class DecayByStepSize(WithOptimizer):
+class DecayByStepSize(AdamWInParts):
     """The parameter decays by lr / (1 - beta1^t), the step size, in place of lr."""
 
-    kind = _ByStepSize
-
-
-class _None(AdamWInParts):
-    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
-        return gradient
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        size = group["weight_decay"] / (1 - self.betas(group)[0] ** float(self.state(p)["step"]))
+        return super().decay(p, gradient, {**group, "weight_decay": size})
 
 
 @fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
-class DecayMissing(WithOptimizer):
+class DecayMissing(AdamWInParts):
     """There is no weight decay."""
 
-    kind = _None
-
-
-class _Excluded(AdamWInParts):
-    def decay(self, p: torch.Tensor, gradient: torch.Tensor, group: Options) -> torch.Tensor:
-        most = max(other["weight_decay"] for other in self.optimizer.param_groups)
-        return super().decay(p, gradient, {**group, "weight_decay": group["weight_decay"] or most})
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient
 
 
 @fault(
     "zero1", "update", bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, source="MG #4705",
     features=("some-decay",),
 )  # fmt: skip
-class DecayOnExcluded(WithOptimizer):
+class DecayOnExcluded(AdamWInParts):
     """Parameters without weight decay decay like the others."""
 
-    kind = _Excluded
-
-
-class _After(AdamWInParts):
-    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
-        super().update(p, state, {**group, "weight_decay": 0.0})
-        p.mul_(1 - group["lr"] * group["weight_decay"])
+    def decay(self, p: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        most = max(other["weight_decay"] for other in self.optimizer.optimizer.param_groups)
+        return super().decay(p, gradient, {**group, "weight_decay": group["weight_decay"] or most})
 
 
 @fault(
     "zero1", "update", bugs.WEIGHT_DECAY_AFTER_THE_UPDATE, source="seen often",
     features=("lr-large",),
 )  # fmt: skip
-class DecayAfterUpdate(WithOptimizer):
+class DecayAfterUpdate(AdamWInParts):
     """Weight decay comes after the update."""
 
-    kind = _After
-
-
-class _InRoot(AdamWInParts):
-    def denominator(self, v: torch.Tensor, root: float, eps: float) -> torch.Tensor:
-        return (v / root**2).add_(eps).sqrt_()
+    def update(self, p: Tensor, group: Options) -> None:
+        super().update(p, {**group, "weight_decay": 0.0})
+        p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
 @fault("zero1", "update", bugs.EPS_INSIDE_THE_ROOT, source="seen often", features=("eps-1e-3",))
-class EpsInRoot(WithOptimizer):
+class EpsInRoot(AdamWInParts):
     """eps is added inside of the root."""
 
-    kind = _InRoot
-
-
-class _BeforeCorrection(AdamWInParts):
-    def denominator(self, v: torch.Tensor, root: float, eps: float) -> torch.Tensor:
-        return v.sqrt().add_(eps).div_(root)
+    def denominator(self, v: Tensor, root: float, eps: float) -> Tensor:
+        return (v / root**2).add_(eps).sqrt_()
 
 
 @fault(
     "zero1", "update", bugs.EPS_BEFORE_THE_BIAS_CORRECTION, source="seen often",
     features=("eps-1e-3",),
 )  # fmt: skip
-class EpsBeforeCorrection(WithOptimizer):
+class EpsBeforeCorrection(AdamWInParts):
     """eps is added before the bias correction."""
 
-    kind = _BeforeCorrection
-
-
-class _LateCount(AdamWInParts):
-    def count(self, state: dict[str, torch.Tensor]) -> float:
-        return float(state["step"]) + 1
+    def denominator(self, v: Tensor, root: float, eps: float) -> Tensor:
+        return v.sqrt().add_(eps).div_(root)
 
 
 @fault("zero1", "update", bugs.STEP_OFF_BY_1, source="TT #4382")
-class BiasCorrectionOffByOne(WithOptimizer):
+class BiasCorrectionOffByOne(AdamWInParts):
     """The bias corrections are those of the next step."""
 
-    kind = _LateCount
-
-
-class _PerMicrobatch(AdamWInParts):
-    microbatches: int
-
-    def count(self, state: dict[str, torch.Tensor]) -> float:
-        return float(state["step"]) * self.microbatches
+    def count(self, state: dict[str, Tensor]) -> float:
+        return float(state["step"]) + 1
 
 
 @fault("zero1", "update", bugs.MICROBATCHES_COUNTED_AS_STEPS, source="seen often", microbatches=3)
-class MicrobatchesCountedAsSteps(WithOptimizer):
+class MicrobatchesCountedAsSteps(AdamWInParts):
     """The bias corrections count microbatches."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.optimizer.microbatches = case.training.microbatches
-
-    kind = _PerMicrobatch
-    optimizer: _PerMicrobatch
+    def count(self, state: dict[str, Tensor]) -> float:
+        return float(state["step"]) * self.case.training.microbatches
 
 
-class _Swapped(AdamWInParts):
+@fault("zero1", "update", bugs.BETAS_SWAPPED, source="seen often")
+class BetasSwapped(AdamWInParts):
+    """beta1 and beta2 are exchanged."""
+
     def betas(self, group: Options) -> tuple[float, float]:
         beta1, beta2 = group["betas"]
         return beta2, beta1
 
 
-@fault("zero1", "update", bugs.BETAS_SWAPPED, source="seen often")
-class BetasSwapped(WithOptimizer):
-    """beta1 and beta2 are exchanged."""
+@fault("zero1", "update", bugs.MOMENTS_SWAPPED, source="seen often")
+class MomentsSwapped(Zero1InParts):
+    """exp_avg and exp_avg_sq are exchanged after a step."""
 
-    kind = _Swapped
-
-
-class _MomentsSwapped(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
-        for state in self.optimizer.state.values():
+        for state in self.states():
             kept = state["exp_avg"].clone()
             state["exp_avg"].copy_(state["exp_avg_sq"])
             state["exp_avg_sq"].copy_(kept)
 
 
-@fault("zero1", "update", bugs.MOMENTS_SWAPPED, source="seen often")
-class MomentsSwapped(WithOptimizer):
-    """exp_avg and exp_avg_sq are exchanged after a step."""
+@fault("zero1", "update", bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
+class MomentsReset(Zero1InParts):
+    """The moments of the step before are lost, the count of steps is not."""
 
-    kind = _MomentsSwapped
-
-
-class _MomentsReset(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
-        for state in self.optimizer.state.values():
+        for state in self.states():
             state["exp_avg"].zero_()
             state["exp_avg_sq"].zero_()
         super().step(rates)
 
 
-@fault("zero1", "update", bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
-class MomentsReset(WithOptimizer):
-    """The moments of the step before are lost, the count of steps is not."""
-
-    kind = _MomentsReset
-
-
-class _StaleMoments(AdamWInParts):
-    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
-        m, v = state["exp_avg"].clone(), state["exp_avg_sq"].clone()
-        kept = p.clone()
-        super().update(p, state, group)
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
-        if group["amsgrad"]:
-            v = torch.maximum(v, state["max_exp_avg_sq"])
-        p.copy_(kept).mul_(1 - group["lr"] * group["weight_decay"])
-        root = (1 - beta2**step) ** 0.5
-        denominator = self.denominator(v, root, group["eps"])
-        p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**step))
-
-
 @fault("zero1", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="seen often")
-class StaleMoments(WithOptimizer):
+class StaleMoments(AdamWInParts):
     """The parameter is updated with the old moments, which are updated afterwards."""
 
-    kind = _StaleMoments
+    def update(self, p: Tensor, group: Options) -> None:
+        self.before = {role: one.clone() for role, one in self.state(p).items()}
+        super().update(p, group)
 
-
-class _Restarted(AdamWInParts):
-    first: dict[torch.Tensor, float] | None = None
-
-    def update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: Options) -> None:
-        self.first = {} if self.first is None else self.first
-        self.first.setdefault(state["exp_avg"], float(state["step"]))
-        super().update(p, state, group)
-
-    def count(self, state: dict[str, torch.Tensor]) -> float:
-        assert self.first is not None
-        return float(state["step"]) - self.first[state["exp_avg"]]
+    def move(self, p: Tensor, m: Tensor, v: Tensor, group: Options) -> None:
+        old = self.before["exp_avg_sq"]
+        v = torch.maximum(old, v) if group["amsgrad"] else old
+        super().move(p, self.before["exp_avg"], v, group)
 
 
 @fault(
     "zero1", "update", bugs.STEPS_COUNTED_FROM_0, source="DS PR#564, #5263",
     features=("mid-training",),
 )  # fmt: skip
-class StepsRestarted(WithOptimizer):
+class StepsRestarted(AdamWInParts):
     """The bias corrections count only the steps since the start, even after a restore."""
 
-    kind = _Restarted
+    def plant(self) -> None:
+        self.first: dict[Tensor, float] = {}
+
+    def update(self, p: Tensor, group: Options) -> None:
+        state = self.state(p)
+        self.first.setdefault(state["exp_avg"], float(state["step"]))
+        super().update(p, group)
+
+    def count(self, state: dict[str, Tensor]) -> float:
+        return float(state["step"]) - self.first[state["exp_avg"]]
 
 
-class _MasterRounded(ShardedOptimizer):
+@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
+class MasterRounded(Zero1InParts):
+    """The parameters that the optimizer updates are in bf16, without an fp32 master copy."""
+
     def step(self, rates: Sequence[float]) -> None:
         super().step(rates)
-        for one in self.owned:
+        for one in self.optimizer.owned:
             if one.parameter.grad is not None:
                 one.parameter.copy_(one.parameter.bfloat16())
 
 
-@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
-class MasterRounded(WithOptimizer):
-    """The parameters that the optimizer updates are in bf16, without an fp32 master copy."""
-
-    kind = _MasterRounded
-
-
-class FirstGroupsRate(ShardedOptimizer):
-    """Optimizer with the learning rate of the first group for all."""
+@fault("zero1", "update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
+class GroupsCollapse(Zero1InParts):
+    """All groups use the first one's rate."""
 
     def step(self, rates: Sequence[float]) -> None:
         super().step([rates[0]] * len(rates))
-
-
-@fault("zero1", "update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
-class GroupsCollapse(WithOptimizer):
-    """All groups use the first one's rate."""
-
-    kind = FirstGroupsRate
-
-
-class _NoSchedule(ShardedOptimizer):
-    def step(self, rates: Sequence[float]) -> None:
-        if not hasattr(self, "first"):
-            self.first = list(rates)
-        super().step(self.first)
 
 
 @fault(
     "zero1", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
     features=("schedule-warmup", "several-steps"),
 )  # fmt: skip
-class SchedulerLost(WithOptimizer):
+class SchedulerLost(Zero1InParts):
     """The learning rate stays that of the first step."""
 
-    kind = _NoSchedule
+    first: Sequence[float] = ()
 
-
-class _PerPiece(ShardedOptimizer):
     def step(self, rates: Sequence[float]) -> None:
-        super().step(rates)
-        for number, one in enumerate(self.owned):
-            if one.parameter.grad is not None:
-                self.optimizer.state[one.parameter]["step"] += number
+        self.first = self.first or list(rates)
+        super().step(self.first)
 
 
 @fault("zero1", "update", bugs.STEP_COUNT, source="DS PR#7982")
-class StepPerSubgroup(WithOptimizer):
+class StepPerSubgroup(Zero1InParts):
     """The step count goes up once per piece, not once per step."""
 
-    kind = _PerPiece
+    def step(self, rates: Sequence[float]) -> None:
+        super().step(rates)
+        for number, one in enumerate(self.optimizer.owned):
+            if one.parameter.grad is not None:
+                self.optimizer.optimizer.state[one.parameter]["step"] += number
 
 
 @fault("ddp", "update", bugs.NEVER_UPDATED, source="MG #565")

@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
-from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
+from ..adapters.fsdp2.gathered_muon import Fsdp2Muon, local
 from ..case.schema import Case
 from ..contract import Loader
 from ..contract.groups import groups
 from .fault import fault
-from .parts import OneByOne, WithOptimizer
+from .parts import OneByOne, Zero1InParts
 
 
 class SignedMomentum(torch.optim.Optimizer):
@@ -87,9 +86,7 @@ def _fixed(kind: type, *, elementwise: bool, count: str = "") -> Mapping[str, An
 
 class _OfShards(NormalizedMomentum):
     def move(self, p: torch.Tensor, momentum: torch.Tensor, rate: float) -> None:
-        if isinstance(p, DTensor) and isinstance(momentum, DTensor):
-            p, momentum = p.to_local(), momentum.to_local()
-        super().move(p, momentum, rate)
+        super().move(local(p), local(momentum), rate)
 
 
 @fault(
@@ -100,27 +97,22 @@ class NormOfTheShard(Fsdp2):
     """An optimizer that needs whole parameters is given the local shards."""
 
     fixed: ClassVar[Mapping[str, Any]] = _fixed(NormalizedMomentum, elementwise=False)
-    options: ClassVar[tuple[str, ...]] = tuple(
-        one for one in Fsdp2.options if one != "optimizer_first"
-    )
+    options: ClassVar[tuple[str, ...]] = Fsdp2Muon.options
 
     def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         return _OfShards(groups(model, case))
 
 
-class _NewCount(ShardedOptimizer):
-    def restore_counts(self) -> None:
-        super().restore_counts()
-        for state in self.optimizer.state.values():
-            state["step"] = 0
-
-
 @fault("zero1", "roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920")
-class CountOfTheUsersLost(WithOptimizer):
+class CountOfTheUsersLost(Zero1InParts):
     """A step count that is an int is in no checkpoint, and starts at 0 after a load."""
 
     fixed = _fixed(NormalizedMomentum, elementwise=False)
-    kind = _NewCount
+
+    def restore_counts(self) -> None:
+        super().restore_counts()
+        for state in self.optimizer.optimizer.state.values():
+            state["step"] = 0
 
 
 @fault("fsdp2", "roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920",
@@ -129,9 +121,7 @@ class CountOfTheGroupLost(Fsdp2):
     """A step count in the parameter group is not restored, and starts at 0 after a load."""
 
     fixed: ClassVar[Mapping[str, Any]] = _fixed(CorrectedMean, elementwise=True, count="group")
-    options: ClassVar[tuple[str, ...]] = tuple(
-        one for one in Fsdp2.options if one != "optimizer_first"
-    )
+    options: ClassVar[tuple[str, ...]] = Fsdp2Muon.options
 
     def make_optimizer(self, model: nn.Module, case: Case) -> Any:
         return CorrectedMean(groups(model, case))
@@ -142,31 +132,25 @@ class CountOfTheGroupLost(Fsdp2):
             group["step"] = 0
 
 
-class _ForgetsDecay(ShardedOptimizer):
+@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
+class DecayOfTheUsersLost(Zero1InParts):
+    """The options of the groups are lost when the user's optimizer is made of shards."""
+
+    fixed = _fixed(SignedMomentum, elementwise=True)
+
     def step(self, rates: Sequence[float]) -> None:
-        for group in self.optimizer.param_groups:
+        for group in self.optimizer.optimizer.param_groups:
             group["weight_decay"] = 0.0
         super().step(rates)
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
-class DecayOfTheUsersLost(WithOptimizer):
-    """The options of the groups are lost when the user's optimizer is made of shards."""
-
-    fixed = _fixed(SignedMomentum, elementwise=True)
-    kind = _ForgetsDecay
-
-
-class _NewMean(ShardedOptimizer):
-    def restore_counts(self) -> None:
-        super().restore_counts()
-        for state in self.optimizer.state.values():
-            state["mean"].zero_()
-
-
 @fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="lerobot #4658")
-class MeanOfTheUsersLost(WithOptimizer):
+class MeanOfTheUsersLost(Zero1InParts):
     """The states of an optimizer that the checkpoint does not know are not loaded."""
 
     fixed = _fixed(SignedMomentum, elementwise=True)
-    kind = _NewMean
+
+    def restore_counts(self) -> None:
+        super().restore_counts()
+        for state in self.states():
+            state["mean"].zero_()

@@ -52,6 +52,10 @@ class Reduction:
         work, part, into = self._in_flight.popleft()
         if work is not None:
             work.wait()
+        self.add(part, into)
+
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        """Add the mean over ranks to a gradient; part: the sum."""
         into.add_(part.div_(self.world_size))
 
     def clear(self) -> None:
