@@ -9,76 +9,53 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
-from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
-from ..case.schema import Case
-from ..contract import Built, Step, StepReport
+from ..contract import Step, StepReport
 from ..contract.implementation import Moment
 from .fault import fault
-from .parts import scaled, with_callback
-
-
-class _Overwriting(Reduction):
-    def _land(self) -> None:
-        self._in_flight[0][2].zero_()
-        super()._land()
+from .parts import Planted, Zero1InParts, Zero2InParts, scaled, with_callback
 
 
 @fault(
     "zero2", "gradient", bugs.LAST_MICROBATCH_ONLY,
     source="open-instruct PR#1498; TT #3575; DS #7718", microbatches=3,
 )  # fmt: skip
-class LastMicrobatchOnly(Zero2):
+class LastMicrobatchOnly(Zero2InParts):
     """The accumulator is reset at every microbatch."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.reduction = _Overwriting(self.reduction.group)
-
-
-class _Rescaling(Reduction):
-    def _land(self) -> None:
-        work, part, into = self._in_flight.popleft()
-        if work is not None:
-            work.wait()
-        into.add_(part).div_(self.world_size)
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        super().add(part, into.zero_())
 
 
 @fault("zero2", "gradient", bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
-class ScaleAccumulatedShard(Zero2):
+class ScaleAccumulatedShard(Zero2InParts):
     """The accumulator is divided, not what is added to it.
 
     Microbatch i is scaled by W^(i - GA).
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.reduction = _Rescaling(self.reduction.group)
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        into.add_(part).div_(self.world_size)
 
 
 @fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
-class MicrostepOffByOne(Zero2):
+class MicrostepOffByOne(Planted, Zero2):
     """The first step loses its first microbatch.
 
     A counter decides where the accumulator is overwritten; at first it is one too low. Later
     steps are right.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.microstep = -1
+    microstep = -1
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         self.microstep = 0
-        return report
 
     def _end_microbatch(self) -> None:
         super()._end_microbatch()
@@ -165,9 +142,7 @@ class StaleBoundary(Ddp):
     So the first microbatch is reduced and the others are not.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.flag = True
+    flag = True
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
         stale, self.flag = self.flag, last
@@ -175,13 +150,11 @@ class StaleBoundary(Ddp):
 
 
 @fault("fsdp2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
-class NeverZeroed(Fsdp2):
+class NeverZeroed(Planted, Fsdp2):
     """Gradients are not cleared between steps."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        built.optimizer.zero_grad = lambda set_to_none=True: None
-        return built
+    def plant(self) -> None:
+        self.built.optimizer.zero_grad = lambda set_to_none=True: None
 
 
 @fault(
@@ -223,10 +196,9 @@ class AccumulateGated(Zero1):
 
 
 @fault("zero1", "gradient", bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
-class ClearedTooEarly(Zero1):
+class ClearedTooEarly(Zero1InParts):
     """When one bucket is reduced, the gradients of all others are cleared."""
 
-    def _reduce(self) -> None:
-        for gradients in self.gradients[1:]:
+    def before_reduction(self, bucket: Bucket, gradients: torch.Tensor) -> None:
+        if bucket is not self.buckets[0]:
             gradients.zero_()
-        super()._reduce()

@@ -15,10 +15,10 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..compat import reduce_scatter_single
+from ..compat import reduce_scatter_single, wait
 from ..contract import Built, Step, StepReport
 from .fault import fault
-from .parts import with_callback
+from .parts import Planted, with_callback
 
 
 @fault(
@@ -35,8 +35,7 @@ class OneCollectivePerParameter(Ddp):
 
 class _AllReduces(Reduction):
     def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
-        while len(self._in_flight) >= self.depth:
-            self._land()
+        self.make_room()
         work = dist.all_reduce(whole, group=self.group, async_op=True)
         self._in_flight.append((work, whole[mine], into))
 
@@ -45,11 +44,10 @@ class _AllReduces(Reduction):
     "zero2", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
     source="DS #4946",
 )  # fmt: skip
-class AllReduceForReduceScatter(Zero2):
+class AllReduceForReduceScatter(Planted, Zero2):
     """Buckets are all-reduced, and all but the rank's own shard is thrown away."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction = _AllReduces(self.group)
 
 
@@ -57,11 +55,10 @@ class AllReduceForReduceScatter(Zero2):
     "zero3", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
     source="DS #4946",
 )  # fmt: skip
-class AllReduceForReduceScatterOfUnits(Zero3):
+class AllReduceForReduceScatterOfUnits(Planted, Zero3):
     """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction = _AllReduces(self.group)
 
 
@@ -88,9 +85,7 @@ class ReducedWithEachMicrobatch(Zero1):
         if self._begun:
             for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
                 whole = gradients.clone()
-                work = reduce_scatter_single(whole[bucket.mine], whole, self.group)
-                if work is not None:
-                    work.wait()
+                wait(reduce_scatter_single(whole[bucket.mine], whole, self.group))
         self._begun = True
 
 
@@ -105,19 +100,15 @@ class SentInFp32(Zero1):
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             whole = gradients.float()
             part = whole[bucket.mine]
-            work = reduce_scatter_single(part, whole, self.group)
-            if work is not None:
-                work.wait()
+            wait(reduce_scatter_single(part, whole, self.group))
             bucket.gradient.copy_(part.div_(self.world_size))
         self.replicas.average(bucket.gradient for bucket in self.buckets)
         self.reduced = True
 
 
 @fault("zero2", "communication", bugs.CALLED_ONCE_MORE, source="seen often")
-class BarrierInEachStep(Zero2):
+class BarrierInEachStep(Planted, Zero2):
     """Ranks wait for each other at the end of each step."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         dist.barrier(group=self.group)
-        return report

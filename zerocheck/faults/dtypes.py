@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import causes as bugs
 from ..adapters.textbook.sharded_optimizer import OwnedPiece
 from ..adapters.textbook.zero1 import Zero1
-from ..compat import reduce_scatter_single
+from ..compat import reduce_scatter_single, wait
 from .fault import fault
 from .parts import ClipsInParts
 from .precision import MomentsInBf16
@@ -57,8 +57,6 @@ class OtherBufferUnreduced(Zero1):
         dtype = self.gradients[0].dtype
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             if gradients.dtype == dtype:
-                work = reduce_scatter_single(bucket.gradient, gradients, self.group)
-                if work is not None:
-                    work.wait()
+                wait(reduce_scatter_single(bucket.gradient, gradients, self.group))
                 bucket.gradient.div_(self.world_size)
         self.reduced = True

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -23,19 +24,15 @@ from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
 from ..models.batches import batch
 from .fault import fault
+from .parts import Planted, Zero3InParts, exchange_last_shards
 
 
 @fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("dropout",))
-class SeedForAll(Zero2):
+class SeedForAll(Planted, Zero2):
     """Every forward starts from one seed, on every rank."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.handle = model.register_forward_pre_hook(_reseed)
-
-    def close(self) -> None:
-        self.handle.remove()
-        super().close()
+    def plant(self) -> None:
+        self._hooks.append(self.model.register_forward_pre_hook(_reseed))
 
 
 def _reseed(*_: Any) -> None:
@@ -43,11 +40,10 @@ def _reseed(*_: Any) -> None:
 
 
 @fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("carried-rng",))
-class SeededAlike(Zero2):
+class SeededAlike(Planted, Zero2):
     """Every rank seeds its generator alike when it begins."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         torch.manual_seed(0)
 
 
@@ -55,13 +51,11 @@ class SeededAlike(Zero2):
     "ddp", "loss", bugs.EVALUATION_MODE, source="seen often", features=("dropout",),
     without=("sometimes-used",),
 )  # fmt: skip
-class EvaluationMode(Ddp):
+class EvaluationMode(Planted, Ddp):
     """The model is left in evaluation mode."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        built.model.eval()
-        return built
+    def plant(self) -> None:
+        self.built.model.eval()
 
 
 @fault(
@@ -114,43 +108,21 @@ class SamplesOfRank0(Zero1):
         return super().train_step(replace(step, microbatches=same))
 
 
-class _Misordered(FlatParameter):
-    def wait(self) -> None:
-        arrived = self._work is not None
-        super().wait()
-        if arrived:
-            size = self.group.size()
-            one = self.full[self.partition.shard(size - 1)]
-            other = self.full[self.partition.shard(max(0, size - 2))]
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
-
-
 @fault("zero3", "loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
-class ShardsMisordered(Zero3):
+class ShardsMisordered(Zero3InParts):
     """The last two shards change places when they are gathered."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for flat in self.flats:
-            flat.__class__ = _Misordered
-
-
-class _Elsewhere(FlatParameter):
-    def gather(self) -> None:
-        if not self.gathered:
-            self.storage.resize_(self._bytes)
-            other = torch.empty_like(self.full)
-            self._work = all_gather_single(other, self.shard, self.group)
-            self.gathered = True
+    def wait(self, flat: FlatParameter) -> bool:
+        if arrives := super().wait(flat):
+            exchange_last_shards(flat, flat.full)
+        return arrives
 
 
 @fault("zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606")
-class UnitNotGathered(Zero3):
+class UnitNotGathered(Zero3InParts):
     """The root unit is gathered into another buffer than the one that is read."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for flat in self.root.flats:
-            flat.__class__ = _Elsewhere
+    def fill(self, flat: FlatParameter) -> dist.Work | None:
+        if flat not in self.root.flats:
+            return super().fill(flat)
+        return all_gather_single(torch.empty_like(flat.full), flat.shard, flat.group)

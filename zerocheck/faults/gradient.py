@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -16,22 +17,23 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.bucket import Bucket
+from ..adapters.textbook.sharded_optimizer import OwnedPiece
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import GradientBucket, Zero2
 from ..case.schema import Case
-from ..compat import reduce_scatter_single
+from ..compat import reduce_scatter_single, wait
 from ..contract import Built, Step, StepReport
 from ..errors import Unsupported
 from .fault import fault
-from .parts import scaled
+from .parts import Planted, Zero1InParts, average, exchange_last_shards, scaled
 
 
 @fault("zero2", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
-class AverageBecomesSum(Zero2):
+class AverageBecomesSum(Planted, Zero2):
     """The average over ranks is a sum."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction.world_size = 1
 
 
@@ -55,20 +57,18 @@ class LossTimesWorld(Fsdp2):
     "fsdp2", "gradient", bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division",
     world=3,
 )  # fmt: skip
-class MeanInTheLosses(Fsdp2):
+class MeanInTheLosses(Planted, Fsdp2):
     """Each loss is divided by W and FSDP2 sums, while a mean in the reduction is declared.
 
     A right trainer that declares another one: torchtitan and others normalise so. It needs
     ranks that are no power of two, since a division by these is exact.
     """
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        for module in built.model.modules():
+    def plant(self) -> None:
+        for module in self.built.model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
-        return built
 
     def train_step(self, step: Step) -> StepReport:
         return super().train_step(scaled(step, over=self.case.world_size))
@@ -139,14 +139,12 @@ class OversizedBucketSkipped(Zero1):
 
 
 @fault("zero1", "gradient", bugs.GRADIENT_SCALED, source="DS PR#6546, #5618; TT #1551", world=3)
-class SubgroupDivisor(Zero1):
+class SubgroupDivisor(Zero1InParts):
     """Vectors are divided by another group's size, W - 1."""
 
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            if len(one.piece.shape) == 1:
-                one.gradient.mul_(self.world_size).div_(self.world_size - 1)
+    def after_reduction(self, one: OwnedPiece) -> None:
+        if len(one.piece.shape) == 1:
+            one.gradient.mul_(self.world_size).div_(self.world_size - 1)
 
 
 @fault("zero1", "gradient", bugs.REDUCED_TWICE, source="NeMo PR#9335")
@@ -156,51 +154,42 @@ class ReducedTwice(Zero1):
     def _reduce(self) -> None:
         super()._reduce()
         for bucket in self.buckets:
-            dist.all_reduce(bucket.gradient, group=self.group)
-            bucket.gradient.div_(self.world_size)
+            average(bucket.gradient, self.group)
 
 
 @fault("zero1", "gradient", bugs.GRADIENT_TIMES_ROOT_W, source="seen often", world=3)
-class RootOfWorld(Zero1):
+class RootOfWorld(Zero1InParts):
     """The sum over ranks is divided by sqrt(W)."""
 
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            one.gradient.mul_(self.world_size**0.5)
+    def after_reduction(self, one: OwnedPiece) -> None:
+        one.gradient.mul_(self.world_size**0.5)
 
 
 @fault("zero1", "gradient", bugs.SHIFTED, source="DS PR#848, #851")
-class ShardOffByOne(Zero1):
+class ShardOffByOne(Zero1InParts):
     """Each rank reads its shard of the gradient one element too far."""
 
-    def _reduce(self) -> None:
-        for gradients in self.gradients:
-            gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
-        super()._reduce()
+    def before_reduction(self, bucket: Bucket, gradients: Tensor) -> None:
+        gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
 
 
 @fault("zero1", "gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#1841", world=3)
-class ShardOfTheNext(Zero1):
+class ShardOfTheNext(Zero1InParts):
     """Each rank reduces the shard of the rank after it."""
 
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            gradients.copy_(gradients.roll(-bucket.partition.shard_size))
-        super()._reduce()
+    def before_reduction(self, bucket: Bucket, gradients: Tensor) -> None:
+        gradients.copy_(gradients.roll(-bucket.partition.shard_size))
 
 
 @fault("zero1", "gradient", bugs.TAIL_LEFT_OUT, source="DS #1380", features=("uneven",))
-class TailTakenForPadding(Zero1):
+class TailTakenForPadding(Zero1InParts):
     """The last n mod W elements of a parameter are taken for padding, and cleared."""
 
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            for view in bucket.views(gradients):
-                size = view.numel()
-                if size > self.world_size:
-                    view.view(-1)[size - size % self.world_size :] = 0.0
-        super()._reduce()
+    def before_reduction(self, bucket: Bucket, gradients: Tensor) -> None:
+        for view in bucket.views(gradients):
+            size = view.numel()
+            if size > self.world_size:
+                view.view(-1)[size - size % self.world_size :] = 0.0
 
 
 @fault(
@@ -233,29 +222,21 @@ class TiedReducedTwice(Zero1):
 
 
 @fault("zero1", "gradient", bugs.SHARDS_EXCHANGED, source="DS PR#318")
-class PartitionsMisordered(Zero1):
+class PartitionsMisordered(Zero1InParts):
     """The last two shards of each bucket change places before the reduction."""
 
-    def _reduce(self) -> None:
-        last = self.world_size - 1
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            one = gradients[bucket.partition.shard(last)]
-            other = gradients[bucket.partition.shard(max(0, last - 1))]
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
-        super()._reduce()
+    def before_reduction(self, bucket: Bucket, gradients: Tensor) -> None:
+        exchange_last_shards(bucket, gradients)
 
 
 @fault("zero2", "gradient", bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
-class NoneGradientShifts(Zero2):
+class NoneGradientShifts(Planted, Zero2):
     """A parameter without a gradient does not move the offset."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.arrived: set[tuple[GradientBucket, int]] = set()
 
-    def _ready(self, gradient: GradientBucket, number: int, _: torch.Tensor) -> None:
+    def _ready(self, gradient: GradientBucket, number: int, _: Tensor) -> None:
         self.arrived.add((gradient, number))
         super()._ready(gradient, number, _)
 
@@ -287,62 +268,50 @@ class NotWaitedFor(Zero1):
     """
 
     def train_step(self, step: Step) -> StepReport:
+        self.in_flight: deque[dist.Work | None] = deque()
         try:
             return super().train_step(step)
         finally:
-            for work in self.in_flight:
-                if work is not None:
-                    work.wait()
+            while self.in_flight:
+                wait(self.in_flight.popleft())
 
     def _reduce(self) -> None:
-        self.in_flight = []
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             work = reduce_scatter_single(bucket.gradient, gradients, self.group)
             self.in_flight.append(work)
             bucket.gradient.div_(self.world_size)
+            self.divided()
         self.reduced = True
+
+    def divided(self) -> None:
+        """Go on with the next bucket, without waiting for this one."""
 
 
 @fault(
     "zero1", "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="DS PR#1264", world=3,
     features=("bucket-small",),
 )  # fmt: skip
-class WaitsForTheOneBefore(Zero1):
+class WaitsForTheOneBefore(NotWaitedFor):
     """Each bucket waits for the handle of the bucket before.
 
     So its own result is divided before it is there, and that of the last bucket is never waited
     for.
     """
 
-    def train_step(self, step: Step) -> StepReport:
-        try:
-            return super().train_step(step)
-        finally:
-            if self.in_flight is not None:
-                self.in_flight.wait()
-
-    def _reduce(self) -> None:
-        self.in_flight = None
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            before = self.in_flight
-            self.in_flight = reduce_scatter_single(bucket.gradient, gradients, self.group)
-            bucket.gradient.div_(self.world_size)
-            if before is not None:
-                before.wait()
-        self.reduced = True
+    def divided(self) -> None:
+        while len(self.in_flight) > 1:
+            wait(self.in_flight.popleft())
 
 
 @fault("zero1", "gradient", bugs.GRADIENT_SCALED, source="DS PR#5555", world=3)
-class ExtraParallelDivisor(Zero1):
+class ExtraParallelDivisor(Zero1InParts):
     """Gradients are divided by the size of an axis that does not split the batch.
 
     The axis has 8 ranks, of sequence parallelism.
     """
 
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            one.gradient.div_(8)
+    def after_reduction(self, one: OwnedPiece) -> None:
+        one.gradient.div_(8)
 
 
 @fault(

@@ -17,33 +17,29 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..contract import Step, StepReport
 from ..optimizers import STATES
 from .fault import EVERY_STEP, fault
+from .parts import Planted, Zero3InParts
 
 
 @fault("zero2", "persistent", source="DS #3306, #3903; MG #6230", spares=EVERY_STEP)
-class LeakByReference(Zero2):
+class LeakByReference(Planted, Zero2):
     """A list of reduced tensors keeps one flat gradient of each step."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.sent: list[torch.Tensor] = []
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         self.sent += [gradient.shard.clone() for gradient in self.gradients[:1]]
-        return report
 
 
 @fault(
     "zero1", "persistent", bugs.OPTIMIZER_STATE_REPLICATED, source="seen often", spares=EVERY_STEP
 )
-class StateReplicated(Zero1):
+class StateReplicated(Planted, Zero1):
     """Every rank allocates the moments of whole buckets, and uses those of its shard."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         for bucket in self.buckets:
             inside = {piece.name: piece.inside for piece in bucket.pieces}
             for role in STATES:
@@ -53,15 +49,13 @@ class StateReplicated(Zero1):
                     if one.piece.name in inside and role in state:
                         part = whole[bucket.mine][inside[one.piece.name]]
                         state[role] = part.copy_(state[role])
-        return report
 
 
 @fault("zero2", "persistent", bugs.WHOLE_GRADIENTS_KEPT, source="seen often", spares=EVERY_STEP)
-class GradientsNotReleased(Zero2):
+class GradientsNotReleased(Planted, Zero2):
     """Whole gradients are kept after their reduction, until the next step's replace them."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.whole_gradients: dict[int, torch.Tensor] = {}
 
     def _launch(self) -> None:
@@ -74,12 +68,12 @@ class GradientsNotReleased(Zero2):
     "zero3", "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often", spares=EVERY_STEP,
     features=("reshard", "wrap-layer"), without=("no-blocks",),
 )  # fmt: skip
-class NotResharded(Zero3):
+class NotResharded(Planted, Zero3):
     """Units stay gathered after the forward, though the case reshards."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.case = replace(case, sharding=replace(case.sharding, reshard=False))
+    def plant(self) -> None:
+        sharding = replace(self.case.sharding, reshard=False)
+        self.case = replace(self.case, sharding=sharding)
 
 
 @fault(
@@ -95,32 +89,23 @@ class RootNotReleased(Zero3):
         self.reduction.finish()
 
 
-class _Kept(FlatParameter):
-    def release(self) -> None:
-        if self.parameters[0].requires_grad:
-            super().release()
-
-
 @fault(
     "zero3", "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="PT #101982", spares=EVERY_STEP,
     features=("frozen",),
 )  # fmt: skip
-class FrozenNotResharded(Zero3):
+class FrozenNotResharded(Zero3InParts):
     """Frozen units stay gathered, since a gradient hook was to release them."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for flat in self.flats:
-            if not flat.parameters[0].requires_grad:
-                flat.__class__ = _Kept
+    def release(self, flat: FlatParameter) -> None:
+        if flat.parameters[0].requires_grad:
+            super().release(flat)
 
 
 @fault("zero1", "persistent", source="seen often", spares=EVERY_STEP)
-class CopyKept(Zero1):
+class CopyKept(Planted, Zero1):
     """The buckets are copied as master weights, which fp32 does not need."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.master = [bucket.full.clone() for bucket in self.buckets]
 
 

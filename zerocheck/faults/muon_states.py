@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import causes as bugs
 from ..adapters.fsdp2.gathered_muon import Fsdp2Muon, GatheredMuon, Options, local
+from ..adapters.textbook.bucket import publish
 from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
 from ..adapters.textbook.checkpoint.training import SavedTraining
 from ..adapters.textbook.zero1 import Zero1
@@ -239,8 +240,8 @@ class MatricesReachRank0Alone(Zero1):
                 dist.gather(bucket.local, parts, group=bucket.group, group_dst=0)
                 if parts is not None:
                     bucket.full.copy_(torch.cat(parts))
-            elif (work := bucket.publish()) is not None:
-                work.wait()
+            else:
+                publish([bucket])
 
 
 @fault(

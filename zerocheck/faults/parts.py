@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,11 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..adapters.textbook.adapter import Sharder
 from ..adapters.textbook.bucket import Bucket
+from ..adapters.textbook.flat import ShardedBuffer
 from ..adapters.textbook.loss_scaling import LossScaler
 from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.sharded_optimizer import OwnedPiece, ShardedOptimizer
+from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
+from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Implementation, Microbatch, Step, StepReport
 
@@ -35,6 +39,22 @@ def lend(owner: object, part: Part, *names: str, **renamed: str) -> Part:
     for name, own in {**dict(zip(names, names, strict=True)), **renamed}.items():
         setattr(part, name, getattr(owner, own))
     return part
+
+
+def average(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Replace a tensor by its mean over the ranks of a group."""
+    dist.all_reduce(tensor, group=group)
+    tensor.div_(dist.get_world_size(group))
+
+
+def exchange_last_shards(flat: ShardedBuffer, tensor: Tensor) -> None:
+    """Exchange the last two shards of a tensor that is partitioned like a flat buffer."""
+    last = flat.partition.world_size - 1
+    one = tensor[flat.partition.shard(last)]
+    other = tensor[flat.partition.shard(max(0, last - 1))]
+    before = one.clone()
+    one.copy_(other)
+    other.copy_(before)
 
 
 class Planted(Implementation):
@@ -124,6 +144,34 @@ class Zero2InParts(Planted, Zero2):
     def add(self, part: Tensor, into: Tensor) -> None:
         """Add the mean over ranks to a gradient; part: the sum."""
         Reduction.add(self.reduction, part, into)
+
+
+class Zero3InParts(Planted, Zero3):
+    """ZeRO-3 with the methods of its flat parameters as its own, each with the flat parameter."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        super().__init__(model, case, mesh)
+        for flat in self.flats:
+            for name in ("fill", "wait", "release", "reduce"):
+                setattr(flat, name, partial(getattr(self, name), flat))
+
+    def fill(self, flat: FlatParameter) -> dist.Work | None:
+        """Launch the all-gather of the shards."""
+        return FlatParameter.fill(flat)
+
+    def wait(self, flat: FlatParameter) -> bool:
+        """Wait until the parameters can be read; return True if they were on their way."""
+        arrives = flat._work is not None
+        FlatParameter.wait(flat)
+        return arrives
+
+    def release(self, flat: FlatParameter) -> None:
+        """Give back the memory of the gathered parameters."""
+        FlatParameter.release(flat)
+
+    def reduce(self, flat: FlatParameter, reduction: Reduction) -> None:
+        """Launch the reduce-scatter of the local gradients, and let go of them."""
+        FlatParameter.reduce(flat, reduction)
 
 
 class ClippingInParts(SharderInParts):

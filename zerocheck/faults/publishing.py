@@ -5,42 +5,42 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.textbook.bucket import publish
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
-from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
+from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
 from .fault import fault
+from .parts import Zero3InParts
 
 
-class _LatePublish(FlatParameter):
-    sent: torch.Tensor
+class GathersOthers(Zero3InParts):
+    """ZeRO-3 that gathers, of some flat parameters, other shards than those that it holds."""
 
-    def gather(self) -> None:
-        own, self.local = self.local, self.sent
-        super().gather()
-        self.local = own
+    def plant(self) -> None:
+        self.sent: dict[FlatParameter, torch.Tensor] = {}
+
+    def fill(self, flat: FlatParameter) -> dist.Work | None:
+        return all_gather_single(flat.full, self.sent.get(flat, flat.local), flat.group)
 
 
 @fault("zero3", "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
-class GatherStale(Zero3):
+class GatherStale(GathersOthers):
     """The forward gathers the parameters of the step before."""
 
-    before: list[torch.Tensor] | None = None
+    before: dict[FlatParameter, torch.Tensor] | None = None
 
     def train_step(self, step: Step) -> StepReport:
-        current = [flat.local.clone() for flat in self.flats]
-        for flat, stale in zip(self.flats, self.before or current, strict=True):
-            flat.__class__ = _LatePublish
-            assert isinstance(flat, _LatePublish)
-            flat.sent = stale
-        self.before = current
+        current = {flat: flat.local.clone() for flat in self.flats}
+        self.sent, self.before = self.before or current, current
         return super().train_step(step)
 
 
@@ -48,7 +48,7 @@ class GatherStale(Zero3):
     "zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="found on a GPU: FSDP2, cuDNN",
     features=("several-steps", "wrap-block"), without=("mixed-dtypes", "block-experts"),
 )  # fmt: skip
-class FirstParametersKept(Zero3):
+class FirstParametersKept(GathersOthers):
     """The first unit is gathered anew, and its module computes with those of the first step."""
 
     first: torch.Tensor | None = None
@@ -59,9 +59,7 @@ class FirstParametersKept(Zero3):
         if self.first is None:
             self.first = flat.local.clone()
         elif len(learn) > 1 and len(self.first) == len(flat.local):
-            flat.__class__ = _LatePublish
-            assert isinstance(flat, _LatePublish)
-            flat.sent = self.first
+            self.sent[flat] = self.first
         return super().train_step(step)
 
 
@@ -70,10 +68,7 @@ class NotPublished(Zero1):
     """The last bucket is not gathered after the update."""
 
     def _publish(self) -> None:
-        for bucket in self.buckets[:-1]:
-            work = bucket.publish()
-            if work is not None:
-                work.wait()
+        publish(self.buckets[:-1])
 
 
 @fault("zero2", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140")
@@ -99,9 +94,7 @@ class PublishedRounded(Zero1):
         for bucket in self.buckets:
             mine = bucket.shard.clone()
             bucket.shard.copy_(mine.bfloat16())
-            work = bucket.publish()
-            if work is not None:
-                work.wait()
+            publish([bucket])
             bucket.shard.copy_(mine)
 
 

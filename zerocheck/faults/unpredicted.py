@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
@@ -14,6 +13,7 @@ from ..case.schema import Case
 from ..contract import Implementation
 from .fault import EVERY_STEP, fault
 from .memory import CopyKept, GradientsNotReleased, RootNotReleased, StateReplicated
+from .parts import Planted
 
 
 class _Unpredicted(Implementation):
@@ -50,9 +50,9 @@ class RootNotReleasedUnpredicted(_Unpredicted, RootNotReleased):
 
 
 @fault("ddp", "persistent", bugs.PARAMETERS_HELD_TWICE, source="seen often", spares=EVERY_STEP)
-class BackupKept(_Unpredicted, Ddp):
+class BackupKept(_Unpredicted, Planted, Ddp):
     """A copy of each parameter, to go back to, is never dropped."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.backup: list[Any] = [torch.clone(one.detach()) for one in model.parameters()]
+    def plant(self) -> None:
+        parameters = self.built.model.parameters()
+        self.backup: list[Any] = [torch.clone(one.detach()) for one in parameters]

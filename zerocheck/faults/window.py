@@ -5,80 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+import torch.distributed as dist
 
 from .. import causes as bugs
 from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.unit import FlatParameter, Unit
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
-from ..case.schema import Case
 from ..compat import all_gather_single
 from .fault import EVERY_STEP, fault
-
-
-class _OfFlats(Zero3):
-    """Replace the class of all flat parameters."""
-
-    kind: type[FlatParameter] = FlatParameter
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for flat in self.flats:
-            flat.__class__ = self.kind
-
-
-class _Concatenating(FlatParameter):
-    def reduce(self, reduction: Reduction) -> None:
-        if self.gradient is None or not self.parameters[0].requires_grad:
-            return
-        reduction.make_room()
-        parts = [one.new_zeros(one.numel()) for one in self.parameters]
-        for part, one in zip(parts, self.parameters, strict=True):
-            if one.grad is not None:
-                part.copy_(one.grad.reshape(-1))
-        whole = self.shard.new_zeros(self.partition.numel)
-        for offset, part in zip(self.partition.offsets, parts, strict=True):
-            whole[offset : offset + part.numel()] = part
-        reduction.launch(whole, self.mine, self.gradient)
-        for one in self.parameters:
-            one.grad = None
+from .parts import Planted, Zero3InParts
 
 
 @fault(
     "zero3", "peak", bugs.COPIED_BEFORE_IT_IS_FREED, source="FS #1186", spares=EVERY_STEP,
     features=("wrap-block",),
 )  # fmt: skip
-class CatBeforeFree(_OfFlats):
+class CatBeforeFree(Zero3InParts):
     """Gradients are concatenated, and freed only then."""
 
-    kind = _Concatenating
-
-
-class _Copying(FlatParameter):
-    fresh: torch.Tensor | None = None
-
-    def gather(self) -> None:
-        if not self.gathered:
-            self.storage.resize_(self._bytes)
-            self.fresh = torch.empty_like(self.full)
-            self._work = all_gather_single(self.fresh, self.shard, self.group)
-            self.gathered = True
-
-    def wait(self) -> None:
-        super().wait()
-        if self.fresh is not None:
-            # Not by the parameters: they do not notice that their memory is filled.
-            self.full.detach().copy_(self.fresh)
-            self.fresh = None
+    def reduce(self, flat: FlatParameter, reduction: Reduction) -> None:
+        if flat.gradient is None or not flat.reduces:
+            return
+        reduction.make_room()
+        parts = [one.new_zeros(one.numel()) for one in flat.parameters]
+        for part, one in zip(parts, flat.parameters, strict=True):
+            if one.grad is not None:
+                part.copy_(one.grad.reshape(-1))
+        whole = flat.shard.new_zeros(flat.partition.numel)
+        for offset, part in zip(flat.partition.offsets, parts, strict=True):
+            whole[offset : offset + part.numel()] = part
+        reduction.launch(whole, flat.mine, flat.gradient)
+        for one in flat.parameters:
+            one.grad = None
 
 
 @fault("zero3", "peak", source="seen often", spares=EVERY_STEP, features=("wrap-block",))
-class GatheredThenCopied(_OfFlats):
+class GatheredThenCopied(Zero3InParts):
     """A unit is gathered into a buffer and copied to its place: it is held twice."""
 
-    kind = _Copying
+    def plant(self) -> None:
+        self.fresh: dict[FlatParameter, torch.Tensor] = {}
+
+    def fill(self, flat: FlatParameter) -> dist.Work | None:
+        self.fresh[flat] = torch.empty_like(flat.full)
+        return all_gather_single(self.fresh[flat], flat.shard, flat.group)
+
+    def wait(self, flat: FlatParameter) -> bool:
+        if arrives := super().wait(flat):
+            # Not by the parameters: they do not notice that their memory is filled.
+            flat.full.detach().copy_(self.fresh.pop(flat))
+        return arrives
 
 
 @fault(
@@ -118,11 +95,10 @@ class FreedAfterBackward(Zero3):
     "zero3", "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often",
     spares=EVERY_STEP, features=("wrap-layer",),
 )  # fmt: skip
-class ReducedInOneGo(Zero3):
+class ReducedInOneGo(Planted, Zero3):
     """All reductions are in flight at once, each with a whole gradient, until backward is over."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction.depth = 1 << 30
 
 
@@ -130,9 +106,8 @@ class ReducedInOneGo(Zero3):
     "zero2", "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often",
     spares=EVERY_STEP, features=("wrap-layer",),
 )  # fmt: skip
-class BucketsInOneGo(Zero2):
+class BucketsInOneGo(Planted, Zero2):
     """All reductions of ZeRO-2 are in flight at once: its buckets are as large as all gradients."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction.depth = 1 << 30

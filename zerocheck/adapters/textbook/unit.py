@@ -11,7 +11,7 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...compat import all_gather_single
+from ...compat import all_gather_single, wait
 from ...contract import Shard
 from ..shared.units import unit_modules
 from .flat import Named, ShardedBuffer, alike, needs_whole
@@ -62,14 +62,17 @@ class FlatParameter(ShardedBuffer):
         """Launch the all-gather, unless the parameters are there already or on their way."""
         if not self.gathered:
             self.storage.resize_(self._bytes)
-            self._work = all_gather_single(self.full, self.local, self.group)
+            self._work = self.fill()
             self.gathered = True
+
+    def fill(self) -> dist.Work | None:
+        """Launch the all-gather of the shards."""
+        return all_gather_single(self.full, self.local, self.group)
 
     def wait(self) -> None:
         """Wait until the gathered parameters can be read."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        wait(self._work)
+        self._work = None
 
     def release(self) -> None:
         """Give back the memory of the gathered parameters."""
