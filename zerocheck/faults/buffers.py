@@ -17,21 +17,20 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..contract import Built, Step, StepReport
+from ..contract import Step, StepReport
 from .fault import fault
+from .parts import Planted, average
 
 
 @fault(
     "ddp", "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
     features=("block-batch-norm", "several-steps"), world=3,
 )  # fmt: skip
-class BuffersNotBroadcast(Ddp):
+class BuffersNotBroadcast(Planted, Ddp):
     """Rank 0's buffers are not broadcast."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        built.model.broadcast_buffers = False  # type: ignore[assignment]
-        return built
+    def plant(self) -> None:
+        self.built.model.broadcast_buffers = False  # type: ignore[assignment]
 
 
 @fault(
@@ -64,44 +63,37 @@ class BuffersSentOnce(Ddp):
     "zero1", "buffers", bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",),
     world=3,
 )  # fmt: skip
-class BuffersAveraged(Zero1):
+class BuffersAveraged(Planted, Zero1):
     """Buffers are averaged over ranks, though declared local."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
-                dist.all_reduce(buffer, group=self.group)
-                buffer.div_(self.world_size)
-        return report
+                average(buffer, self.group)
 
 
 @fault(
     "zero2", "buffers", bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",),
     world=3,
 )  # fmt: skip
-class BuffersOfRank0(Zero2):
+class BuffersOfRank0(Planted, Zero2):
     """Rank 0's buffers overwrite the others', though declared local."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         for buffer in self.model.buffers():
             dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
-        return report
 
 
 @fault(
     "zero3", "buffers", bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427",
     features=("block-batch-norm",),
 )  # fmt: skip
-class BuffersRounded(Zero3):
+class BuffersRounded(Planted, Zero3):
     """All buffers are cast to half precision."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         for buffer in self.model.buffers():
             buffer.copy_(buffer.bfloat16())
-        return report
 
 
 @fault(

@@ -11,32 +11,28 @@ from unittest import mock
 
 import torch
 from deepspeed.runtime.zero import stage_1_and_2
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.deepspeed.stage3 import DeepSpeed3
 from ..adapters.deepspeed.stage12 import DeepSpeed1, DeepSpeed2
-from ..case.schema import Case
 from ..contract import Loader, Step, StepReport
 from .fault import STATE, fault
+from .parts import Planted
 
 
 @fault("deepspeed1", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
-class EngineDividesByNothing(DeepSpeed1):
+class EngineDividesByNothing(Planted, DeepSpeed1):
     """Gradients are summed over ranks and not divided."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.optimizer.gradient_average = False
 
 
 @fault("deepspeed1", "gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
-class EnginePartitionOffByOne(DeepSpeed1):
+class EnginePartitionOffByOne(Planted, DeepSpeed1):
     """The gradient of a partition begins one element too far."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         flat_partition = self.optimizer.get_flat_partition
 
         def shifted(*given: Any, **options: Any) -> list[torch.Tensor]:
@@ -129,11 +125,10 @@ class EngineKeepsCopy(DeepSpeed3):
     "deepspeed1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
     features=("compute-bf16", "reduce-wide"), microbatches=3,
 )  # fmt: skip
-class EngineSumsInBf16(DeepSpeed1):
+class EngineSumsInBf16(Planted, DeepSpeed1):
     """Microbatches are summed in bf16 although fp32 is configured."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         update = self.optimizer.update_hp_grads
 
         def rounded(*given: Any, **options: Any) -> None:

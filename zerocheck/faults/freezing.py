@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..adapters.textbook.zero1 import Zero1
-from ..case.schema import Case
 from ..contract import Built
 from .fault import fault
+from .parts import Planted
 
 
 # Without a gradient other kernels run there: the loss differs in its last bits.
@@ -33,11 +30,10 @@ class RequiresGradCached(Fsdp2):
     "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3,
     features=("unfreeze",), without=("sometimes-used", "static-graph"),
 )  # fmt: skip
-class NotWrappedAgain(Ddp):
+class NotWrappedAgain(Planted, Ddp):
     """DDP keeps its reducer, which does not reduce unfrozen parameters."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.built: Built = replace(self.built, rewrap=None)
 
 
@@ -45,10 +41,9 @@ class NotWrappedAgain(Ddp):
     "zero1", "gradient", bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
     features=("unfreeze",),
 )  # fmt: skip
-class FrozenDecays(Zero1):
+class FrozenDecays(Planted, Zero1):
     """Parameters to be unfrozen later have a gradient of zeros before, so AdamW decays them."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         for one in self.optimizer.owned:
             one.parameter.grad = one.gradient

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
-from ..adapters.textbook.sharded_optimizer import ShardedOptimizer
+from ..adapters.textbook.sharded_optimizer import OwnedPiece, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
-from ..case.schema import Case
 from .fault import fault
+from .parts import Planted, Zero1InParts
 
 
 def _number(name: str) -> int:
@@ -24,11 +22,10 @@ def _number(name: str) -> int:
     "zero3", "ownership", bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3,
     features=("hosts",),
 )  # fmt: skip
-class LocalRankForRank(Zero3):
+class LocalRankForRank(Planted, Zero3):
     """The local rank chooses the shard."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         for flat in self.flats:
             flat.gather()
             flat.wait()
@@ -37,31 +34,29 @@ class LocalRankForRank(Zero3):
             flat.shard.copy_(flat.full[flat.mine])
             flat.release()
         owned = [one for wide in self.wide for one in wide.owned()]
-        self.optimizer = ShardedOptimizer(case, owned, self.group, mesh.device_type)
+        device = self.optimizer.device
+        self.optimizer = ShardedOptimizer(self.case, owned, self.group, device)
 
 
 @fault(
     "zero1", "gradient", bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST, source="seen often", world=3,
     features=("hosts",),
 )  # fmt: skip
-class DividedByLocalWorldSize(Zero1):
+class DividedByLocalWorldSize(Zero1InParts):
     """The sum over all ranks is divided by the number of ranks on the host."""
 
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            one.gradient.mul_(self.world_size).div_(_number("LOCAL_WORLD_SIZE"))
+    def after_reduction(self, one: OwnedPiece) -> None:
+        one.gradient.mul_(self.world_size).div_(_number("LOCAL_WORLD_SIZE"))
 
 
 @fault(
     "zero1", "gradient", bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3,
     features=("hosts",),
 )  # fmt: skip
-class ReducedWithinHost(Zero1):
+class ReducedWithinHost(Planted, Zero1):
     """Gradients are reduced over the ranks of each host, never between hosts."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         hosts = [0] * self.world_size
         dist.all_gather_object(hosts, _number("GROUP_RANK"), group=self.group)
         here = [rank for rank, host in enumerate(hosts) if host == _number("GROUP_RANK")]

@@ -16,7 +16,7 @@ from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, groups
 from .fault import fault
-from .parts import with_callback
+from .parts import Planted, with_callback
 
 
 @fault(
@@ -45,14 +45,13 @@ class HooksLostOnMove(Ddp):
     "zero1", "update", bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
     without=("frozen", "unused"),
 )  # fmt: skip
-class BucketsRecreated(Zero1):
+class BucketsRecreated(Planted, Zero1):
     """Only the last bucket is updated.
 
     The table of parameters to update is rebuilt for each bucket.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         names = {name for name, _ in self.buckets[-1].partition.shapes}
         kept = {one.parameter for one in self.optimizer.owned if one.piece.name in names}
         for group in self.optimizer.optimizer.param_groups:
@@ -65,13 +64,12 @@ class BucketsRecreated(Zero1):
     without=("frozen", "checkpoint", "block-recurrent"),
     attributed=r"of its use 2 of 2 .* it is 0",
 )  # fmt: skip
-class ReusedModuleOverwrites(Zero1):
+class ReusedModuleOverwrites(Planted, Zero1):
     """The gradient of one call of a reused module replaces that of the other."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.called: set[nn.Module] = set()
-        for block in model.get_submodule("blocks").children():
+        for block in self.model.get_submodule("blocks").children():
             block.register_forward_pre_hook(self._before)
             block.register_forward_hook(self._after)
         self.silent: list[nn.Parameter] = []
@@ -96,14 +94,13 @@ class ReusedModuleOverwrites(Zero1):
     "zero1", "gradient", source="PT #124193", features=("sometimes-used", "microbatches"),
     microbatches=2, attributed=r"own gradient alone",
 )  # fmt: skip
-class LastTouchedOnly(Zero1):
+class LastTouchedOnly(Planted, Zero1):
     """Only parameters used by the last microbatch are reduced.
 
     Gradients of earlier ones stay local.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.before: dict[nn.Parameter, torch.Tensor] = {}
 
     def train_step(self, step: Step) -> StepReport:
@@ -129,15 +126,14 @@ class LastTouchedOnly(Zero1):
     "zero1", "gradient", source="MG #844", features=("tied",), without=("frozen",),
     attributed=r"of its use 1 of 2|own gradient alone",
 )  # fmt: skip
-class TiedBeforeSync(Zero1):
+class TiedBeforeSync(Planted, Zero1):
     """A tied weight is reduced before its two gradients are added.
 
     The second one stays local.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.weight = model.get_parameter("stem.weight")
+    def plant(self) -> None:
+        self.weight = self.model.get_parameter("stem.weight")
         self.alias = nn.Parameter(self.weight.detach(), self.weight.requires_grad)
 
     def train_step(self, step: Step) -> StepReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,17 +19,16 @@ from ..adapters.textbook.sharded_optimizer import OwnedPiece, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..contract import Built, Shard
+from ..contract import Shard
 from .fault import fault
+from .parts import Planted
 
 
 def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
     """Rebuild the optimizer over other pieces of the flat buffers."""
     owned = []
     for bucket, gradients in zip(subject.buckets, subject.gradients, strict=True):
-        start = dict(
-            zip((n for n, _ in bucket.partition.shapes), bucket.partition.offsets, strict=True)
-        )
+        start = dict(zip(bucket.names, bucket.partition.offsets, strict=True))
         for piece in pieces(bucket):
             inside = slice(start[piece.name] + piece.start, start[piece.name] + piece.stop)
             owned.append(OwnedPiece(piece, bucket.full[inside], gradients[inside]))
@@ -37,43 +37,35 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
 
 
 @fault("zero1", "ownership", bugs.SAME_SHARD_ON_EVERY_RANK, source="DS PR#2059")
-class GroupPartitionId(Zero1):
+class GroupPartitionId(Planted, Zero1):
     """The partition id of one rank serves for all, so that all own the same."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         _own(self, lambda bucket: bucket.partition.pieces(0))
 
 
 @fault("zero1", "ownership", bugs.SHARDS_OVERLAP, source="FS #907")
-class ShardsOverlap(Zero1):
+class ShardsOverlap(Planted, Zero1):
     """Each shard is one element too long: padded for another group."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         _own(self, lambda bucket: [_longer(piece) for piece in bucket.pieces])
 
 
 def _longer(piece: Piece) -> Piece:
-    numel = 1
-    for size in piece.shape:
-        numel *= size
-    return replace(piece, stop=min(piece.stop + 1, numel))
+    return replace(piece, stop=min(piece.stop + 1, math.prod(piece.shape)))
 
 
 @fault("zero1", "ownership", bugs.REMAINDER_DROPPED, source="DS #1380", features=("uneven",))
-class RemainderDropped(Zero1):
+class RemainderDropped(Planted, Zero1):
     """The remainder of a division by W is stripped as if it were padding."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         _own(self, lambda bucket: [p for p in map(self._cut, bucket.pieces) if p.start < p.stop])
 
     def _cut(self, piece: Piece) -> Piece:
-        numel = 1
-        for size in piece.shape:
-            numel *= size
-        return replace(piece, stop=min(piece.stop, numel // self.world_size * self.world_size))
+        numel = math.prod(piece.shape)
+        return replace(piece, stop=min(piece.stop, numel - numel % self.world_size))
 
 
 @fault(
@@ -110,14 +102,12 @@ class NothingSharded(Ddp):
 
 
 @fault("fsdp2", "ownership", bugs.LEFT_GATHERED, source="seen often")
-class NeverResharded(Fsdp2):
+class NeverResharded(Planted, Fsdp2):
     """Resharding after the backward is off, as between microbatches, and never on again."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        wrapped: Any = built.model
+    def plant(self) -> None:
+        wrapped: Any = self.built.model
         wrapped.set_reshard_after_backward(False)
-        return built
 
 
 def _stop(shard: Shard) -> int:

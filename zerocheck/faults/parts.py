@@ -6,7 +6,8 @@ and its loss scaler, become methods of the sharder, and a step has points where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -39,6 +40,17 @@ def lend(owner: object, part: Part, *names: str, **renamed: str) -> Part:
     for name, own in {**dict(zip(names, names, strict=True)), **renamed}.items():
         setattr(part, name, getattr(owner, own))
     return part
+
+
+@contextmanager
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Freeze parameters for a while."""
+    parameters = list(parameters)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    yield
+    for parameter in parameters:
+        parameter.requires_grad_(True)
 
 
 def average(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import causes as bugs
@@ -18,7 +17,7 @@ from ..case.shapes import sometimes_used
 from ..contract import Loader, Step, StepReport
 from ..contract.implementation import Moment
 from .fault import fault
-from .parts import Options, UpdatesInParts
+from .parts import Options, UpdatesInParts, average
 
 PLAIN: Mapping[str, Any] = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": False}}
 NESTEROV: Mapping[str, Any] = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True}}
@@ -194,24 +193,19 @@ class MomentumOfLocalGradients(Ddp):
             self.local = [None if p.grad is None else p.grad.clone() for p in self.parameters()]
             for p in self.parameters():
                 if p.grad is not None:
-                    self.average(p.grad)
+                    average(p.grad)
             step.reached(moment)
             for p, gradient in zip(self.parameters(), self.local, strict=True):
                 p.grad = gradient
 
         report = super().train_step(replace(step, reached=reached))
         for p in self.parameters():
-            self.average(p.data)
+            average(p.data)
         return report
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that train."""
         return [p for p in self.built.model.parameters() if p.requires_grad]
-
-    def average(self, tensor: Tensor) -> None:
-        """Average a tensor over the ranks."""
-        dist.all_reduce(tensor)
-        tensor.div_(dist.get_world_size())
 
 
 @fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="seen often", features=("momentum",))

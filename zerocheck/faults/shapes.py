@@ -6,13 +6,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
-from ..adapters.textbook.partition import Partition, Piece
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..errors import Unsupported
 from .fault import fault
+from .parts import Planted, frozen
 
 
 @fault(
@@ -26,11 +26,8 @@ class ScalarsOutside(Zero2):
         left = [p for p in model.parameters() if p.dim() == 0 and p.requires_grad]
         if len(left) == sum(p.requires_grad for p in model.parameters()):
             raise Unsupported("nothing is left in the buckets")
-        for parameter in left:
-            parameter.requires_grad_(False)
-        super().__init__(model, case, mesh)
-        for parameter in left:
-            parameter.requires_grad_(True)
+        with frozen(left):
+            super().__init__(model, case, mesh)
 
 
 @fault(
@@ -51,22 +48,13 @@ class TransposedAsStored(Zero1):
             parameter.data.view(-1).copy_(values)
 
 
-class _WithoutEmpty(Partition):
-    """Partition in which empty parameters have no owner."""
-
-    def pieces(self, rank: int) -> list[Piece]:
-        return [piece for piece in super().pieces(rank) if piece.start < piece.stop]
-
-
 @fault(
     "zero3", "ownership", bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279",
     features=("parameter-empty",),
 )  # fmt: skip
-class EmptyNotOwned(Zero3):
+class EmptyNotOwned(Planted, Zero3):
     """An empty parameter is owned by no rank, and missing in the saved state."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         for flat in self.flats:
-            partition = _WithoutEmpty(flat.partition.shapes, flat.partition.world_size)
-            flat.pieces = partition.pieces(self.group.rank())
+            flat.pieces = [piece for piece in flat.pieces if piece.start < piece.stop]

@@ -11,29 +11,26 @@ from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2, reduce_unused
 from ..adapters.textbook.reduction import Reduction
-from ..adapters.textbook.unit import Unit
+from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
-from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..contract import Built
 from ..errors import Unsupported
 from .fault import fault
+from .parts import Planted, Zero3InParts, frozen
 
 
 @fault("ddp", "gradient", bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
-class NoneBecomesZero(Ddp):
+class NoneBecomesZero(Planted, Ddp):
     """A gradient that is None becomes zeros, so AdamW moves and decays."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        built.optimizer.zero_grad = lambda set_to_none=True: _zero(model)
-        return built
+    def plant(self) -> None:
+        self.built.optimizer.zero_grad = self.zero
 
-
-def _zero(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    def zero(self, set_to_none: bool = True) -> None:
+        """Set every gradient to zeros."""
+        for parameter in self.built.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 @fault("zero1", "gradient", bugs.GRADIENT_MISSING, source="MG #565")
@@ -44,38 +41,27 @@ class OutsideFlatBuffer(Zero1):
         head = [p for p in model.get_submodule("head").parameters() if p.requires_grad]
         if case.model.tied or len(head) == sum(p.requires_grad for p in model.parameters()):
             raise Unsupported("nothing is left in the buffer")
-        for parameter in head:
-            parameter.requires_grad_(False)
-        super().__init__(model, case, mesh)
-        for parameter in head:
-            parameter.requires_grad_(True)
-
-
-class _EndedByNone(Unit):
-    def reduce(self, reduction: Reduction) -> None:
-        for flat in self.flats:
-            missing = False
-            for parameter in flat.parameters:
-                missing = missing or parameter.grad is None
-                if missing:
-                    parameter.grad = None
-        super().reduce(reduction)
+        with frozen(head):
+            super().__init__(model, case, mesh)
 
 
 @fault(
     "zero3", "gradient", bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE, source="seen in review",
     features=("block-experts",),
 )  # fmt: skip
-class NoneEndsUnit(Zero3):
+class NoneEndsUnit(Zero3InParts):
     """The first parameter without a gradient ends the collection of its unit.
 
     Those after it count as 0 on this rank.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for unit in (*self.units, self.root):
-            unit.__class__ = _EndedByNone
+    def reduce(self, flat: FlatParameter, reduction: Reduction) -> None:
+        missing = False
+        for parameter in flat.parameters:
+            missing = missing or parameter.grad is None
+            if missing:
+                parameter.grad = None
+        super().reduce(flat, reduction)
 
 
 @fault(
@@ -101,9 +87,8 @@ class AveragedOverUsers(Zero1):
     "fsdp2", None, bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747",
     features=("side",), without=("block-experts", "frozen"), microbatches=1,
 )  # fmt: skip
-class UnusedNotReduced(Fsdp2):
+class UnusedNotReduced(Planted, Fsdp2):
     """FSDP2 by default: each rank reduce-scatters only the gradients that it has."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)  # which refuses a model that is so when it is built
+    def plant(self) -> None:  # a model that is so when it is built would be refused
         reduce_unused(self.built.model, enable=False)
