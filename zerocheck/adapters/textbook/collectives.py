@@ -2,61 +2,68 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import nn
 
 from ...case.schema import Case
-from ...case.shapes import unfrozen
 from ...case.traits import reduced_precision
 from ...models.blocks import DTYPES
 from ..shared.calls import SIZES, Calls, CollectivePrediction, dtype_name
 from ..shared.live_memory import terms_of
 from ..shared.trace import UnitEvent, is_of_case, trace
-from .flat import Named, alike, needs_whole
-from .partition import Partition, aligned, split
+from .bucket import parts_of
+from .flat import Named, needs_whole
+from .partition import Partition, aligned
 from .reduction import DEPTH
 
 
 class FlatSpec(NamedTuple):
-    """Flat buffer: elements with padding, dtype, parameter names, and the gradients' dtype."""
+    """Flat buffer of parameters of one dtype, without tensors; see precision.py."""
 
-    elements: int
-    dtype: str
     names: tuple[str, ...]
+    partition: Partition
+    dtype: str
+    """Of what is computed with."""
     reduced: str
+    """Of gradients."""
+    updated: str
+    """Of what the optimizer updates, and of its states."""
+    masters: bool
+    """True if that is not what is computed with."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements with padding."""
+        return self.partition.numel
 
     @property
     def bytes(self) -> int:
         """Size of the whole buffer in bytes."""
         return self.elements * SIZES[self.dtype]
 
+    def bytes_of_shard(self, dtype: str) -> int:
+        """Size of a rank's shard in bytes, in a dtype."""
+        return self.partition.shard_size * SIZES[dtype]
+
 
 def flat_of(named: Named, case: Case) -> FlatSpec:
     """Return the flat buffer of parameters of one dtype."""
-    first = named[0][1]
+    first, masters = named[0][1], reduced_precision(case)
     shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    dtype = DTYPES[case.precision.compute] if reduced_precision(case) else first.dtype
-    reduced = DTYPES[case.precision.reduce] if reduced_precision(case) else first.dtype
+    dtype = DTYPES[case.precision.compute] if masters else first.dtype
+    reduced = DTYPES[case.precision.reduce] if masters else first.dtype
     ranks, whole = case.axes.size("shard"), needs_whole(named, case)
-    numel = Partition(shapes, ranks, aligned(dtype.itemsize), whole=whole).numel
+    partition = Partition(shapes, ranks, aligned(dtype.itemsize), whole=whole)
     names = tuple(name for name, _ in named)
-    return FlatSpec(numel, dtype_name(dtype), names, dtype_name(reduced))
+    kept, sent, updated = map(dtype_name, (dtype, reduced, first.dtype))
+    return FlatSpec(names, partition, kept, sent, updated, masters)
 
 
 def buckets(model: nn.Module, case: Case) -> list[FlatSpec]:
     """Return the buckets of ZeRO-1 and ZeRO-2, in their order."""
-    later = unfrozen(case)
-    last_first = list(model.named_parameters())[::-1]
-    learns = [pair for pair in last_first if pair[1].requires_grad or pair[0] in later]
-    found = []
-    for named in alike(learns, case):
-        sizes = [math.prod(parameter.shape) for _, parameter in named]
-        for part in split(sizes, case.sharding.bucket):
-            found.append(flat_of([named[index] for index in part], case))
-    return found
+    return [flat_of(named, case) for named in parts_of(model, case)]
 
 
 def averaging(calls: Calls, case: Case, flats: Iterable[FlatSpec]) -> None:
@@ -120,8 +127,8 @@ class _Replicated:
         )
         reductions = case.training.microbatches if self.scatters else 1
         for number, flat in enumerate(self.flats):
-            size = flat.bytes // (case.axes.size("shard") if self.scatters else 1)
-            self.live.hold("gradient", number, size)
+            shards = case.axes.size("shard") if self.scatters else 1
+            self.live.hold("gradient", number, flat.bytes // shards)
         for step in calls.steps:
             if known:
                 self._hold(step)

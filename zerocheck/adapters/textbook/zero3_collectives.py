@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from ...case.schema import Case
-from ...case.shapes import unfrozen
 from ...case.traits import reduced_precision
 from ..shared.calls import Calls, CollectivePrediction
 from ..shared.live_memory import terms_of
 from ..shared.trace import ROOT, UnitEvent, is_of_case, or_none, trace, traces
 from ..shared.units import unit_modules
-from .collectives import FlatSpec, averaging, clipping, flat_of, scaling
-from .flat import alike
+from .collectives import averaging, clipping, flat_of, scaling
 from .reduction import DEPTH
+from .unit import FlatUnit, unit_parts
+from .unit_calls import CallOrder
 
 
 class _Unit:
-    """Unit's flat parameters to gather and to reduce, and its current state."""
+    """Unit's flat parameters to gather and to reduce, and whether it is gathered."""
 
-    def __init__(self) -> None:
-        self.gathers: list[FlatSpec] = []
-        self.reduces: list[tuple[FlatSpec, bool]] = []  # whether it learns from the first step on
-        self.names: list[list[str]] = []  # of the parameters in what is reduced
+    def __init__(self, parts: Iterable[FlatUnit], case: Case) -> None:
+        flats = [(flat_of(part.named, case), part) for part in parts]
+        self.gathers = [flat for flat, _ in flats]
+        self.reduces = [
+            (flat, part.named[0][1].requires_grad)  # False if it learns later
+            for flat, part in flats
+            if part.learns
+        ]
         self.gathered = False
-        self.first_call = -1
 
 
 class _Zero3Replay:
@@ -34,35 +39,16 @@ class _Zero3Replay:
         self.case = case
         self.calls = Calls(case)
         self.live = self.calls.live
-        modules = unit_modules(model, case.sharding)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        parts = [[(names.pop(p), p) for p in module.parameters()] for module in modules]
-        self.units = [self._unit(part) for part in parts]
-        self.root = self._unit([(name, p) for p, name in names.items()])
-        self.order: list[int] = []  # units of the calls of this forward
-        self.expected: list[int] = []  # and of the forward before
-        self.open: list[int] = []
+        parts = unit_parts(model, case, unit_modules(model, case.sharding))
+        *self.units, self.root = [_Unit(part, case) for part in parts]
+        self.order = CallOrder[_Unit](case.sharding.prefetch)
         self.late = False
-
-    def _unit(self, named: list[tuple[str, nn.Parameter]]) -> _Unit:
-        later = unfrozen(self.case)
-        unit = _Unit()
-        for learns in (True, False):
-            half = [pair for pair in named if pair[1].requires_grad == learns]
-            for part in alike(half, self.case):
-                flat = flat_of(part, self.case)
-                unit.gathers.append(flat)
-                if learns or part[0][0] in later:
-                    unit.reduces.append((flat, learns))
-                    unit.names.append([name for name, _ in part])
-        return unit
 
     def microbatch(self, events: list[UnitEvent], step: int, *, last: bool) -> None:
         """Replay one forward and backward."""
         for unit in (*self.units, self.root):
             self._release(unit)
-            unit.first_call = -1
-        self.expected, self.order, self.open = self.order, [], []
+        self.order.start()
         self.calls.at(step, "forward")
         for event in self.calls.follow(events, last=last):
             if event.what == "parameter":
@@ -86,12 +72,7 @@ class _Zero3Replay:
         unit = self.units[event.unit]
         self._gather(unit)
         if not event.again:
-            number = len(self.order)
-            if unit.first_call < 0:
-                unit.first_call = number
-            self.order.append(event.unit)
-            self.open.append(number)
-            for later in self._ahead(number):
+            for later in self.order.enter(unit):
                 self._gather(later)
 
     def _leave(self, event: UnitEvent) -> None:
@@ -100,20 +81,13 @@ class _Zero3Replay:
         if event.unit == ROOT:
             for unit in self.units:
                 self._release(unit)
-        elif self.units[event.unit] not in self._ahead(len(self.order) - 1):
+        elif self.units[event.unit] not in self.order.ahead():
             self._release(self.units[event.unit])
 
-    def _ahead(self, number: int) -> list[_Unit]:
-        if self.expected[number : number + 1] != self.order[number:]:
-            return []
-        last = number + 1 + self.case.sharding.prefetch
-        return [self.units[unit] for unit in self.expected[number + 1 : last]]
-
     def _before_backward(self, number: int) -> None:
-        if not self.open or number > self.open[-1]:
+        if not self.order.is_open(number):
             return
-        first = max(0, number - self.case.sharding.prefetch)
-        ahead = [self.units[unit] for unit in self.order[first : number + 1]][::-1]
+        ahead = self.order.behind(number)
         done = self._closed(number, ahead)
         for unit in ahead:
             self._gather(unit)
@@ -122,10 +96,7 @@ class _Zero3Replay:
 
     def _closed(self, number: int, keep: list[_Unit]) -> list[_Unit]:
         done = []
-        while self.open and self.open[-1] > number:
-            last = self.open.pop()
-            unit = self.units[self.order[last]]
-            over = last == unit.first_call
+        for unit, over in self.order.close(number):
             if over:
                 done.append(unit)
             if unit not in keep and (over or self.case.sharding.reshard):
@@ -151,7 +122,7 @@ class _Zero3Replay:
                 for key in buckets[: len(buckets) + 1 - DEPTH]:
                     self.live.free("bucket", key)
                 self.live.hold("bucket", (unit, number), flat.bytes)
-                for name in unit.names[number]:
+                for name in flat.names:
                     self.live.free("other", name)
                 self.calls.add("reduce_scatter", flat.elements, flat.reduced)
 
@@ -167,7 +138,7 @@ def zero3(model: nn.Module, case: Case) -> CollectivePrediction | None:
     replay = _Zero3Replay(model, case)
     for unit in (*replay.units, replay.root):
         for number, (flat, _) in enumerate(unit.reduces):
-            replay.live.hold("gradient", (unit, number), flat.bytes // case.axes.size("shard"))
+            replay.live.hold("gradient", (unit, number), flat.bytes_of_shard(flat.dtype))
     calls = replay.calls
 
     def go(step: int) -> list[UnitEvent]:
@@ -187,7 +158,6 @@ def zero3(model: nn.Module, case: Case) -> CollectivePrediction | None:
         calls.live.at(step, "step")
         clipping(calls, case)
     if reduced_precision(case):
-        return CollectivePrediction(
-            tuple(calls.done)
-        )  # the trace through the bare model is in fp32
+        # The trace through the bare model is in fp32.
+        return CollectivePrediction(tuple(calls.done))
     return calls.prediction(terms_of(case))
