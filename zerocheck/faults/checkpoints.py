@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import ClassVar, cast
 
 import msgspec
 import torch
@@ -19,16 +20,16 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..contract.groups import learning_rates
-from ..contract.implementation import Loader, Step, StepReport
+from ..contract.implementation import Loader, Saving, Step, StepReport
 from .fault import fault
+from .parts import CheckpointInParts
 
 
 @fault("zero1", "roundtrip", bugs.STEP_COUNT_LOST, source="DS PR#564, #5263", features=("resume",))
-class StepCountLost(Zero1):
+class StepCountLost(CheckpointInParts, Zero1):
     """The step count restarts after a load."""
 
-    def take_groups(self, saved: Collection[SavedOptions]) -> None:
-        super().take_groups(saved)
+    def end_load(self) -> None:
         for state in self.optimizer.optimizer.state.values():
             state["step"].zero_()
 
@@ -46,11 +47,10 @@ class GroupsCollapseOnLoad(Zero1):
 
 
 @fault("zero1", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG #761", features=("resume",))
-class StateForAnotherOptimizer(Zero1):
+class StateForAnotherOptimizer(CheckpointInParts, Zero1):
     """The state is loaded into an optimizer that is not the one that steps."""
 
-    def take_groups(self, saved: Collection[SavedOptions]) -> None:
-        super().take_groups(saved)
+    def end_load(self) -> None:
         self.optimizer.optimizer.state.clear()
 
 
@@ -73,24 +73,22 @@ class LocalRankShards(Zero3):
         return replace(chunk, start=0) if getattr(self, "node", 0) else chunk
 
 
-class _OneBucketSaved(Resumable):
-    """The optimizer state of one bucket alone is written."""
+class OneBucketSaved(CheckpointInParts):
+    """Textbook sharder that writes the optimizer state of one bucket alone."""
 
     bucket: ClassVar[int]
 
-    def written(self) -> Iterator[Chunk]:
-        kept = {name for name, _ in self.flat_buffers()[self.bucket].partition.shapes}
-        for chunk in super().written():
-            name = chunk.key.removeprefix("optimizer.state.").rpartition(".")[0]
-            if not chunk.key.startswith("optimizer") or name in kept:
-                yield chunk
+    def save_chunk(self, chunk: Chunk) -> Iterable[Chunk]:
+        name = chunk.key.removeprefix("optimizer.state.").rpartition(".")[0]
+        saved = self.flat_buffers()[self.bucket].names
+        return [chunk] if not chunk.key.startswith("optimizer") or name in saved else []
 
 
 @fault(
     "zero1", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS PR#7585",
     features=("resume", "bucket-small"),
 )  # fmt: skip
-class FirstBucketSaved(_OneBucketSaved, Zero1):
+class FirstBucketSaved(OneBucketSaved, Zero1):
     """Only the optimizer state of the first bucket is written."""
 
     bucket = 0
@@ -100,23 +98,20 @@ class FirstBucketSaved(_OneBucketSaved, Zero1):
     "zero2", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG 9a8420c90a",
     features=("resume", "bucket-small"),
 )  # fmt: skip
-class EarlierBucketsForgotten(_OneBucketSaved, Zero2):
+class EarlierBucketsForgotten(OneBucketSaved, Zero2):
     """Collecting a bucket discards the buckets before it."""
 
     bucket = -1
 
 
 @fault("zero3", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
-class SavesComputeCopy(Zero3):
+class SavesComputeCopy(CheckpointInParts, Zero3):
     """Parameters are written in the compute dtype."""
 
-    def written(self) -> Iterator[Chunk]:
-        for chunk in super().written():
-            if chunk.key.startswith("model."):
-                rounded = chunk.tensor.bfloat16().to(chunk.tensor.dtype)
-                yield replace(chunk, tensor=rounded)
-            else:
-                yield chunk
+    def save_chunk(self, chunk: Chunk) -> Iterable[Chunk]:
+        if chunk.key.startswith("model."):
+            chunk = replace(chunk, tensor=chunk.tensor.bfloat16().to(chunk.tensor.dtype))
+        return [chunk]
 
 
 @fault("zero1", "roundtrip", bugs.COPIES_DIFFER, source="MG #6920", features=("resume",))
@@ -136,22 +131,19 @@ class NotPublishedAfterLoad(Zero1):
 
 
 @fault("zero3", "roundtrip", bugs.DATA_POSITION_OF_ONE_RANK, source="TT #816", features=("resume",))
-class DataPositionOfOneRank(Zero3):
+class DataPositionOfOneRank(CheckpointInParts, Zero3):
     """The state of the loader is as if only this rank read."""
 
-    def training_facts(self, loader: Loader) -> SavedTraining:
-        facts = super().training_facts(loader)
-        positions = {name: count // self.group.size() for name, count in facts.loader.items()}
-        return msgspec.structs.replace(facts, loader=positions)
+    def position(self, count: int) -> int:
+        return count // self.group.size()
 
 
 @fault("zero2", "roundtrip", bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))
-class DataPositionLost(Zero2):
+class DataPositionLost(CheckpointInParts, Zero2):
     """The data loader restarts."""
 
-    def training_facts(self, loader: Loader) -> SavedTraining:
-        facts = super().training_facts(loader)
-        return msgspec.structs.replace(facts, loader=dict.fromkeys(facts.loader, 0))
+    def position(self, count: int) -> int:
+        return 0
 
 
 @fault(
@@ -172,19 +164,23 @@ class RngOneForAll(Zero1):
         return super().random_chunks(0 if self.loading else rank)
 
 
-@fault(
-    "zero3", "roundtrip", bugs.BUFFERS_NOT_LOADED, source="PT #178569",
-    features=("resume", "block-batch-norm"),
-)  # fmt: skip
-class BuffersNotLoaded(Zero3):
-    """Buffers are not restored."""
-
-    def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
-        return iter(())
+class LoadsWhatIsThere(Resumable):
+    """Textbook sharder that keeps the whole tensors of which it reads no chunks."""
 
     def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
         if chunks := list(chunks):
             super().take_whole(tensors, chunks)
+
+
+@fault(
+    "zero3", "roundtrip", bugs.BUFFERS_NOT_LOADED, source="PT #178569",
+    features=("resume", "block-batch-norm"),
+)  # fmt: skip
+class BuffersNotLoaded(LoadsWhatIsThere, Zero3):
+    """Buffers are not restored."""
+
+    def buffer_chunks(self, rank: int) -> Iterator[Chunk]:
+        return iter(())
 
 
 @fault(
@@ -211,43 +207,37 @@ class LossScaleLost(Zero3):
 
 
 @fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="none known", features=("resume", "amsgrad"))
-class MaximumLost(Zero1):
+class MaximumLost(CheckpointInParts, Zero1):
     """The maximum of amsgrad is left out."""
 
-    def written(self) -> Iterator[Chunk]:
-        return (chunk for chunk in super().written() if "max_exp_avg_sq" not in chunk.key)
+    def save_chunk(self, chunk: Chunk) -> Iterable[Chunk]:
+        return [] if "max_exp_avg_sq" in chunk.key else [chunk]
 
-    def take_groups(self, saved: Collection[SavedOptions]) -> None:
-        super().take_groups(saved)
+    def end_load(self) -> None:
         optimizer = self.optimizer.optimizer
         for state in optimizer.state.values() if optimizer.param_groups[0]["amsgrad"] else ():
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
 
 
 @fault("zero3", "roundtrip", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
-class SavedMomentsSwapped(Zero3):
+class SavedMomentsSwapped(CheckpointInParts, Zero3):
     """exp_avg_sq is written as exp_avg, and the other way round."""
 
-    def written(self) -> Iterator[Chunk]:
+    def save_chunk(self, chunk: Chunk) -> Iterable[Chunk]:
         other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
-        for chunk in super().written():
-            head, _, role = chunk.key.rpartition(".")
-            yield replace(chunk, key=f"{head}.{other.get(role, role)}")
+        head, _, role = chunk.key.rpartition(".")
+        return [replace(chunk, key=f"{head}.{other.get(role, role)}")]
 
 
 @fault(
     "zero2", "roundtrip", bugs.FROZEN_PARAMETER_NOT_LOADED, source="none known",
     features=("resume", "frozen"),
 )  # fmt: skip
-class FrozenNotSaved(Zero2):
+class FrozenNotSaved(LoadsWhatIsThere, Zero2):
     """Only trainable parameters are saved and loaded."""
 
     def replica_chunks(self) -> Iterator[Chunk]:
         return iter(())
-
-    def take_whole(self, tensors: Iterable[torch.Tensor], chunks: Iterable[Chunk]) -> None:
-        if chunks := list(chunks):
-            super().take_whole(tensors, chunks)
 
 
 @fault(
@@ -260,18 +250,9 @@ class WrittenWhileTraining(Zero3):
     def snapshot(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         return list(chunks)
 
-    def start_saving(self, write):  # type: ignore[no-untyped-def]
-        return _Late(write)
-
-
-class _Late:
-    """Saving that writes only when it is waited for, like a slow disk."""
-
-    def __init__(self, write) -> None:  # type: ignore[no-untyped-def]
-        self._write = write
-
-    def result(self) -> object:
-        return self._write()
+    def start_saving(self, write: Callable[[], None]) -> Saving:
+        # Like a slow disk: written only when it is waited for.
+        return cast(Saving, SimpleNamespace(result=write))
 
 
 @fault(

@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.fsdp2.gathered_muon import Fsdp2Muon, local
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
-from ..contract import Loader
 from ..contract.groups import groups
 from .fault import fault
-from .parts import OneByOne
+from .parts import CheckpointInParts, OneByOne, lend
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,11 +32,6 @@ def placed(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor) or not isinstance(p, DTensor):
         return tensor
     return tensor.redistribute(placements=p.placements)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part that this rank has."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class FactoredRms(OneByOne):
@@ -92,20 +87,39 @@ FACTORED = {
 ADAFACTOR = {"optimizer": {"kind": "adafactor"}, "training": {"loss_scale": None}}
 
 
-class WithFactoredRms(Fsdp2):
-    """FSDP2 with `kind` over its shards. It is no fault."""
+class FactoredInParts(Fsdp2):
+    """FSDP2 with the methods of FactoredRms, over its shards, as its own."""
 
-    kind: ClassVar[type[FactoredRms]] = FactoredRms
     fixed: ClassVar[Mapping[str, Any]] = FACTORED
-    options: ClassVar[tuple[str, ...]] = tuple(
-        one for one in Fsdp2.options if one != "optimizer_first"
-    )
+    options: ClassVar[tuple[str, ...]] = Fsdp2Muon.options
+    factored: FactoredRms
 
     def make_optimizer(self, model: nn.Module, case: Case) -> Any:
-        return self.kind(groups(model, case))
+        self.factored = FactoredRms(groups(model, case))
+        return lend(self, self.factored, "mean_of_rows", "rms", update="update_parameter")
+
+    def update_parameter(
+        self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float
+    ) -> None:
+        """Take one step of one parameter."""
+        FactoredRms.update(self.factored, p, g, state, rate)
+
+    def mean_of_rows(self, square: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the rows of all ranks."""
+        return FactoredRms.mean_of_rows(self.factored, square)
+
+    def rms(self, way: torch.Tensor) -> torch.Tensor:
+        """Return the root mean square over all elements."""
+        return FactoredRms.rms(self.factored, way)
 
 
-class _MeanOfMeans(FactoredRms):
+@fault(
+    "fsdp2", "update", bugs.MEAN_OF_SHARD_MEANS, source="none known",
+    features=("other-optimizer", "uneven"), without=("dims-below-world",),
+)  # fmt: skip
+class ColumnsByMeanOfMeans(FactoredInParts):
+    """The mean of a column is the mean of the ranks' means, which have unequal numbers of rows."""
+
     def mean_of_rows(self, square: torch.Tensor) -> torch.Tensor:
         if not isinstance(square, DTensor) or square.dim() > 2 or not local(square).numel():
             return super().mean_of_rows(square)
@@ -115,32 +129,26 @@ class _MeanOfMeans(FactoredRms):
 
 
 @fault(
-    "fsdp2", "update", bugs.MEAN_OF_SHARD_MEANS, source="none known",
-    features=("other-optimizer", "uneven"), without=("dims-below-world",),
-)  # fmt: skip
-class ColumnsByMeanOfMeans(WithFactoredRms):
-    """The mean of a column is the mean of the ranks' means, which have unequal numbers of rows."""
-
-    kind = _MeanOfMeans
-
-
-class _FactorsOfShards(FactoredRms):
-    def update(self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float) -> None:
-        if local(p).numel():
-            super().update(local(p), local(g), state, rate)
-
-
-@fault(
     "fsdp2", "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961",
     features=("other-optimizer",),
 )  # fmt: skip
-class FactorsOfTheShard(WithFactoredRms):
+class FactorsOfTheShard(FactoredInParts):
     """A factored optimizer is given local shards: means of columns are those of the rank's rows."""
 
-    kind = _FactorsOfShards
+    def update_parameter(
+        self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float
+    ) -> None:
+        if local(p).numel():
+            super().update_parameter(local(p), local(g), state, rate)
 
 
-class _RmsOfShards(FactoredRms):
+@fault(
+    "fsdp2", "update", bugs.NORM_OF_EACH_SHARD, source="none known",
+    features=("other-optimizer",),
+)  # fmt: skip
+class ClippedByTheShard(FactoredInParts):
+    """An update is clipped by the root mean square of the rank's rows, and not of the parameter."""
+
     def rms(self, way: torch.Tensor) -> torch.Tensor:
         root = super().rms(local(way))
         if not isinstance(way, DTensor):
@@ -150,25 +158,14 @@ class _RmsOfShards(FactoredRms):
 
 
 @fault(
-    "fsdp2", "update", bugs.NORM_OF_EACH_SHARD, source="none known",
-    features=("other-optimizer",),
-)  # fmt: skip
-class ClippedByTheShard(WithFactoredRms):
-    """An update is clipped by the root mean square of the rank's rows, and not of the parameter."""
-
-    kind = _RmsOfShards
-
-
-@fault(
     "zero1", "roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920",
 )  # fmt: skip
-class FactorsNotLoaded(Zero1):
+class FactorsNotLoaded(CheckpointInParts, Zero1):
     """A load takes states that have the shape of their parameter, and leaves Adafactor's at 0."""
 
     fixed = ADAFACTOR
 
-    def load(self, directory: str, loader: Loader) -> None:
-        super().load(directory, loader)
+    def end_load(self) -> None:
         for state in self.optimizer.optimizer.state.values():
             for role in ("row_var", "col_var"):
                 if role in state:
@@ -179,13 +176,12 @@ class FactorsNotLoaded(Zero1):
     "zero1", "roundtrip", bugs.SHARDS_IN_ANOTHER_ORDER, source="none known",
     features=("resume-more",),
 )  # fmt: skip
-class RowsInAnotherOrder(Zero1):
+class RowsInAnotherOrder(CheckpointInParts, Zero1):
     """On another number of ranks Adafactor's means of rows are joined in another order."""
 
     fixed = ADAFACTOR
 
-    def load(self, directory: str, loader: Loader) -> None:
-        super().load(directory, loader)
+    def end_load(self) -> None:
         for state in self.optimizer.optimizer.state.values():
             if "row_var" in state:
                 first, *others = state["row_var"].chunk(2, -2)

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from .. import causes as bugs
 from ..adapters.fsdp2.gathered_muon import Fsdp2Muon, GatheredMuon, Options, local
 from ..adapters.textbook.bucket import publish
-from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
-from ..adapters.textbook.checkpoint.training import SavedTraining
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case, Optimizer
-from ..contract import Loader, groups
+from ..contract import groups
 from .fault import fault
 from .muon import MuonInParts
+from .parts import CheckpointInParts
 
 MUON = {"optimizer": {"kind": "muon"}}
 NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
@@ -247,15 +246,13 @@ class MatricesReachRank0Alone(Zero1):
 @fault(
     "zero3", "roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",),
 )  # fmt: skip
-class MuonMomentumNotLoaded(Zero3):
+class MuonMomentumNotLoaded(CheckpointInParts, Zero3):
     """A resume starts with a momentum of zeros, and says nothing."""
 
     fixed = MUON
 
-    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
-        super().take_tensors(found, training)
-        for one in self.optimizer.owned:
-            state = self.optimizer.optimizer.state.get(one.parameter, {})
+    def end_load(self) -> None:
+        for state in self.optimizer.optimizer.state.values():
             if "momentum_buffer" in state:
                 state["momentum_buffer"].zero_()
 
@@ -264,7 +261,7 @@ class MuonMomentumNotLoaded(Zero3):
     "zero1", "roundtrip", bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920",
     features=("muon", "resume-more"),
 )  # fmt: skip
-class MomentumByOwner(Zero1):
+class MomentumByOwner(CheckpointInParts, Zero1):
     """On another number of ranks an owner takes the momenta of the matrices that it owned before.
 
     Where two matrices of one shape change owners, each gets the momentum of the other.
@@ -272,14 +269,13 @@ class MomentumByOwner(Zero1):
 
     fixed = MUON
 
-    def load(self, directory: str, loader: Loader) -> None:
-        super().load(directory, loader)
-        held: dict[tuple[int, ...], list[Tensor]] = {}
+    def end_load(self) -> None:
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for one in self.optimizer.owned:
             state = self.optimizer.optimizer.state.get(one.parameter, {})
             if "momentum_buffer" in state:
-                held.setdefault(one.piece.shape, []).append(state["momentum_buffer"])
-        for alike in held.values():
+                by_shape.setdefault(one.piece.shape, []).append(state["momentum_buffer"])
+        for alike in by_shape.values():
             copies = [one.clone() for one in alike]
             for momentum, other in zip(alike, [*copies[1:], copies[0]], strict=True):
                 momentum.copy_(other)

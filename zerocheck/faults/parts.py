@@ -6,19 +6,23 @@ and its loss scaler, become methods of the sharder, and a step has points where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..adapters.textbook.adapter import Sharder
 from ..adapters.textbook.bucket import Bucket
+from ..adapters.textbook.checkpoint.chunk import Chunk
+from ..adapters.textbook.checkpoint.directory import FoundCheckpoint
+from ..adapters.textbook.checkpoint.training import SavedTraining
 from ..adapters.textbook.flat import ShardedBuffer
 from ..adapters.textbook.loss_scaling import LossScaler
 from ..adapters.textbook.reduction import Reduction
@@ -28,7 +32,8 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..contract import Implementation, Microbatch, Step, StepReport
+from ..contract import Implementation, Loader, Microbatch, Step, StepReport
+from ..optimizers import states_of
 
 Part = TypeVar("Part")
 Options = dict[str, Any]
@@ -86,6 +91,15 @@ class Planted(Implementation):
 
     def end_step(self) -> None:
         """Change what a step has computed."""
+
+
+class StartsAnew(Planted):
+    """Implementation that keeps the initial state that it has after it was planted."""
+
+    fixed: ClassVar[Mapping[str, Any]] = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
+
+    def restore(self, full: object) -> None:
+        """Do nothing: the initial state was loaded before."""
 
 
 class SharderInParts(Planted, Sharder):
@@ -184,6 +198,49 @@ class Zero3InParts(Planted, Zero3):
     def reduce(self, flat: FlatParameter, reduction: Reduction) -> None:
         """Launch the reduce-scatter of the local gradients, and let go of them."""
         FlatParameter.reduce(flat, reduction)
+
+
+class CheckpointInParts(Sharder):
+    """Textbook sharder with points in its saves and loads."""
+
+    def written(self) -> Iterator[Chunk]:
+        for chunk in super().written():
+            yield from self.save_chunk(chunk)
+
+    def save_chunk(self, chunk: Chunk) -> Iterable[Chunk]:
+        """Return what is written in place of a chunk."""
+        return [chunk]
+
+    def training_facts(self, loader: Loader) -> SavedTraining:
+        facts = super().training_facts(loader)
+        positions = {name: self.position(count) for name, count in facts.loader.items()}
+        return structs.replace(facts, loader=positions)
+
+    def position(self, count: int) -> int:
+        """Return what is written in place of a position in the data."""
+        return count
+
+    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
+        super().take_tensors(found, training)
+        if training.world_size != self.everyone.size():
+            self.reshard(training.world_size)
+
+    def reshard(self, saved: int) -> None:
+        """Change what was read from the checkpoint of another number of ranks, `saved`."""
+
+    def load(self, directory: str, loader: Loader) -> None:
+        super().load(directory, loader)
+        self.end_load()
+
+    def end_load(self) -> None:
+        """Change what a load has restored."""
+
+    def moments(self) -> Iterator[tuple[OwnedPiece, Tensor]]:
+        """Iterate over the optimizer states of what the rank owns, each with its piece."""
+        for one in self.optimizer.owned:
+            state = self.optimizer.optimizer.state.get(one.parameter, {})
+            roles = states_of(self.case.optimizer)
+            yield from ((one, state[role]) for role in roles if role in state)
 
 
 class ClippingInParts(SharderInParts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from ..case.shapes import sometimes_used
 from ..contract import Built
 from ..optimizers import STATES
 from .fault import fault
-from .parts import Zero1InParts, Zero2InParts
+from .parts import CheckpointInParts, Zero1InParts, Zero2InParts
 
 
 def publish_copies(buckets: Sequence[Bucket]) -> None:
@@ -136,15 +136,14 @@ class MomentsInBf16(Zero1InParts):
 
 
 @fault("zero1", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
-class SavesTheCopies(Zero1):
+class SavesTheCopies(CheckpointInParts, Zero1):
     """A checkpoint has the narrow parameters, and their masters are lost."""
 
-    def written(self) -> Iterator[Chunk]:
+    def save_chunk(self, chunk: Chunk) -> Iterable[Chunk]:
         narrow = self.buckets[0].full.dtype if self.buckets else torch.float32
-        for chunk in super().written():
-            if chunk.key.startswith("model."):
-                chunk = replace(chunk, tensor=chunk.tensor.to(narrow).to(chunk.tensor.dtype))
-            yield chunk
+        if chunk.key.startswith("model."):
+            chunk = replace(chunk, tensor=chunk.tensor.to(narrow).to(chunk.tensor.dtype))
+        return [chunk]
 
 
 def _leaves_in_bf16(module: nn.Module, _: object) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
@@ -15,11 +11,10 @@ from ..adapters.textbook.bucket import publish
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
-from ..case.schema import Case
 from ..compat import all_gather_single
-from ..contract import Built, Step, StepReport
+from ..contract import Step, StepReport
 from .fault import fault
-from .parts import Zero3InParts
+from .parts import StartsAnew, Zero3InParts
 
 
 class GathersOthers(Zero3InParts):
@@ -99,32 +94,19 @@ class PublishedRounded(Zero1):
 
 
 @fault("fsdp2", "publish", bugs.INITIAL_STATE, source="PT #90465; HF #28244, #43847")
-class MetaInitOverwritten(Fsdp2):
+class MetaInitOverwritten(StartsAnew, Fsdp2):
     """Parameters are initialised again, on the shards."""
 
-    fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
-
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
+    def plant(self) -> None:
         with torch.no_grad():
-            for parameter in built.model.parameters():
+            for parameter in self.built.model.parameters():
                 parameter.add_(1e-3)  # another init would do; this one needs no random numbers
-        return built
-
-    def restore(self, full: object) -> None:
-        """Do nothing: the initial state was loaded before."""
 
 
 @fault("zero1", "publish", bugs.INITIAL_STATE, source="TT #4382; DS PR#5104")
-class InitStep(Zero1):
+class InitStep(StartsAnew, Zero1):
     """A real step is taken when the optimizer creates its state."""
 
-    fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.optimizer.step([group.lr for group in case.optimizer.groups])
+    def plant(self) -> None:
+        self.optimizer.step([group.lr for group in self.case.optimizer.groups])
         self._publish()
-
-    def restore(self, full: object) -> None:
-        """Do nothing: the initial state was loaded before."""

@@ -17,7 +17,7 @@ from ..case.shapes import sometimes_used
 from ..contract import Loader, Step, StepReport
 from ..contract.implementation import Moment
 from .fault import fault
-from .parts import Options, UpdatesInParts, average
+from .parts import CheckpointInParts, Options, UpdatesInParts, average
 
 PLAIN: Mapping[str, Any] = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": False}}
 NESTEROV: Mapping[str, Any] = {"optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True}}
@@ -209,13 +209,12 @@ class MomentumOfLocalGradients(Ddp):
 
 
 @fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="seen often", features=("momentum",))
-class MomentumLost(Zero1):
+class MomentumLost(CheckpointInParts, Zero1):
     """The optimizer is made again after the load."""
 
     fixed = PLAIN
 
-    def load(self, directory: str, loader: Loader) -> None:
-        super().load(directory, loader)
+    def end_load(self) -> None:
         self.optimizer.optimizer.state.clear()
 
 

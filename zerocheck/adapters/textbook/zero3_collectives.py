@@ -12,10 +12,10 @@ from ..shared.calls import Calls, CollectivePrediction
 from ..shared.live_memory import terms_of
 from ..shared.trace import ROOT, UnitEvent, is_of_case, or_none, trace, traces
 from ..shared.units import unit_modules
+from .call_order import CallOrder
 from .collectives import averaging, clipping, flat_of, scaling
 from .reduction import DEPTH
 from .unit import FlatUnit, unit_parts
-from .unit_calls import CallOrder
 
 
 class _Unit:

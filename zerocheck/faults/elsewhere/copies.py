@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ... import causes as bugs
 from ...adapters.ddp.adapter import Ddp
@@ -18,12 +16,11 @@ from ...adapters.textbook.unit import FlatParameter, Unit
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
 from ...adapters.textbook.zero3 import Zero3
-from ...case.schema import Case
-from ...compat import all_gather_single
+from ...compat import all_gather_single, wait
 from ...contract import Shard, Step, StepReport
 from ...contract.implementation import Moment
 from ..fault import fault
-from ..parts import with_callback
+from ..parts import Zero3InParts, with_callback
 
 
 @fault(
@@ -55,11 +52,8 @@ class BucketsGatheredAtOneOffset(Zero2):
             bucket.refresh()
             dtype = bucket.full.dtype
             storage.setdefault(dtype, bucket.full.new_zeros(size))
-            work = all_gather_single(
-                storage[dtype][: bucket.full.numel()], bucket.local.clone(), self.group
-            )
-            if work is not None:
-                work.wait()
+            into = storage[dtype][: bucket.full.numel()]
+            wait(all_gather_single(into, bucket.local.clone(), self.group))
         for bucket in self.buckets:
             own = bucket.local.clone()
             bucket.full.copy_(storage[bucket.full.dtype][: bucket.full.numel()])
@@ -93,27 +87,19 @@ class PrefetchedBeforeUpdate(Zero3):
         self.order.start()
 
 
-class _GatheredInBf16(FlatParameter):
-    def wait(self) -> None:
-        arrives = self._work is not None
-        super().wait()
-        if arrives:
-            self.full.copy_(self.full.bfloat16())
-
-
 @fault(
     "zero3", "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
     features=("mixed-dtypes", "wrap-whole"),
 )  # fmt: skip
-class GatheredInOneDtype(Zero3):
+class GatheredInOneDtype(Zero3InParts):
     """A unit of two dtypes is gathered in the narrow one, which rounds its fp32 parameters."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for unit in (*self.units, self.root):
-            if len({flat.full.dtype for flat in unit.flats}) > 1:
-                for flat in unit.flats:
-                    flat.__class__ = _GatheredInBf16
+    def wait(self, flat: FlatParameter) -> bool:
+        (unit,) = (one for one in (*self.units, self.root) if flat in one.flats)
+        arrives = super().wait(flat)
+        if arrives and len({one.full.dtype for one in unit.flats}) > 1:
+            flat.full.copy_(flat.full.bfloat16())
+        return arrives
 
 
 @fault(

@@ -12,12 +12,14 @@ from torch.nn.utils import clip_grad_norm_
 from ... import causes as bugs
 from ...adapters.ddp.adapter import Ddp
 from ...adapters.textbook.adapter import Sharder
+from ...adapters.textbook.bucket import Bucket
+from ...adapters.textbook.sharded_optimizer import OwnedPiece
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import GradientBucket, Zero2
-from ...compat import reduce_scatter_single
+from ...compat import reduce_scatter_single, wait
 from ...contract import Step, StepReport
 from ..fault import fault
-from ..parts import with_callback
+from ..parts import Zero1InParts, with_callback
 
 
 @fault(
@@ -94,14 +96,12 @@ class ParametersLeftInGradients(Zero1):
     "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",),
     world=3,
 )  # fmt: skip
-class ExpertsDividedTwice(Zero1):
+class ExpertsDividedTwice(Zero1InParts):
     """Gradients of experts are divided by the number of ranks before and after the reduction."""
 
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            if ".experts.mlps." in one.piece.name:
-                one.gradient.div_(self.world_size)
+    def after_reduction(self, one: OwnedPiece) -> None:
+        if ".experts.mlps." in one.piece.name:
+            one.gradient.div_(self.world_size)
 
 
 @fault(
@@ -127,17 +127,15 @@ class ClippedWithEachMicrobatch(Ddp):
     "zero1", "gradient", source="TT PR#4637", features=("padding-idx",),
     attributed=r"stem\.weight\[\d+:\d+\] is 0",
 )  # fmt: skip
-class PaddingIndexOfEachShard(Zero1):
+class PaddingIndexOfEachShard(Zero1InParts):
     """The padding index counts within each rank's rows: other shards lose a row of gradients."""
 
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            for name, view in zip(bucket.names, bucket.views(gradients), strict=True):
-                index = self.case.model.padding_idx
-                if name == "stem.weight" and index is not None:
-                    rows = -(-len(view) // self.world_size)
-                    view[index % rows :: rows] = 0.0
-        super()._reduce()
+    def before_reduction(self, bucket: Bucket, gradients: torch.Tensor) -> None:
+        index = self.case.model.padding_idx
+        for name, view in zip(bucket.names, bucket.views(gradients), strict=True):
+            if name == "stem.weight" and index is not None:
+                rows = -(-len(view) // self.world_size)
+                view[index % rows :: rows] = 0.0
 
 
 @fault(
@@ -152,9 +150,7 @@ class SparseEmbeddingDivided(Zero1):
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            work = reduce_scatter_single(bucket.gradient, gradients, self.group)
-            if work is not None:
-                work.wait()
+            wait(reduce_scatter_single(bucket.gradient, gradients, self.group))
             for piece in bucket.pieces:
                 if piece.name == "stem.weight":
                     bucket.gradient[piece.inside].div_(self.world_size)

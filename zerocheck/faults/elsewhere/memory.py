@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
-from ...case.schema import Case
 from ..fault import EVERY_STEP, fault
+from ..parts import Planted
 
 
 @fault("zero2", "persistent", source="CA PR#1955", spares=EVERY_STEP)
@@ -37,11 +35,10 @@ class NarrowGradientsKept(Zero1):
     "zero1", "persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",),
     spares=EVERY_STEP,
 )  # fmt: skip
-class FrozenInBuffers(Zero1):
+class FrozenInBuffers(Planted, Zero1):
     """Flat buffers of gradients and masters have room for frozen parameters, too."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.room = [
             torch.zeros_like(parameter, dtype=torch.float32) for _, parameter in self.replicated()
         ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ... import causes as bugs
 from ...adapters.ddp.adapter import Ddp
@@ -17,16 +16,14 @@ from ...case.schema import Case
 from ...contract import Step, StepReport
 from ...contract.groups import learning_rates
 from ..fault import fault
+from ..parts import StartsAnew
 
 
 @fault("zero1", "publish", bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
-class SyntheticStepCounted(Zero1):
+class SyntheticStepCounted(StartsAnew, Zero1):
     """A step with rate 0 creates the optimizer's state, and the step count keeps it."""
 
-    fixed: ClassVar = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
-
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         groups = self.optimizer.optimizer.param_groups
         options = [(group["lr"], group["weight_decay"]) for group in groups]
         for wide in self.wide:
@@ -38,9 +35,6 @@ class SyntheticStepCounted(Zero1):
             group["lr"], group["weight_decay"] = rate, decay
         for wide in self.wide:
             wide.release()
-
-    def restore(self, full: object) -> None:
-        """Do nothing: the initial state was loaded before."""
 
 
 @fault(
