@@ -1,10 +1,12 @@
-"""Faults in Muon's update: Newton-Schulz of other matrices, other factors on the learning rate."""
+"""Faults in Muon: update, momentum, decay, checkpoints, and what is left to AdamW."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from .. import causes as bugs
@@ -16,9 +18,20 @@ from ..adapters.fsdp2.gathered_muon import (
     newton_schulz,
     shape_factor,
 )
-from ..case.schema import Case
+from ..adapters.textbook.bucket import publish
+from ..adapters.textbook.zero1 import Zero1
+from ..adapters.textbook.zero3 import Zero3
+from ..case.schema import Case, Optimizer
+from ..contract import groups
 from .fault import fault
-from .parts import lend
+from .parts import CheckpointInParts, lend
+
+MUON = {"optimizer": {"kind": "muon"}}
+NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
+PLAIN = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": False}}
+
+UNSCALED = {**MUON, "training": {"loss_scale": None}}
+"""A GradScaler would unscale gradients twice, or not, which is another consequence."""
 
 
 class MuonInParts(Fsdp2Muon):
@@ -171,3 +184,256 @@ class FusedMatrixSplit(MuonInParts):
         if whole.shape[0] % 3:
             return newton_schulz(whole)
         return torch.cat([newton_schulz(one) for one in whole.chunk(3)])
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
+    features=("muon", "muon-plain", "mid-training"),
+)  # fmt: skip
+class MomentumGatheredEarly(MuonInParts):
+    """The momentum is gathered before the gradient of this step is in it."""
+
+    fixed = PLAIN
+
+    def update_matrix(self, p: Tensor, group: Options) -> None:
+        buffer = self.muon.state[p].get("momentum_buffer")
+        self._before = None if buffer is None or not bool(buffer.any()) else buffer.clone()
+        super().update_matrix(p, group)
+
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return buffer if self._before is None else self._before
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",),
+)  # fmt: skip
+class MomentumOfSgd(MuonInParts):
+    """The momentum is a sum, as that of SGD, and not an average."""
+
+    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
+        local(buffer).mul_(group["momentum"]).add_(local(gradient))
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",),
+    without=("muon-plain",),
+)  # fmt: skip
+class MuonWithoutNesterov(MuonInParts):
+    """The direction is the buffer, though the form is to be Nesterov's."""
+
+    fixed = NESTEROV
+
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return buffer
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.NESTEROV_ADDED, source="none known",
+    features=("muon", "muon-plain"),
+)  # fmt: skip
+class MuonWithNesterov(MuonInParts):
+    """The direction has Nesterov's form, which nobody asked for."""
+
+    fixed = PLAIN
+
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient.lerp(buffer, group["momentum"])
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTUM_LEFT_OUT, source="none known",
+    features=("muon", "several-steps"),
+)  # fmt: skip
+class MuonOfTheGradient(MuonInParts):
+    """The gradient is orthogonalized, and the momentum kept for nothing."""
+
+    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
+        return gradient
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayByTheAdjustedRate(MuonInParts):
+    """Weight decay is multiplied by the learning rate that follows the shape."""
+
+    def decay(self, p: Tensor, group: Options) -> float:
+        return self.rate(p, group) * float(group["weight_decay"])
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayTwice(MuonInParts):
+    """Weight decay is applied twice."""
+
+    def decay(self, p: Tensor, group: Options) -> float:
+        once = super().decay(p, group)
+        return 1 - (1 - once) * (1 - once)
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayMissing(MuonInParts):
+    """Muon has no weight decay, as in its first publication."""
+
+    def decay(self, p: Tensor, group: Options) -> float:
+        return 0.0
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="none known",
+    features=("muon", "lr-large"),
+)  # fmt: skip
+class MuonDecayCoupled(MuonDecayMissing):
+    """Weight decay is in the gradient, and is orthogonalized with it."""
+
+    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
+        decayed = local(gradient).add(local(p), alpha=group["weight_decay"])
+        local(buffer).lerp_(decayed, 1 - group["momentum"])
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664",
+    features=("muon",),
+)  # fmt: skip
+class MomentumNormalized(MuonInParts):
+    """Newton-Schulz divides the momentum itself by its norm."""
+
+    def update_matrix(self, p: Tensor, group: Options) -> None:
+        super().update_matrix(p, group)
+        buffer = self.muon.state[p]["momentum_buffer"]
+        norm = self.muon.gathered(buffer).norm().clamp(min=1e-7)
+        local(buffer).div_(norm)
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",),
+)  # fmt: skip
+class MuonMomentumInBf16(MuonInParts):
+    """The momentum is kept in bf16."""
+
+    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
+        super().average(buffer, gradient, p, group)
+        local(buffer).copy_(local(buffer).bfloat16())
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.MOMENTS_RESET, source="Megatron-LM #6920",
+    features=("muon", "several-steps"),
+)  # fmt: skip
+class MuonMomentumForgotten(MuonInParts):
+    """The momentum is lost in each step."""
+
+    def update_matrix(self, p: Tensor, group: Options) -> None:
+        self.muon.state[p].clear()
+        super().update_matrix(p, group)
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="lerobot #4658",
+    features=("muon",), without=("mid-training", "loss-scale"),
+)  # fmt: skip
+class MatricesLeftToAdamw(Fsdp2Muon):
+    """Every parameter is left to AdamW."""
+
+    fixed = UNSCALED
+
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
+        return _adamw_of_all(model, case)
+
+
+def _adamw_of_all(model: nn.Module, case: Case) -> torch.optim.Optimizer:
+    """Make AdamW over every parameter, with the groups of the case."""
+    options = Optimizer(groups=case.optimizer.groups, kernel=case.optimizer.kernel)
+    return torch.optim.AdamW(groups(model, replace(case, optimizer=options)))
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="none known",
+    features=("muon",), without=("mid-training", "loss-scale"),
+)  # fmt: skip
+class MatricesInBoth(Fsdp2Muon):
+    """AdamW updates the matrices, and Muon does so too."""
+
+    fixed = UNSCALED
+
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
+        adamw = _adamw_of_all(model, case)
+        return [GatheredMuon(groups(model, case, "muon")), adamw]
+
+
+@fault(
+    "fsdp2-muon", "update", bugs.NEVER_UPDATED, source="lerobot #4658", features=("muon",),
+    without=("loss-scale",),
+)  # fmt: skip
+class FallbackLeftOut(Fsdp2Muon):
+    """Nobody updates what is no matrix."""
+
+    fixed = UNSCALED
+
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
+        return GatheredMuon(groups(model, case, "muon"))
+
+
+@fault(
+    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",),
+)  # fmt: skip
+class MatricesReachRank0Alone(Zero1):
+    """Each owner updates its matrices, and they are gathered on rank 0, not on all ranks."""
+
+    fixed = MUON
+
+    def _publish(self) -> None:
+        for bucket in self.buckets:
+            if bucket.whole:
+                bucket.refresh()
+                size, first = dist.get_world_size(bucket.group), dist.get_rank(bucket.group) == 0
+                parts = [part.clone() for part in bucket.full.chunk(size)] if first else None
+                dist.gather(bucket.local, parts, group=bucket.group, group_dst=0)
+                if parts is not None:
+                    bucket.full.copy_(torch.cat(parts))
+            else:
+                publish([bucket])
+
+
+@fault(
+    "zero3", "roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",),
+)  # fmt: skip
+class MuonMomentumNotLoaded(CheckpointInParts, Zero3):
+    """A resume starts with a momentum of zeros, and says nothing."""
+
+    fixed = MUON
+
+    def end_load(self) -> None:
+        for state in self.optimizer.optimizer.state.values():
+            if "momentum_buffer" in state:
+                state["momentum_buffer"].zero_()
+
+
+@fault(
+    "zero1", "roundtrip", bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920",
+    features=("muon", "resume-more"),
+)  # fmt: skip
+class MomentumByOwner(CheckpointInParts, Zero1):
+    """On another number of ranks an owner takes the momenta of the matrices that it owned before.
+
+    Where two matrices of one shape change owners, each gets the momentum of the other.
+    """
+
+    fixed = MUON
+
+    def end_load(self) -> None:
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        for one in self.optimizer.owned:
+            state = self.optimizer.optimizer.state.get(one.parameter, {})
+            if "momentum_buffer" in state:
+                by_shape.setdefault(one.piece.shape, []).append(state["momentum_buffer"])
+        for alike in by_shape.values():
+            copies = [one.clone() for one in alike]
+            for momentum, other in zip(alike, [*copies[1:], copies[0]], strict=True):
+                momentum.copy_(other)

@@ -1,6 +1,9 @@
-"""Faults with parameters that have no gradient, or no place in the buffers."""
+"""Faults with parameters that have no gradient, no place in the buffers, or are unfrozen later."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.unit import FlatParameter
 from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
+from ..contract import Built
 from ..errors import Unsupported
 from .fault import fault
 from .parts import Planted, Zero3InParts, frozen
@@ -92,3 +96,38 @@ class UnusedNotReduced(Planted, Fsdp2):
 
     def plant(self) -> None:  # a model that is so when it is built would be refused
         reduce_unused(self.built.model, enable=False)
+
+
+# Without a gradient other kernels run there: the loss differs in its last bits.
+@fault(
+    "fsdp2", "gradient", bugs.NOT_UNFROZEN, source="seen often", features=("unfreeze",),
+    without=("block-conv", "block-recurrent"),
+)  # fmt: skip
+class RequiresGradCached(Fsdp2):
+    """`requires_grad` is cached when the model is wrapped."""
+
+    def unfreeze(self, names: Collection[str]) -> None:
+        pass
+
+
+@fault(
+    "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3,
+    features=("unfreeze",), without=("sometimes-used", "static-graph"),
+)  # fmt: skip
+class NotWrappedAgain(Planted, Ddp):
+    """DDP keeps its reducer, which does not reduce unfrozen parameters."""
+
+    def plant(self) -> None:
+        self.built: Built = replace(self.built, rewrap=None)
+
+
+@fault(
+    "zero1", "gradient", bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
+    features=("unfreeze",),
+)  # fmt: skip
+class FrozenDecays(Planted, Zero1):
+    """Parameters to be unfrozen later have a gradient of zeros before, so AdamW decays them."""
+
+    def plant(self) -> None:
+        for one in self.optimizer.owned:
+            one.parameter.grad = one.gradient
