@@ -16,7 +16,7 @@ from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract.groups import groups
 from .fault import fault
-from .parts import CheckpointInParts, OneByOne, lend
+from .parts import CheckpointInParts, OneByOne, lend, method_of
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,19 +98,9 @@ class FactoredInParts(Fsdp2):
         self.factored = FactoredRms(groups(model, case))
         return lend(self, self.factored, "mean_of_rows", "rms", update="update_parameter")
 
-    def update_parameter(
-        self, p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], rate: float
-    ) -> None:
-        """Take one step of one parameter."""
-        FactoredRms.update(self.factored, p, g, state, rate)
-
-    def mean_of_rows(self, square: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the rows of all ranks."""
-        return FactoredRms.mean_of_rows(self.factored, square)
-
-    def rms(self, way: torch.Tensor) -> torch.Tensor:
-        """Return the root mean square over all elements."""
-        return FactoredRms.rms(self.factored, way)
+    update_parameter = method_of("factored", FactoredRms.update)
+    mean_of_rows = method_of("factored", FactoredRms.mean_of_rows)
+    rms = method_of("factored", FactoredRms.rms)
 
 
 @fault(

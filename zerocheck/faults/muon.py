@@ -24,7 +24,7 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case, Optimizer
 from ..contract import groups
 from .fault import fault
-from .parts import CheckpointInParts, lend
+from .parts import CheckpointInParts, lend, method_of
 
 MUON = {"optimizer": {"kind": "muon"}}
 NESTEROV = {"optimizer": {"kind": "muon", "momentum": 0.95, "nesterov": True}}
@@ -45,33 +45,13 @@ class MuonInParts(Fsdp2Muon):
         lend(self, self.muon, "decay", update="update_matrix")
         return [self.muon, adamw]
 
-    def update_matrix(self, p: Tensor, group: Options) -> None:
-        """Update one matrix."""
-        GatheredMuon.update(self.muon, p, group)
-
-    def average(self, buffer: Tensor, gradient: Tensor, p: Tensor, group: Options) -> None:
-        """Take the gradient into the buffer, shard by shard."""
-        GatheredMuon.average(self.muon, buffer, gradient, p, group)
-
-    def direction(self, buffer: Tensor, gradient: Tensor, group: Options) -> Tensor:
-        """Return the matrix to orthogonalize, sharded as the buffer is."""
-        return GatheredMuon.direction(self.muon, buffer, gradient, group)
-
-    def orthogonalized(self, direction: Tensor, p: Tensor) -> Tensor:
-        """Return the whole orthogonalized matrix, on every rank."""
-        return GatheredMuon.orthogonalized(self.muon, direction, p)
-
-    def rows_of(self, matrix: Tensor, p: Tensor) -> Tensor:
-        """Return this rank's part of a whole matrix."""
-        return GatheredMuon.rows_of(self.muon, matrix, p)
-
-    def rate(self, p: Tensor, group: Options) -> float:
-        """Return the learning rate, by the shape of the whole matrix."""
-        return GatheredMuon.rate(self.muon, p, group)
-
-    def decay(self, p: Tensor, group: Options) -> float:
-        """Return what weight decay takes off a parameter, relative to it."""
-        return GatheredMuon.decay(self.muon, p, group)
+    update_matrix = method_of("muon", GatheredMuon.update)
+    average = method_of("muon", GatheredMuon.average)
+    direction = method_of("muon", GatheredMuon.direction)
+    orthogonalized = method_of("muon", GatheredMuon.orthogonalized)
+    rows_of = method_of("muon", GatheredMuon.rows_of)
+    rate = method_of("muon", GatheredMuon.rate)
+    decay = method_of("muon", GatheredMuon.decay)
 
 
 def rate_of_shard(p: Tensor, group: Options) -> float:

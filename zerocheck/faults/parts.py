@@ -36,8 +36,18 @@ from ..contract import Implementation, Loader, Microbatch, Step, StepReport
 from ..optimizers import states_of
 
 Part = TypeVar("Part")
+Result = TypeVar("Result")
 Options = dict[str, Any]
 """Parameter group of an optimizer of torch."""
+
+
+def method_of(part: str, method: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a method that calls the one of a part of its owner."""
+
+    def own(owner: object, *arguments: Any) -> Result:
+        return method(getattr(owner, part), *arguments)
+
+    return own
 
 
 def lend(owner: object, part: Part, *names: str, **renamed: str) -> Part:
@@ -110,33 +120,13 @@ class SharderInParts(Planted, Sharder):
         lend(self, self.optimizer, "step", "clip", "restore_counts")
         lend(self, self.scaler, "unscale", "agreed", "divide", update="update_scale")
 
-    def step(self, rates: Sequence[float]) -> None:
-        """Update the pieces, with the learning rate of each parameter group."""
-        ShardedOptimizer.step(self.optimizer, rates)
-
-    def clip(self, max_norm: float, norm_type: float) -> float:
-        """Clip the gradient of the pieces; return its total norm."""
-        return ShardedOptimizer.clip(self.optimizer, max_norm, norm_type)
-
-    def restore_counts(self) -> None:
-        """Restore the step counts after a load."""
-        ShardedOptimizer.restore_counts(self.optimizer)
-
-    def unscale(self, gradients: Iterable[Tensor]) -> None:
-        """Divide reduced gradients by the scale, and note whether any rank overflowed."""
-        LossScaler.unscale(self.scaler, gradients)
-
-    def agreed(self, overflow: bool) -> bool:
-        """Return True if any rank passes True."""
-        return LossScaler.agreed(self.scaler, overflow)
-
-    def divide(self, gradients: Iterable[Tensor]) -> None:
-        """Divide gradients by the scale."""
-        LossScaler.divide(self.scaler, gradients)
-
-    def update_scale(self) -> None:
-        """Update the scale after a step."""
-        LossScaler.update(self.scaler)
+    step = method_of("optimizer", ShardedOptimizer.step)
+    clip = method_of("optimizer", ShardedOptimizer.clip)
+    restore_counts = method_of("optimizer", ShardedOptimizer.restore_counts)
+    unscale = method_of("scaler", LossScaler.unscale)
+    agreed = method_of("scaler", LossScaler.agreed)
+    divide = method_of("scaler", LossScaler.divide)
+    update_scale = method_of("scaler", LossScaler.update)
 
     def states(self) -> Sequence[dict[str, Tensor]]:
         """Return the optimizer's states, by piece."""
@@ -167,9 +157,7 @@ class Zero2InParts(Planted, Zero2):
         super().__init__(model, case, mesh)
         lend(self, self.reduction, "add")
 
-    def add(self, part: Tensor, into: Tensor) -> None:
-        """Add the mean over ranks to a gradient; part: the sum."""
-        Reduction.add(self.reduction, part, into)
+    add = method_of("reduction", Reduction.add)
 
 
 class Zero3InParts(Planted, Zero3):
