@@ -19,7 +19,7 @@ from ..adapters.textbook.zero2 import Zero2
 from ..contract import Step, StepReport
 from ..contract.implementation import Moment
 from .fault import fault
-from .parts import Planted, Zero1InParts, Zero2InParts, scaled, with_callback
+from .parts import Plantable, Zero1InParts, Zero2InParts, scaled, with_callback
 
 
 @fault(
@@ -45,7 +45,7 @@ class ScaleAccumulatedShard(Zero2InParts):
 
 
 @fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
-class MicrostepOffByOne(Planted, Zero2):
+class MicrostepOffByOne(Plantable, Zero2):
     """The first step loses its first microbatch.
 
     A counter decides where the accumulator is overwritten; at first it is one too low. Later
@@ -150,7 +150,7 @@ class StaleBoundary(Ddp):
 
 
 @fault("fsdp2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
-class NeverZeroed(Planted, Fsdp2):
+class NeverZeroed(Plantable, Fsdp2):
     """Gradients are not cleared between steps."""
 
     def plant(self) -> None:

@@ -19,14 +19,14 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Step, StepReport
 from .fault import fault
-from .parts import Planted, average
+from .parts import Plantable, average
 
 
 @fault(
     "ddp", "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
     features=("block-batch-norm", "several-steps"), world=3,
 )  # fmt: skip
-class BuffersNotBroadcast(Planted, Ddp):
+class BuffersNotBroadcast(Plantable, Ddp):
     """Rank 0's buffers are not broadcast."""
 
     def plant(self) -> None:
@@ -63,7 +63,7 @@ class BuffersSentOnce(Ddp):
     "zero1", "buffers", bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",),
     world=3,
 )  # fmt: skip
-class BuffersAveraged(Planted, Zero1):
+class BuffersAveraged(Plantable, Zero1):
     """Buffers are averaged over ranks, though declared local."""
 
     def end_step(self) -> None:
@@ -76,7 +76,7 @@ class BuffersAveraged(Planted, Zero1):
     "zero2", "buffers", bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",),
     world=3,
 )  # fmt: skip
-class BuffersOfRank0(Planted, Zero2):
+class BuffersOfRank0(Plantable, Zero2):
     """Rank 0's buffers overwrite the others', though declared local."""
 
     def end_step(self) -> None:
@@ -88,7 +88,7 @@ class BuffersOfRank0(Planted, Zero2):
     "zero3", "buffers", bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427",
     features=("block-batch-norm",),
 )  # fmt: skip
-class BuffersRounded(Planted, Zero3):
+class BuffersRounded(Plantable, Zero3):
     """All buffers are cast to half precision."""
 
     def end_step(self) -> None:

@@ -18,7 +18,7 @@ from ..case.schema import Case
 from ..compat import reduce_scatter_single, wait
 from ..contract import Built, Step, StepReport
 from .fault import fault
-from .parts import Planted, with_callback
+from .parts import Plantable, with_callback
 
 
 @fault(
@@ -44,7 +44,7 @@ class _AllReduces(Reduction):
     "zero2", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
     source="DS #4946",
 )  # fmt: skip
-class AllReduceForReduceScatter(Planted, Zero2):
+class AllReduceForReduceScatter(Plantable, Zero2):
     """Buckets are all-reduced, and all but the rank's own shard is thrown away."""
 
     def plant(self) -> None:
@@ -55,7 +55,7 @@ class AllReduceForReduceScatter(Planted, Zero2):
     "zero3", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
     source="DS #4946",
 )  # fmt: skip
-class AllReduceForReduceScatterOfUnits(Planted, Zero3):
+class AllReduceForReduceScatterOfUnits(Plantable, Zero3):
     """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away."""
 
     def plant(self) -> None:
@@ -107,7 +107,7 @@ class SentInFp32(Zero1):
 
 
 @fault("zero2", "communication", bugs.CALLED_ONCE_MORE, source="seen often")
-class BarrierInEachStep(Planted, Zero2):
+class BarrierInEachStep(Plantable, Zero2):
     """Ranks wait for each other at the end of each step."""
 
     def end_step(self) -> None:

@@ -17,11 +17,11 @@ from ..adapters.deepspeed.stage3 import DeepSpeed3
 from ..adapters.deepspeed.stage12 import DeepSpeed1, DeepSpeed2
 from ..contract import Loader, Step, StepReport
 from .fault import STATE, fault
-from .parts import Planted
+from .parts import Plantable
 
 
 @fault("deepspeed1", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
-class EngineDividesByNothing(Planted, DeepSpeed1):
+class EngineDividesByNothing(Plantable, DeepSpeed1):
     """Gradients are summed over ranks and not divided."""
 
     def plant(self) -> None:
@@ -29,7 +29,7 @@ class EngineDividesByNothing(Planted, DeepSpeed1):
 
 
 @fault("deepspeed1", "gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
-class EnginePartitionOffByOne(Planted, DeepSpeed1):
+class EnginePartitionOffByOne(Plantable, DeepSpeed1):
     """The gradient of a partition begins one element too far."""
 
     def plant(self) -> None:
@@ -125,7 +125,7 @@ class EngineKeepsCopy(DeepSpeed3):
     "deepspeed1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
     features=("compute-bf16", "reduce-wide"), microbatches=3,
 )  # fmt: skip
-class EngineSumsInBf16(Planted, DeepSpeed1):
+class EngineSumsInBf16(Plantable, DeepSpeed1):
     """Microbatches are summed in bf16 although fp32 is configured."""
 
     def plant(self) -> None:

@@ -24,11 +24,11 @@ from ..compat import all_gather_single
 from ..contract import Built, Step, StepReport
 from ..models.batches import batch
 from .fault import fault
-from .parts import Planted, Zero3InParts, exchange_last_shards
+from .parts import Plantable, Zero3InParts, exchange_last_shards
 
 
 @fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("dropout",))
-class SeedForAll(Planted, Zero2):
+class SeedForAll(Plantable, Zero2):
     """Every forward starts from one seed, on every rank."""
 
     def plant(self) -> None:
@@ -40,7 +40,7 @@ def _reseed(*_: Any) -> None:
 
 
 @fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("carried-rng",))
-class SeededAlike(Planted, Zero2):
+class SeededAlike(Plantable, Zero2):
     """Every rank seeds its generator alike when it begins."""
 
     def plant(self) -> None:
@@ -51,7 +51,7 @@ class SeededAlike(Planted, Zero2):
     "ddp", "loss", bugs.EVALUATION_MODE, source="seen often", features=("dropout",),
     without=("sometimes-used",),
 )  # fmt: skip
-class EvaluationMode(Planted, Ddp):
+class EvaluationMode(Plantable, Ddp):
     """The model is left in evaluation mode."""
 
     def plant(self) -> None:

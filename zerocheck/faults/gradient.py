@@ -26,11 +26,11 @@ from ..compat import reduce_scatter_single, wait
 from ..contract import Built, Step, StepReport
 from ..errors import Unsupported
 from .fault import fault
-from .parts import Planted, Zero1InParts, average, exchange_last_shards, scaled
+from .parts import Plantable, Zero1InParts, average, exchange_last_shards, scaled
 
 
 @fault("zero2", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
-class AverageBecomesSum(Planted, Zero2):
+class AverageBecomesSum(Plantable, Zero2):
     """The average over ranks is a sum."""
 
     def plant(self) -> None:
@@ -57,7 +57,7 @@ class LossTimesWorld(Fsdp2):
     "fsdp2", "gradient", bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division",
     world=3,
 )  # fmt: skip
-class MeanInTheLosses(Planted, Fsdp2):
+class MeanInTheLosses(Plantable, Fsdp2):
     """Each loss is divided by W and FSDP2 sums, while a mean in the reduction is declared.
 
     A right trainer that declares another one: torchtitan and others normalise so. It needs
@@ -230,7 +230,7 @@ class PartitionsMisordered(Zero1InParts):
 
 
 @fault("zero2", "gradient", bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
-class NoneGradientShifts(Planted, Zero2):
+class NoneGradientShifts(Plantable, Zero2):
     """A parameter without a gradient does not move the offset."""
 
     def plant(self) -> None:

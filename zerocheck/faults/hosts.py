@@ -11,7 +11,7 @@ from ..adapters.textbook.sharded_optimizer import OwnedPiece, ShardedOptimizer
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
 from .fault import fault
-from .parts import Planted, Zero1InParts
+from .parts import Plantable, Zero1InParts
 
 
 def _number(name: str) -> int:
@@ -22,7 +22,7 @@ def _number(name: str) -> int:
     "zero3", "ownership", bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3,
     features=("hosts",),
 )  # fmt: skip
-class LocalRankForRank(Planted, Zero3):
+class LocalRankForRank(Plantable, Zero3):
     """The local rank chooses the shard."""
 
     def plant(self) -> None:
@@ -53,7 +53,7 @@ class DividedByLocalWorldSize(Zero1InParts):
     "zero1", "gradient", bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3,
     features=("hosts",),
 )  # fmt: skip
-class ReducedWithinHost(Planted, Zero1):
+class ReducedWithinHost(Plantable, Zero1):
     """Gradients are reduced over the ranks of each host, never between hosts."""
 
     def plant(self) -> None:

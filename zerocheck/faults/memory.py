@@ -28,11 +28,11 @@ from ..compat import all_gather_single
 from ..contract import Implementation
 from ..optimizers import STATES
 from .fault import EVERY_STEP, fault
-from .parts import Planted, Zero3InParts
+from .parts import Plantable, Zero3InParts
 
 
 @fault("zero2", "persistent", source="DS #3306, #3903; MG #6230", spares=EVERY_STEP)
-class LeakByReference(Planted, Zero2):
+class LeakByReference(Plantable, Zero2):
     """A list of reduced tensors keeps one flat gradient of each step."""
 
     def plant(self) -> None:
@@ -45,7 +45,7 @@ class LeakByReference(Planted, Zero2):
 @fault(
     "zero1", "persistent", bugs.OPTIMIZER_STATE_REPLICATED, source="seen often", spares=EVERY_STEP
 )
-class StateReplicated(Planted, Zero1):
+class StateReplicated(Plantable, Zero1):
     """Every rank allocates the moments of whole buckets, and uses those of its shard."""
 
     def end_step(self) -> None:
@@ -61,7 +61,7 @@ class StateReplicated(Planted, Zero1):
 
 
 @fault("zero2", "persistent", bugs.WHOLE_GRADIENTS_KEPT, source="seen often", spares=EVERY_STEP)
-class GradientsNotReleased(Planted, Zero2):
+class GradientsNotReleased(Plantable, Zero2):
     """Whole gradients are kept after their reduction, until the next step's replace them."""
 
     def plant(self) -> None:
@@ -77,7 +77,7 @@ class GradientsNotReleased(Planted, Zero2):
     "zero3", "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often", spares=EVERY_STEP,
     features=("reshard", "wrap-layer"), without=("no-blocks",),
 )  # fmt: skip
-class NotResharded(Planted, Zero3):
+class NotResharded(Plantable, Zero3):
     """Units stay gathered after the forward, though the case reshards."""
 
     def plant(self) -> None:
@@ -111,7 +111,7 @@ class FrozenNotResharded(Zero3InParts):
 
 
 @fault("zero1", "persistent", source="seen often", spares=EVERY_STEP)
-class CopyKept(Planted, Zero1):
+class CopyKept(Plantable, Zero1):
     """The buckets are copied as master weights, which fp32 does not need."""
 
     def plant(self) -> None:
@@ -227,7 +227,7 @@ class FreedAfterBackward(Zero3):
     "zero3", "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often",
     spares=EVERY_STEP, features=("wrap-layer",),
 )  # fmt: skip
-class ReducedInOneGo(Planted, Zero3):
+class ReducedInOneGo(Plantable, Zero3):
     """All reductions are in flight at once, each with a whole gradient, until backward is over."""
 
     def plant(self) -> None:
@@ -238,7 +238,7 @@ class ReducedInOneGo(Planted, Zero3):
     "zero2", "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often",
     spares=EVERY_STEP, features=("wrap-layer",),
 )  # fmt: skip
-class BucketsInOneGo(Planted, Zero2):
+class BucketsInOneGo(Plantable, Zero2):
     """All reductions of ZeRO-2 are in flight at once: its buckets are as large as all gradients."""
 
     def plant(self) -> None:
@@ -279,7 +279,7 @@ class RootNotReleasedUnpredicted(_Unpredicted, RootNotReleased):
 
 
 @fault("ddp", "persistent", bugs.PARAMETERS_HELD_TWICE, source="seen often", spares=EVERY_STEP)
-class BackupKept(_Unpredicted, Planted, Ddp):
+class BackupKept(_Unpredicted, Plantable, Ddp):
     """A copy of each parameter, to go back to, is never dropped."""
 
     def plant(self) -> None:

@@ -16,7 +16,7 @@ from ..adapters.textbook.zero1 import Zero1
 from ..case.schema import Case
 from ..contract import Built, Step, StepReport, groups
 from .fault import fault
-from .parts import Planted, with_callback
+from .parts import Plantable, with_callback
 
 
 @fault(
@@ -45,7 +45,7 @@ class HooksLostOnMove(Ddp):
     "zero1", "update", bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
     without=("frozen", "unused"),
 )  # fmt: skip
-class BucketsRecreated(Planted, Zero1):
+class BucketsRecreated(Plantable, Zero1):
     """Only the last bucket is updated.
 
     The table of parameters to update is rebuilt for each bucket.
@@ -64,7 +64,7 @@ class BucketsRecreated(Planted, Zero1):
     without=("frozen", "checkpoint", "block-recurrent"),
     attributed=r"of its use 2 of 2 .* it is 0",
 )  # fmt: skip
-class ReusedModuleOverwrites(Planted, Zero1):
+class ReusedModuleOverwrites(Plantable, Zero1):
     """The gradient of one call of a reused module replaces that of the other."""
 
     def plant(self) -> None:
@@ -94,7 +94,7 @@ class ReusedModuleOverwrites(Planted, Zero1):
     "zero1", "gradient", source="PT #124193", features=("sometimes-used", "microbatches"),
     microbatches=2, attributed=r"own gradient alone",
 )  # fmt: skip
-class LastTouchedOnly(Planted, Zero1):
+class LastTouchedOnly(Plantable, Zero1):
     """Only parameters used by the last microbatch are reduced.
 
     Gradients of earlier ones stay local.
@@ -126,7 +126,7 @@ class LastTouchedOnly(Planted, Zero1):
     "zero1", "gradient", source="MG #844", features=("tied",), without=("frozen",),
     attributed=r"of its use 1 of 2|own gradient alone",
 )  # fmt: skip
-class TiedBeforeSync(Planted, Zero1):
+class TiedBeforeSync(Plantable, Zero1):
     """A tied weight is reduced before its two gradients are added.
 
     The second one stays local.

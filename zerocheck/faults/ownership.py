@@ -21,7 +21,7 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Shard
 from .fault import fault
-from .parts import Planted
+from .parts import Plantable
 
 
 def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
@@ -37,7 +37,7 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
 
 
 @fault("zero1", "ownership", bugs.SAME_SHARD_ON_EVERY_RANK, source="DS PR#2059")
-class GroupPartitionId(Planted, Zero1):
+class GroupPartitionId(Plantable, Zero1):
     """The partition id of one rank serves for all, so that all own the same."""
 
     def plant(self) -> None:
@@ -45,7 +45,7 @@ class GroupPartitionId(Planted, Zero1):
 
 
 @fault("zero1", "ownership", bugs.SHARDS_OVERLAP, source="FS #907")
-class ShardsOverlap(Planted, Zero1):
+class ShardsOverlap(Plantable, Zero1):
     """Each shard is one element too long: padded for another group."""
 
     def plant(self) -> None:
@@ -57,7 +57,7 @@ def _longer(piece: Piece) -> Piece:
 
 
 @fault("zero1", "ownership", bugs.REMAINDER_DROPPED, source="DS #1380", features=("uneven",))
-class RemainderDropped(Planted, Zero1):
+class RemainderDropped(Plantable, Zero1):
     """The remainder of a division by W is stripped as if it were padding."""
 
     def plant(self) -> None:
@@ -102,7 +102,7 @@ class NothingSharded(Ddp):
 
 
 @fault("fsdp2", "ownership", bugs.LEFT_GATHERED, source="seen often")
-class NeverResharded(Planted, Fsdp2):
+class NeverResharded(Plantable, Fsdp2):
     """Resharding after the backward is off, as between microbatches, and never on again."""
 
     def plant(self) -> None:

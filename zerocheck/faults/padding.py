@@ -7,7 +7,7 @@ import torch
 from .. import causes as bugs
 from ..adapters.textbook.zero2 import GradientBucket, Zero2
 from .fault import fault
-from .parts import ClippingInParts, Planted
+from .parts import ClippingInParts, Plantable
 
 
 class _Unwritten(GradientBucket):
@@ -39,7 +39,7 @@ class _Walked(GradientBucket):
 
 
 @fault("zero2", "gradient", bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
-class AlignedWalkedUnaligned(Planted, Zero2):
+class AlignedWalkedUnaligned(Plantable, Zero2):
     """The gradient buffer is sized with padding and walked without it."""
 
     def plant(self) -> None:

@@ -84,8 +84,8 @@ def exchange_last_shards(flat: ShardedBuffer, tensor: Tensor) -> None:
     other.copy_(before)
 
 
-class Planted(Implementation):
-    """Implementation that is changed once it was made, and after each step."""
+class Plantable(Implementation):
+    """Implementation with points where a fault changes it: once it was made, after each step."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
         super().__init__(model, case, mesh)
@@ -103,7 +103,7 @@ class Planted(Implementation):
         """Change what a step has computed."""
 
 
-class StartsAnew(Planted):
+class StartsAnew(Plantable):
     """Implementation that keeps the initial state that it has after it was planted."""
 
     fixed: ClassVar[Mapping[str, Any]] = {"start": {"step": 0, "moments": "zero", "zeros": ()}}
@@ -112,7 +112,7 @@ class StartsAnew(Planted):
         """Do nothing: the initial state was loaded before."""
 
 
-class SharderInParts(Planted, Sharder):
+class SharderInParts(Plantable, Sharder):
     """Textbook sharder with the methods of its optimizer and its loss scaler as its own."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -150,7 +150,7 @@ class Zero1InParts(SharderInParts, Zero1):
         """Change the reduced gradient of an owned piece."""
 
 
-class Zero2InParts(Planted, Zero2):
+class Zero2InParts(Plantable, Zero2):
     """ZeRO-2 with the methods of its reduction as its own."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
@@ -160,7 +160,7 @@ class Zero2InParts(Planted, Zero2):
     add = method_of("reduction", Reduction.add)
 
 
-class Zero3InParts(Planted, Zero3):
+class Zero3InParts(Plantable, Zero3):
     """ZeRO-3 with the methods of its flat parameters as its own, each with the flat parameter."""
 
     def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:

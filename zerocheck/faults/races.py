@@ -15,7 +15,7 @@ from ..adapters.textbook.zero3 import Zero3
 from ..compat import reduce_scatter_single, wait
 from ..contract import Step, StepReport
 from .fault import fault
-from .parts import Planted
+from .parts import Plantable
 
 
 class _InFlight(Reduction):
@@ -58,7 +58,7 @@ class _KeptBuffer(GradientBucket):
     microbatches=3, sometimes=0.35,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
-class BucketReused(Planted, Zero2):
+class BucketReused(Plantable, Zero2):
     """A bucket takes the next microbatch's gradients while it is being reduced."""
 
     reduction: _InFlight
@@ -125,7 +125,7 @@ class _Trusting(Unit):
     "zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606", features=("delays",),
     sometimes=0.58,
 )  # fmt: skip
-class PrefetchNotAwaited(Planted, Zero3):
+class PrefetchNotAwaited(Plantable, Zero3):
     """A prefetched unit is assumed to have arrived."""
 
     def plant(self) -> None:

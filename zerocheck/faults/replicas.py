@@ -20,14 +20,14 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Step, StepReport
 from .fault import fault
-from .parts import Planted
+from .parts import Plantable
 
 
 @fault(
     "zero3", "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="PT #154888; verl #7493", world=4,
     features=("two-axes",),
 )  # fmt: skip
-class NotOverReplicas(Planted, Zero3):
+class NotOverReplicas(Plantable, Zero3):
     """Gradients are reduced over the shard axis, never over the replicate axis."""
 
     def plant(self) -> None:
@@ -38,7 +38,7 @@ class NotOverReplicas(Planted, Zero3):
     "zero1", "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="seen in review", world=4,
     microbatches=2, features=("two-axes",),
 )  # fmt: skip
-class NotOverReplicasWithAccumulation(Planted, Zero1):
+class NotOverReplicasWithAccumulation(Plantable, Zero1):
     """With several microbatches the reduction over replicas is deferred and forgotten."""
 
     def plant(self) -> None:
@@ -74,7 +74,7 @@ class LastMicrobatchOverReplicas(Zero2):
 @fault(
     "fsdp2", "gradient", bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",)
 )
-class DividedByShardsOnly(Planted, Fsdp2):
+class DividedByShardsOnly(Plantable, Fsdp2):
     """The divide factor is the size of the shard axis, as without replicas.
 
     torch then sums over the replicate axis.
@@ -89,7 +89,7 @@ class DividedByShardsOnly(Planted, Fsdp2):
 @fault(
     "zero3", "gradient", bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",)
 )
-class DividedByReplicasTwice(Planted, Zero3):
+class DividedByReplicasTwice(Plantable, Zero3):
     """The sum over shards is divided by the number of all ranks, then averaged over replicas."""
 
     def plant(self) -> None:
@@ -132,7 +132,7 @@ class CutOverAllRanks(Zero2):
     "zero3", "publish", bugs.COPIES_DIFFER, source="PT #90465", world=4, features=("two-axes",),
     without=("mid-training",),
 )  # fmt: skip
-class ReplicasStartApart(Planted, Zero3):
+class ReplicasStartApart(Plantable, Zero3):
     """Initial weights are broadcast within each replica, not between replicas."""
 
     def plant(self) -> None:
@@ -170,7 +170,7 @@ class LastReplicaMissesAStep(Zero1):
     "zero2", "clip", bugs.NORM_TIMES_ROOT_R, source="PT #88621", world=4,
     features=("two-axes", "clip"), without=("clip-inf",),
 )  # fmt: skip
-class NormOverReplicas(Planted, Zero2):
+class NormOverReplicas(Plantable, Zero2):
     """The squares of the norm are summed over all ranks: each replica counts."""
 
     def plant(self) -> None:

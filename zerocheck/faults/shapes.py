@@ -12,7 +12,7 @@ from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..errors import Unsupported
 from .fault import fault
-from .parts import Planted, frozen
+from .parts import Plantable, frozen
 
 
 @fault(
@@ -52,7 +52,7 @@ class TransposedAsStored(Zero1):
     "zero3", "ownership", bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279",
     features=("parameter-empty",),
 )  # fmt: skip
-class EmptyNotOwned(Planted, Zero3):
+class EmptyNotOwned(Plantable, Zero3):
     """An empty parameter is owned by no rank, and missing in the saved state."""
 
     def plant(self) -> None:

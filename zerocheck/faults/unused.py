@@ -20,11 +20,11 @@ from ..case.schema import Case
 from ..contract import Built
 from ..errors import Unsupported
 from .fault import fault
-from .parts import Planted, Zero3InParts, frozen
+from .parts import Plantable, Zero3InParts, frozen
 
 
 @fault("ddp", "gradient", bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
-class NoneBecomesZero(Planted, Ddp):
+class NoneBecomesZero(Plantable, Ddp):
     """A gradient that is None becomes zeros, so AdamW moves and decays."""
 
     def plant(self) -> None:
@@ -91,7 +91,7 @@ class AveragedOverUsers(Zero1):
     "fsdp2", None, bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747",
     features=("side",), without=("block-experts", "frozen"), microbatches=1,
 )  # fmt: skip
-class UnusedNotReduced(Planted, Fsdp2):
+class UnusedNotReduced(Plantable, Fsdp2):
     """FSDP2 by default: each rank reduce-scatters only the gradients that it has."""
 
     def plant(self) -> None:  # a model that is so when it is built would be refused
@@ -114,7 +114,7 @@ class RequiresGradCached(Fsdp2):
     "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3,
     features=("unfreeze",), without=("sometimes-used", "static-graph"),
 )  # fmt: skip
-class NotWrappedAgain(Planted, Ddp):
+class NotWrappedAgain(Plantable, Ddp):
     """DDP keeps its reducer, which does not reduce unfrozen parameters."""
 
     def plant(self) -> None:
@@ -125,7 +125,7 @@ class NotWrappedAgain(Planted, Ddp):
     "zero1", "gradient", bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
     features=("unfreeze",),
 )  # fmt: skip
-class FrozenDecays(Planted, Zero1):
+class FrozenDecays(Plantable, Zero1):
     """Parameters to be unfrozen later have a gradient of zeros before, so AdamW decays them."""
 
     def plant(self) -> None:

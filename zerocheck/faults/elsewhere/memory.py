@@ -7,7 +7,7 @@ import torch
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
 from ..fault import EVERY_STEP, fault
-from ..parts import Planted
+from ..parts import Plantable
 
 
 @fault("zero2", "persistent", source="CA PR#1955", spares=EVERY_STEP)
@@ -35,7 +35,7 @@ class NarrowGradientsKept(Zero1):
     "zero1", "persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",),
     spares=EVERY_STEP,
 )  # fmt: skip
-class FrozenInBuffers(Planted, Zero1):
+class FrozenInBuffers(Plantable, Zero1):
     """Flat buffers of gradients and masters have room for frozen parameters, too."""
 
     def plant(self) -> None:
