@@ -23,8 +23,8 @@ from .parts import Plantable, Zero1InParts, Zero2InParts, scaled, with_callback
 
 
 @fault(
-    "zero2", "gradient", bugs.LAST_MICROBATCH_ONLY,
-    source="open-instruct PR#1498; TT #3575; DS #7718", microbatches=3,
+    "gradient", bugs.LAST_MICROBATCH_ONLY, source="open-instruct PR#1498; TT #3575; DS #7718",
+    microbatches=3,
 )  # fmt: skip
 class LastMicrobatchOnly(Zero2InParts):
     """The accumulator is reset at every microbatch."""
@@ -33,7 +33,7 @@ class LastMicrobatchOnly(Zero2InParts):
         super().add(part, into.zero_())
 
 
-@fault("zero2", "gradient", bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
+@fault("gradient", bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
 class ScaleAccumulatedShard(Zero2InParts):
     """The accumulator is divided, not what is added to it.
 
@@ -44,7 +44,7 @@ class ScaleAccumulatedShard(Zero2InParts):
         into.add_(part).div_(self.world_size)
 
 
-@fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
+@fault("gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
 class MicrostepOffByOne(Plantable, Zero2):
     """The first step loses its first microbatch.
 
@@ -65,10 +65,7 @@ class MicrostepOffByOne(Plantable, Zero2):
                 gradient.shard.zero_()
 
 
-@fault(
-    "fsdp2", "gradient", bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877",
-    microbatches=3,
-)  # fmt: skip
+@fault("gradient", bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877", microbatches=3)
 class DividedTwiceByGa(Fsdp2):
     """The loss is divided by the number of microbatches twice."""
 
@@ -76,7 +73,7 @@ class DividedTwiceByGa(Fsdp2):
         return super().train_step(scaled(step, over=len(step.microbatches)))
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
+@fault("gradient", bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
 class NotDividedByGa(Zero1):
     """The loss is not divided by the number of microbatches."""
 
@@ -85,7 +82,7 @@ class NotDividedByGa(Zero1):
 
 
 @fault(
-    "zero1", "gradient", bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4,
+    "gradient", bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4,
     features=("past-wrapper",),
 )  # fmt: skip
 class DividedInTheOutputs(Zero1):
@@ -106,7 +103,7 @@ class DividedInTheOutputs(Zero1):
         return report
 
 
-@fault("fsdp2", "gradient", bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
+@fault("gradient", bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
 class MeanOfMeans(Fsdp2):
     """All microbatches have equal weight, though their numbers of tokens differ."""
 
@@ -115,14 +112,14 @@ class MeanOfMeans(Fsdp2):
         return super().train_step(replace(step, microbatches=alike))
 
 
-@fault("zero1", "gradient", bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
+@fault("gradient", bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
 class TokensUndeclared(Zero1):
     """The mean over tokens, declared as the mean of means."""
 
     semantics = replace(Zero1.semantics, weight="microbatch")
 
 
-@fault("zero1", "gradient", bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
+@fault("gradient", bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
 class FirstMicrobatchDoubled(Zero1):
     """The first microbatch is added twice."""
 
@@ -133,7 +130,7 @@ class FirstMicrobatchDoubled(Zero1):
 
 
 @fault(
-    "ddp", "gradient", bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3,
+    "gradient", bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3,
     without=("sometimes-used",),
 )  # fmt: skip
 class StaleBoundary(Ddp):
@@ -149,7 +146,7 @@ class StaleBoundary(Ddp):
         return super().accumulating(last=stale)
 
 
-@fault("fsdp2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
+@fault("gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
 class NeverZeroed(Plantable, Fsdp2):
     """Gradients are not cleared between steps."""
 
@@ -158,7 +155,7 @@ class NeverZeroed(Plantable, Fsdp2):
 
 
 @fault(
-    "zero2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
+    "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
     features=("clip-tight", "several-steps"),
 )  # fmt: skip
 class UnclippedKept(Zero2):
@@ -180,7 +177,7 @@ class UnclippedKept(Zero2):
         notify(moment)
 
 
-@fault("zero1", "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
+@fault("gradient", bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
 class AccumulateGated(Zero1):
     """Gradients are accumulated only if several microbatches are configured, and one is."""
 
@@ -195,7 +192,7 @@ class AccumulateGated(Zero1):
                 gradients.zero_()
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
+@fault("gradient", bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
 class ClearedTooEarly(Zero1InParts):
     """When one bucket is reduced, the gradients of all others are cleared."""
 

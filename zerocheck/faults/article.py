@@ -22,7 +22,7 @@ from .fault import fault
 
 
 @fault(
-    "zerocheck.faults.article:Repaired", "gradient", bugs.LOCAL_GRADIENT_ONLY,
+    "gradient", bugs.LOCAL_GRADIENT_ONLY, parent="zerocheck.faults.article:Repaired",
     source="a tutorial on ZeRO from scratch", world=3, without=("sometimes-used", "clip"),
 )  # fmt: skip
 class ArticleStage1(Implementation):
@@ -90,7 +90,7 @@ class ArticleStage1(Implementation):
 
 
 @fault(
-    "zerocheck.faults.article:Repaired", None, bugs.DIFFERENT_COLLECTIVES,
+    None, bugs.DIFFERENT_COLLECTIVES, parent="zerocheck.faults.article:Repaired",
     source="a tutorial on ZeRO from scratch", without=("sometimes-used", "clip"),
 )  # fmt: skip
 class ArticleStage2(ArticleStage1):

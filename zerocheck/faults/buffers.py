@@ -23,7 +23,7 @@ from .parts import Plantable, average
 
 
 @fault(
-    "ddp", "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
+    "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
     features=("block-batch-norm", "several-steps"), world=3,
 )  # fmt: skip
 class BuffersNotBroadcast(Plantable, Ddp):
@@ -34,7 +34,7 @@ class BuffersNotBroadcast(Plantable, Ddp):
 
 
 @fault(
-    "ddp", "buffers", bugs.BUFFERS_LOCAL, source="seen often",
+    "buffers", bugs.BUFFERS_LOCAL, source="seen often",
     features=("block-batch-norm", "microbatches"), without=("static-graph",), world=3,
     microbatches=3,
 )  # fmt: skip
@@ -60,9 +60,8 @@ class BuffersSentOnce(Ddp):
 
 
 @fault(
-    "zero1", "buffers", bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",),
-    world=3,
-)  # fmt: skip
+    "buffers", bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",), world=3
+)
 class BuffersAveraged(Plantable, Zero1):
     """Buffers are averaged over ranks, though declared local."""
 
@@ -73,9 +72,8 @@ class BuffersAveraged(Plantable, Zero1):
 
 
 @fault(
-    "zero2", "buffers", bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",),
-    world=3,
-)  # fmt: skip
+    "buffers", bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",), world=3
+)
 class BuffersOfRank0(Plantable, Zero2):
     """Rank 0's buffers overwrite the others', though declared local."""
 
@@ -84,10 +82,7 @@ class BuffersOfRank0(Plantable, Zero2):
             dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
 
 
-@fault(
-    "zero3", "buffers", bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427",
-    features=("block-batch-norm",),
-)  # fmt: skip
+@fault("buffers", bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427", features=("block-batch-norm",))
 class BuffersRounded(Plantable, Zero3):
     """All buffers are cast to half precision."""
 
@@ -96,10 +91,7 @@ class BuffersRounded(Plantable, Zero3):
             buffer.copy_(buffer.bfloat16())
 
 
-@fault(
-    "fsdp2", "buffers", bugs.BUFFERS_NOT_UPDATED, source="seen often",
-    features=("block-batch-norm",),
-)  # fmt: skip
+@fault("buffers", bugs.BUFFERS_NOT_UPDATED, source="seen often", features=("block-batch-norm",))
 class BuffersForgotten(Fsdp2):
     """Buffers are reset after every step, as if never registered."""
 

@@ -25,7 +25,7 @@ from .fault import fault
 from .parts import CheckpointInParts
 
 
-@fault("zero1", "roundtrip", bugs.STEP_COUNT_LOST, source="DS PR#564, #5263", features=("resume",))
+@fault("roundtrip", bugs.STEP_COUNT_LOST, source="DS PR#564, #5263", features=("resume",))
 class StepCountLost(CheckpointInParts, Zero1):
     """The step count restarts after a load."""
 
@@ -35,9 +35,8 @@ class StepCountLost(CheckpointInParts, Zero1):
 
 
 @fault(
-    "zero1", "continuation", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705",
-    features=("resume", "groups"),
-)  # fmt: skip
+    "continuation", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("resume", "groups")
+)
 class GroupsCollapseOnLoad(Zero1):
     """After a load all groups have the options of the first."""
 
@@ -46,7 +45,7 @@ class GroupsCollapseOnLoad(Zero1):
         super().take_groups([first] * len(saved))
 
 
-@fault("zero1", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG #761", features=("resume",))
+@fault("roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG #761", features=("resume",))
 class StateForAnotherOptimizer(CheckpointInParts, Zero1):
     """The state is loaded into an optimizer that is not the one that steps."""
 
@@ -55,7 +54,7 @@ class StateForAnotherOptimizer(CheckpointInParts, Zero1):
 
 
 @fault(
-    "zero3", "roundtrip", source="DS PR#7601", features=("resume-more",),
+    "roundtrip", source="DS PR#7601", features=("resume-more",),
     attributed=r"in the shards? of ranks? .* further (back|on) in|another order of shards",
 )  # fmt: skip
 class LocalRankShards(Zero3):
@@ -85,9 +84,8 @@ class OneBucketSaved(CheckpointInParts):
 
 
 @fault(
-    "zero1", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS PR#7585",
-    features=("resume", "bucket-small"),
-)  # fmt: skip
+    "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS PR#7585", features=("resume", "bucket-small")
+)
 class FirstBucketSaved(OneBucketSaved, Zero1):
     """Only the optimizer state of the first bucket is written."""
 
@@ -95,7 +93,7 @@ class FirstBucketSaved(OneBucketSaved, Zero1):
 
 
 @fault(
-    "zero2", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG 9a8420c90a",
+    "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG 9a8420c90a",
     features=("resume", "bucket-small"),
 )  # fmt: skip
 class EarlierBucketsForgotten(OneBucketSaved, Zero2):
@@ -104,7 +102,7 @@ class EarlierBucketsForgotten(OneBucketSaved, Zero2):
     bucket = -1
 
 
-@fault("zero3", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
+@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
 class SavesComputeCopy(CheckpointInParts, Zero3):
     """Parameters are written in the compute dtype."""
 
@@ -114,7 +112,7 @@ class SavesComputeCopy(CheckpointInParts, Zero3):
         return [chunk]
 
 
-@fault("zero1", "roundtrip", bugs.COPIES_DIFFER, source="MG #6920", features=("resume",))
+@fault("roundtrip", bugs.COPIES_DIFFER, source="MG #6920", features=("resume",))
 class NotPublishedAfterLoad(Zero1):
     """Each rank loads the parameters that it updates, and none are sent."""
 
@@ -130,7 +128,7 @@ class NotPublishedAfterLoad(Zero1):
             super()._publish()
 
 
-@fault("zero3", "roundtrip", bugs.DATA_POSITION_OF_ONE_RANK, source="TT #816", features=("resume",))
+@fault("roundtrip", bugs.DATA_POSITION_OF_ONE_RANK, source="TT #816", features=("resume",))
 class DataPositionOfOneRank(CheckpointInParts, Zero3):
     """The state of the loader is as if only this rank read."""
 
@@ -138,7 +136,7 @@ class DataPositionOfOneRank(CheckpointInParts, Zero3):
         return count // self.group.size()
 
 
-@fault("zero2", "roundtrip", bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))
+@fault("roundtrip", bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))
 class DataPositionLost(CheckpointInParts, Zero2):
     """The data loader restarts."""
 
@@ -147,7 +145,7 @@ class DataPositionLost(CheckpointInParts, Zero2):
 
 
 @fault(
-    "zero1", "roundtrip", bugs.RANDOM_STATE_OF_RANK_0_ON_ALL_RANKS, source="MG #6858",
+    "roundtrip", bugs.RANDOM_STATE_OF_RANK_0_ON_ALL_RANKS, source="MG #6858",
     features=("resume-same",),
 )  # fmt: skip
 class RngOneForAll(Zero1):
@@ -173,7 +171,7 @@ class LoadsWhatIsThere(Resumable):
 
 
 @fault(
-    "zero3", "roundtrip", bugs.BUFFERS_NOT_LOADED, source="PT #178569",
+    "roundtrip", bugs.BUFFERS_NOT_LOADED, source="PT #178569",
     features=("resume", "block-batch-norm"),
 )  # fmt: skip
 class BuffersNotLoaded(LoadsWhatIsThere, Zero3):
@@ -184,9 +182,8 @@ class BuffersNotLoaded(LoadsWhatIsThere, Zero3):
 
 
 @fault(
-    "zero1", "roundtrip", bugs.BUFFERS_NOT_LOADED, source="FS #427",
-    features=("resume", "block-batch-norm"),
-)  # fmt: skip
+    "roundtrip", bugs.BUFFERS_NOT_LOADED, source="FS #427", features=("resume", "block-batch-norm")
+)
 class BuffersCast(Zero1):
     """All buffers pass through half precision."""
 
@@ -196,9 +193,8 @@ class BuffersCast(Zero1):
 
 
 @fault(
-    "zero3", "roundtrip", bugs.LOSS_SCALE_BEGINS_ANEW, source="none known",
-    features=("resume", "overflow"),
-)  # fmt: skip
+    "roundtrip", bugs.LOSS_SCALE_BEGINS_ANEW, source="none known", features=("resume", "overflow")
+)
 class LossScaleLost(Zero3):
     """The loss scale restarts at its initial value."""
 
@@ -206,7 +202,7 @@ class LossScaleLost(Zero3):
         return msgspec.structs.replace(super().training_facts(loader), loss_scaler=None)
 
 
-@fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="none known", features=("resume", "amsgrad"))
+@fault("roundtrip", bugs.MOMENTS_LOST, source="none known", features=("resume", "amsgrad"))
 class MaximumLost(CheckpointInParts, Zero1):
     """The maximum of amsgrad is left out."""
 
@@ -219,7 +215,7 @@ class MaximumLost(CheckpointInParts, Zero1):
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
 
 
-@fault("zero3", "roundtrip", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
+@fault("roundtrip", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
 class SavedMomentsSwapped(CheckpointInParts, Zero3):
     """exp_avg_sq is written as exp_avg, and the other way round."""
 
@@ -230,7 +226,7 @@ class SavedMomentsSwapped(CheckpointInParts, Zero3):
 
 
 @fault(
-    "zero2", "roundtrip", bugs.FROZEN_PARAMETER_NOT_LOADED, source="none known",
+    "roundtrip", bugs.FROZEN_PARAMETER_NOT_LOADED, source="none known",
     features=("resume", "frozen"),
 )  # fmt: skip
 class FrozenNotSaved(LoadsWhatIsThere, Zero2):
@@ -241,9 +237,8 @@ class FrozenNotSaved(LoadsWhatIsThere, Zero2):
 
 
 @fault(
-    "zero3", "roundtrip", bugs.STATE_OF_A_LATER_STEP, source="none known",
-    features=("resume-background",),
-)  # fmt: skip
+    "roundtrip", bugs.STATE_OF_A_LATER_STEP, source="none known", features=("resume-background",)
+)
 class WrittenWhileTraining(Zero3):
     """State is written in the background without a copy."""
 
@@ -256,7 +251,7 @@ class WrittenWhileTraining(Zero3):
 
 
 @fault(
-    "zero1", "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
+    "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
     features=("resume", "schedule-warmup"),
 )  # fmt: skip
 class ScheduleLost(Zero1):
@@ -270,7 +265,7 @@ class ScheduleLost(Zero1):
         return super().train_step(replace(step, lr=rates))
 
 
-@fault("zero2", "roundtrip", bugs.CHANGED_BY_SAVING, source="none known", features=("resume",))
+@fault("roundtrip", bugs.CHANGED_BY_SAVING, source="none known", features=("resume",))
 class SavingSteps(Zero2):
     """Saving takes an optimizer step, to have a state to write."""
 
@@ -283,9 +278,7 @@ class SavingSteps(Zero2):
 Full = Mapping[tuple[str, str], torch.Tensor]
 
 
-@fault(
-    "zero1", "publish", bugs.INITIAL_STATE, source="DS PR#564, #5263", features=("mid-training",)
-)
+@fault("publish", bugs.INITIAL_STATE, source="DS PR#564, #5263", features=("mid-training",))
 class StepLostOnLoad(Zero1):
     """The step count of a restored state restarts."""
 
@@ -295,7 +288,7 @@ class StepLostOnLoad(Zero1):
         )
 
 
-@fault("zero1", "publish", bugs.COPIES_DIFFER, source="MG #6920", features=("mid-training",))
+@fault("publish", bugs.COPIES_DIFFER, source="MG #6920", features=("mid-training",))
 class NoGatherAfterLoad(Zero1):
     """Each rank loads the parameters that it updates, and none are sent."""
 
@@ -311,9 +304,8 @@ class NoGatherAfterLoad(Zero1):
 
 
 @fault(
-    "zero1", "publish", bugs.INITIAL_STATE, source="MG #761",
-    features=("mid-training", "moments-typical"),
-)  # fmt: skip
+    "publish", bugs.INITIAL_STATE, source="MG #761", features=("mid-training", "moments-typical")
+)
 class StateStaleAfterLoad(Zero1):
     """The state is loaded into an optimizer that is not the one that steps."""
 

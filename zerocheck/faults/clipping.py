@@ -21,9 +21,8 @@ from .parts import ClipsInParts
 
 
 @fault(
-    "ddp", "clip", bugs.NORM_TIMES_ROOT_W, source="PT #88621", features=("clip",),
-    without=("clip-inf",),
-)  # fmt: skip
+    "clip", bugs.NORM_TIMES_ROOT_W, source="PT #88621", features=("clip",), without=("clip-inf",)
+)
 class ReplicatedCountedWTimes(Ddp):
     """The norm of replicated gradients is summed over ranks."""
 
@@ -45,9 +44,8 @@ class ReplicatedCountedWTimes(Ddp):
 
 
 @fault(
-    "zero1", "clip", bugs.NORM_TIMES_ROOT_W, source="DS PR#551", features=("clip",),
-    without=("clip-inf",),
-)  # fmt: skip
+    "clip", bugs.NORM_TIMES_ROOT_W, source="DS PR#551", features=("clip",), without=("clip-inf",)
+)
 class NormExtraReduce(ClipsInParts):
     """The total norm is summed over ranks once more."""
 
@@ -55,7 +53,7 @@ class NormExtraReduce(ClipsInParts):
         return self.summed(super().total(p))
 
 
-@fault("zero1", "clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
+@fault("clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
 class LocalNorm(ClipsInParts):
     """Each rank clips by the norm of its own shard."""
 
@@ -63,9 +61,7 @@ class LocalNorm(ClipsInParts):
         return self.local(p)
 
 
-@fault(
-    "zero1", "clip", bugs.SUM_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",)
-)
+@fault("clip", bugs.SUM_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",))
 class SumOfLocalNorms(ClipsInParts):
     """The norms of the shards are added up, not their squares."""
 
@@ -75,10 +71,7 @@ class SumOfLocalNorms(ClipsInParts):
         return norm
 
 
-@fault(
-    "zero1", "clip", bugs.MEAN_OF_LOCAL_NORMS, source="seen often", world=3,
-    features=("clip-tight",),
-)  # fmt: skip
+@fault("clip", bugs.MEAN_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",))
 class MeanOfLocalNorms(SumOfLocalNorms):
     """The norms of the shards are averaged."""
 
@@ -86,9 +79,7 @@ class MeanOfLocalNorms(SumOfLocalNorms):
         return super().total(p) / self.group.size()
 
 
-@fault(
-    "zero1", "clip", bugs.LARGEST_LOCAL_NORM, source="seen often", world=3, features=("clip-tight",)
-)
+@fault("clip", bugs.LARGEST_LOCAL_NORM, source="seen often", world=3, features=("clip-tight",))
 class LargestLocalNorm(ClipsInParts):
     """The largest norm of a shard counts, which is right for the infinity norm alone."""
 
@@ -96,10 +87,7 @@ class LargestLocalNorm(ClipsInParts):
         return self.largest(self.local(p))
 
 
-@fault(
-    "zero1", "clip", bugs.CLIPPED_BY_THE_LOCAL_NORM, source="RLinf PR#1542",
-    features=("clip-tight",),
-)  # fmt: skip
+@fault("clip", bugs.CLIPPED_BY_THE_LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
 class ClippedByLocalNorm(ClipsInParts):
     """The total norm is reported, and the own shard's clips."""
 
@@ -109,10 +97,7 @@ class ClippedByLocalNorm(ClipsInParts):
         return total
 
 
-@fault(
-    "zero1", "clip", bugs.LOCAL_NORM, source="miles PR#35", features=("clip",), spares=FORWARD,
-    mild=True,
-)  # fmt: skip
+@fault("clip", bugs.LOCAL_NORM, source="miles PR#35", features=("clip",), spares=FORWARD, mild=True)
 class LoggedNormOnly(ClipsInParts):
     """The norm of the own shard is reported, the total one clips."""
 
@@ -122,7 +107,7 @@ class LoggedNormOnly(ClipsInParts):
         return local
 
 
-@fault("zero1", "clip", bugs.COEFFICIENT_ABOVE_1, source="DS PR#5150", features=("clip-loose",))
+@fault("clip", bugs.COEFFICIENT_ABOVE_1, source="DS PR#5150", features=("clip-loose",))
 class ClipAmplifies(ClipsInParts):
     """Small gradients are scaled up: max for min."""
 
@@ -130,7 +115,7 @@ class ClipAmplifies(ClipsInParts):
         return torch.clamp(max_norm / (norm + 1e-6), min=1.0)
 
 
-@fault("zero1", "clip", bugs.ANOTHER_NORM, source="CA #4795", features=("clip-inf", "clip-tight"))
+@fault("clip", bugs.ANOTHER_NORM, source="CA #4795", features=("clip-inf", "clip-tight"))
 class NormWrongP(ClipsInParts):
     """The 2-norm, whichever is asked for."""
 
@@ -138,7 +123,7 @@ class NormWrongP(ClipsInParts):
         return super().total(2.0)
 
 
-@fault("zero1", "clip", bugs.NOT_CLIPPED, source="DS PR#3166", features=("clip-tight",))
+@fault("clip", bugs.NOT_CLIPPED, source="DS PR#3166", features=("clip-tight",))
 class Unclipped(ClipsInParts):
     """Clipping depends on a flag that is not set; the norm is right."""
 
@@ -146,7 +131,7 @@ class Unclipped(ClipsInParts):
         pass
 
 
-@fault("zero1", "clip", bugs.NOT_CLIPPED, source="DS #1801", features=("clip-tight",))
+@fault("clip", bugs.NOT_CLIPPED, source="DS #1801", features=("clip-tight",))
 class Rank0Clips(ClipsInParts):
     """Only rank 0 clips."""
 
@@ -155,7 +140,7 @@ class Rank0Clips(ClipsInParts):
             super().scale(factor)
 
 
-@fault("zero1", "clip", bugs.NORM_OF_NOTHING, source="MG a82fa72d52", features=("clip-tight",))
+@fault("clip", bugs.NORM_OF_NOTHING, source="MG a82fa72d52", features=("clip-tight",))
 class NormOfNothing(ClipsInParts):
     """The norm is read from an attribute that does not exist."""
 
@@ -168,7 +153,7 @@ class NormOfNothing(ClipsInParts):
 
 
 @fault(
-    "zero1", "clip", bugs.NORM_WITHOUT_SOME_PARAMETERS, source="DeepSpeed, seen here", world=3,
+    "clip", bugs.NORM_WITHOUT_SOME_PARAMETERS, source="DeepSpeed, seen here", world=3,
     features=("clip-tight",), without=("tied",),
 )  # fmt: skip
 class NormWithoutHead(ClipsInParts):
@@ -182,9 +167,8 @@ class NormWithoutHead(ClipsInParts):
 
 
 @fault(
-    "zero1", "clip", bugs.NORM_OF_ANOTHER_STEP, source="CA #5002",
-    features=("clip-tight", "several-steps"),
-)  # fmt: skip
+    "clip", bugs.NORM_OF_ANOTHER_STEP, source="CA #5002", features=("clip-tight", "several-steps")
+)
 class StaleNorm(ClipsInParts):
     """The norm of the first step is kept for all."""
 
@@ -196,7 +180,7 @@ class StaleNorm(ClipsInParts):
         return self.cached
 
 
-@fault("zero1", "clip", bugs.CLIPPED_TWICE, source="seen often", features=("clip-tight",))
+@fault("clip", bugs.CLIPPED_TWICE, source="seen often", features=("clip-tight",))
 class ClippedTwice(ClipsInParts):
     """Clipping runs twice with one coefficient."""
 
@@ -205,7 +189,7 @@ class ClippedTwice(ClipsInParts):
         super().scale(factor)
 
 
-@fault("zero1", "clip", source="FS #263", features=("clip-tight",))
+@fault("clip", source="FS #263", features=("clip-tight",))
 class NormInHalf(ClipsInParts):
     """The norm is computed in half precision."""
 

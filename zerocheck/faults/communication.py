@@ -22,7 +22,7 @@ from .parts import Plantable, with_callback
 
 
 @fault(
-    "ddp", "communication", bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418",
+    "communication", bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418",
     features=("find-unused",), without=("bucket-small", "parameter-empty", "static-graph"),
 )  # fmt: skip
 class OneCollectivePerParameter(Ddp):
@@ -41,9 +41,8 @@ class _AllReduces(Reduction):
 
 
 @fault(
-    "zero2", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
-    source="DS #4946",
-)  # fmt: skip
+    "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946"
+)
 class AllReduceForReduceScatter(Plantable, Zero2):
     """Buckets are all-reduced, and all but the rank's own shard is thrown away."""
 
@@ -52,9 +51,8 @@ class AllReduceForReduceScatter(Plantable, Zero2):
 
 
 @fault(
-    "zero3", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
-    source="DS #4946",
-)  # fmt: skip
+    "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946"
+)
 class AllReduceForReduceScatterOfUnits(Plantable, Zero3):
     """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away."""
 
@@ -62,7 +60,7 @@ class AllReduceForReduceScatterOfUnits(Plantable, Zero3):
         self.reduction = _AllReduces(self.group)
 
 
-@fault("zero2", "communication", bugs.GATHERED_TWICE, source="seen often")
+@fault("communication", bugs.GATHERED_TWICE, source="seen often")
 class GatheredTwice(Zero2):
     """Updated parameters are gathered after the update, and once more."""
 
@@ -71,9 +69,7 @@ class GatheredTwice(Zero2):
         super()._publish()
 
 
-@fault(
-    "zero1", "communication", bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2
-)
+@fault("communication", bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2)
 class ReducedWithEachMicrobatch(Zero1):
     """The sum so far is reduced with each microbatch, and used after the last."""
 
@@ -90,9 +86,8 @@ class ReducedWithEachMicrobatch(Zero1):
 
 
 @fault(
-    "zero1", "communication", bugs.SENT_IN(dtype="float32"), source="seen often",
-    features=("mixed-dtypes",),
-)  # fmt: skip
+    "communication", bugs.SENT_IN(dtype="float32"), source="seen often", features=("mixed-dtypes",)
+)
 class SentInFp32(Zero1):
     """Gradients in bf16 are sent in fp32."""
 
@@ -106,7 +101,7 @@ class SentInFp32(Zero1):
         self.reduced = True
 
 
-@fault("zero2", "communication", bugs.CALLED_ONCE_MORE, source="seen often")
+@fault("communication", bugs.CALLED_ONCE_MORE, source="seen often")
 class BarrierInEachStep(Plantable, Zero2):
     """Ranks wait for each other at the end of each step."""
 

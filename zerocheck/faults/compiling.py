@@ -16,7 +16,7 @@ from .fault import fault
 
 
 @fault(
-    "fsdp2", "gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3,
+    "gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3,
     features=("compile",),
 )  # fmt: skip
 class CompiledLossTimesWorld(Fsdp2):
@@ -28,8 +28,8 @@ class CompiledLossTimesWorld(Fsdp2):
 
 
 @fault(
-    "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen in review", world=3,
-    features=("compile",), without=("bucket-small", "static-graph", "block-batch-norm"),
+    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen in review", world=3, features=("compile",),
+    without=("bucket-small", "static-graph", "block-batch-norm"),
 )  # fmt: skip
 class CompiledUnreduced(Ddp):
     """The backward that was compiled never reduces."""

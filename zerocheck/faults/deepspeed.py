@@ -20,7 +20,7 @@ from .fault import STATE, fault
 from .parts import Plantable
 
 
-@fault("deepspeed1", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
+@fault("gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class EngineDividesByNothing(Plantable, DeepSpeed1):
     """Gradients are summed over ranks and not divided."""
 
@@ -28,7 +28,7 @@ class EngineDividesByNothing(Plantable, DeepSpeed1):
         self.optimizer.gradient_average = False
 
 
-@fault("deepspeed1", "gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
+@fault("gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
 class EnginePartitionOffByOne(Plantable, DeepSpeed1):
     """The gradient of a partition begins one element too far."""
 
@@ -43,7 +43,7 @@ class EnginePartitionOffByOne(Plantable, DeepSpeed1):
 
 
 @fault(
-    "deepspeed2", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
+    "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
     spares=("ownership", "loss", "gradient"), world=2,
 )  # fmt: skip
 class EngineGathersStale(DeepSpeed2):
@@ -55,9 +55,8 @@ class EngineGathersStale(DeepSpeed2):
 
 
 @fault(
-    "deepspeed3", "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3,
-    microbatches=3,
-)  # fmt: skip
+    "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3, microbatches=3
+)
 class EngineKeepsLastMicrobatch(DeepSpeed3):
     """Each microbatch overwrites the gradient of those before it."""
 
@@ -70,9 +69,7 @@ class EngineKeepsLastMicrobatch(DeepSpeed3):
         self.optimizer._backward_hook_state.reset_for_new_step()
 
 
-@fault(
-    "deepspeed2", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",)
-)
+@fault("roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",))
 class EngineForgetsMoments(DeepSpeed2):
     """A resumed training starts with fresh moments."""
 
@@ -84,7 +81,7 @@ class EngineForgetsMoments(DeepSpeed2):
             super().load(directory, loader)
 
 
-@fault("deepspeed3", "export", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
+@fault("export", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
 class EngineExportsMoment(DeepSpeed3):
     """Reading exp_avg returns exp_avg_sq."""
 
@@ -96,10 +93,7 @@ class EngineExportsMoment(DeepSpeed3):
         return given
 
 
-@fault(
-    "deepspeed2", "roundtrip", bugs.ROUNDED_TO_BF16, source="none known",
-    features=("resume", "compute-bf16"),
-)  # fmt: skip
+@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="none known", features=("resume", "compute-bf16"))
 class EngineForgetsMasters(DeepSpeed2):
     """A resumed training makes its fp32 masters from the bf16 parameters."""
 
@@ -108,10 +102,7 @@ class EngineForgetsMasters(DeepSpeed2):
         self.optimizer.refresh_fp32_params()
 
 
-@fault(
-    "deepspeed3", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141",
-    features=("compute-bf16",),
-)  # fmt: skip
+@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
 class EngineKeepsCopy(DeepSpeed3):
     """The bf16 parameters are not refreshed from their masters."""
 
@@ -122,7 +113,7 @@ class EngineKeepsCopy(DeepSpeed3):
 
 
 @fault(
-    "deepspeed1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
+    "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
     features=("compute-bf16", "reduce-wide"), microbatches=3,
 )  # fmt: skip
 class EngineSumsInBf16(Plantable, DeepSpeed1):

@@ -15,7 +15,7 @@ from ..adapters.textbook.zero3 import Zero3
 from .fault import fault
 
 
-@fault("zero1", "roundtrip", bugs.CHANGED_BY_SAVING, source="DS PR#6792", features=("resume",))
+@fault("roundtrip", bugs.CHANGED_BY_SAVING, source="DS PR#6792", features=("resume",))
 class ExportMutates(Zero1):
     """The exporter gathers into live memory."""
 
@@ -27,7 +27,7 @@ class ExportMutates(Zero1):
 
 
 @fault(
-    "zero3", "export", source="DS #1380", features=("resume", "uneven"),
+    "export", source="DS #1380", features=("resume", "uneven"),
     attributed=r"elements? further (back|on) in (its|their) flat buffers?",
 )  # fmt: skip
 class PaddingStrippedWrong(Zero3):
@@ -41,7 +41,7 @@ class PaddingStrippedWrong(Zero3):
         )
 
 
-@fault("zero1", "export", bugs.PART_OF_IT_IS_0, source="DS PR#7585", features=("resume",))
+@fault("export", bugs.PART_OF_IT_IS_0, source="DS PR#7585", features=("resume",))
 class ExportOfOneRank(Zero1):
     """Exported moments are those of rank 0, and 0 elsewhere."""
 
@@ -49,7 +49,7 @@ class ExportOfOneRank(Zero1):
         return super().owned_state(role) if self.group.rank() == 0 or role == "step" else {}
 
 
-@fault("zero2", "export", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
+@fault("export", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
 class ExportRounded(Zero2):
     """Parameters are exported in the compute dtype."""
 
@@ -59,7 +59,7 @@ class ExportRounded(Zero2):
         return super().split(flat, role, whole)
 
 
-@fault("zero1", "export", bugs.LEFT_OUT, source="none known", features=("resume", "frozen"))
+@fault("export", bugs.LEFT_OUT, source="none known", features=("resume", "frozen"))
 class ExportWithoutFrozen(Zero1):
     """Frozen parameters are left out of the export."""
 

@@ -27,7 +27,7 @@ class _OldRemovedFirst(Writer):
 
 
 @fault(
-    "zero1", "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
+    "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
     features=("resume-killed", "resume-over"),
 )  # fmt: skip
 class OldRemovedFirst(Zero1):
@@ -53,7 +53,7 @@ class _InPlace(Writer):
 
 
 @fault(
-    "zero2", "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
+    "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
     features=("resume-killed", "resume-over"),
 )  # fmt: skip
 class WrittenInPlace(Zero2):
@@ -70,7 +70,7 @@ class _PointerFirst(Writer):
 
 
 @fault(
-    "zero3", "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
+    "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
     features=("resume-killed", "resume-over"),
 )  # fmt: skip
 class PointerFirst(Zero3):
@@ -79,7 +79,7 @@ class PointerFirst(Zero3):
     writer = _PointerFirst
 
 
-@fault("zero1", "damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
+@fault("damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
 class FilesNotVerified(Zero1):
     """Checksums are written, and never read."""
 
@@ -87,7 +87,7 @@ class FilesNotVerified(Zero1):
         return find(directory)
 
 
-@fault("zero3", "damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
+@fault("damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
 class SizesAlone(Zero3):
     """Only the size of each file is checked."""
 

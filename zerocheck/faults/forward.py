@@ -27,7 +27,7 @@ from .fault import fault
 from .parts import Plantable, Zero3InParts, exchange_last_shards
 
 
-@fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("dropout",))
+@fault("loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("dropout",))
 class SeedForAll(Plantable, Zero2):
     """Every forward starts from one seed, on every rank."""
 
@@ -39,7 +39,7 @@ def _reseed(*_: Any) -> None:
     torch.manual_seed(0)
 
 
-@fault("zero2", "loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("carried-rng",))
+@fault("loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("carried-rng",))
 class SeededAlike(Plantable, Zero2):
     """Every rank seeds its generator alike when it begins."""
 
@@ -48,7 +48,7 @@ class SeededAlike(Plantable, Zero2):
 
 
 @fault(
-    "ddp", "loss", bugs.EVALUATION_MODE, source="seen often", features=("dropout",),
+    "loss", bugs.EVALUATION_MODE, source="seen often", features=("dropout",),
     without=("sometimes-used",),
 )  # fmt: skip
 class EvaluationMode(Plantable, Ddp):
@@ -59,7 +59,7 @@ class EvaluationMode(Plantable, Ddp):
 
 
 @fault(
-    "fsdp2", "gradient", bugs.DROPOUT_DRAWN_AGAIN, source="OLMo-core PR#828", features=("dropout",),
+    "gradient", bugs.DROPOUT_DRAWN_AGAIN, source="OLMo-core PR#828", features=("dropout",),
     without=("checkpoint", "block-batch-norm"),
 )  # fmt: skip
 class CheckpointWithoutRandomState(Fsdp2):
@@ -74,7 +74,7 @@ class CheckpointWithoutRandomState(Fsdp2):
         return super().build(model, case, mesh)
 
 
-@fault("zero3", "loss", bugs.SAMPLES_OF_ANOTHER_MICROBATCH, source="TT #816", microbatches=3)
+@fault("loss", bugs.SAMPLES_OF_ANOTHER_MICROBATCH, source="TT #816", microbatches=3)
 class FirstMicrobatchTwice(Zero3):
     """The first microbatch is run again in place of the second."""
 
@@ -85,7 +85,7 @@ class FirstMicrobatchTwice(Zero3):
         )
 
 
-@fault("zero1", "loss", bugs.MICROBATCH_DROPPED, source="DS PR#7981", microbatches=2)
+@fault("loss", bugs.MICROBATCH_DROPPED, source="DS PR#7981", microbatches=2)
 class MicrobatchDropped(Zero1):
     """The last microbatch is not run."""
 
@@ -94,7 +94,7 @@ class MicrobatchDropped(Zero1):
         return super().train_step(replace(step, microbatches=kept))
 
 
-@fault("zero1", "loss", bugs.SAMPLES_OF_ANOTHER_RANK, source="TT #816")
+@fault("loss", bugs.SAMPLES_OF_ANOTHER_RANK, source="TT #816")
 class SamplesOfRank0(Zero1):
     """Every rank reads the samples of rank 0."""
 
@@ -108,7 +108,7 @@ class SamplesOfRank0(Zero1):
         return super().train_step(replace(step, microbatches=same))
 
 
-@fault("zero3", "loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
+@fault("loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
 class ShardsMisordered(Zero3InParts):
     """The last two shards change places when they are gathered."""
 
@@ -118,7 +118,7 @@ class ShardsMisordered(Zero3InParts):
         return arrives
 
 
-@fault("zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606")
+@fault("loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606")
 class UnitNotGathered(Zero3InParts):
     """The root unit is gathered into another buffer than the one that is read."""
 

@@ -29,7 +29,7 @@ from .fault import fault
 from .parts import Plantable, Zero1InParts, average, exchange_last_shards, scaled
 
 
-@fault("zero2", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
+@fault("gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class AverageBecomesSum(Plantable, Zero2):
     """The average over ranks is a sum."""
 
@@ -37,7 +37,7 @@ class AverageBecomesSum(Plantable, Zero2):
         self.reduction.world_size = 1
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
+@fault("gradient", bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
 class DoubleAverage(Zero1):
     """The loss is divided by W, then gradients are averaged."""
 
@@ -45,7 +45,7 @@ class DoubleAverage(Zero1):
         return super().train_step(scaled(step, over=self.world_size))
 
 
-@fault("fsdp2", "gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3)
+@fault("gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3)
 class LossTimesWorld(Fsdp2):
     """The loss is multiplied by W."""
 
@@ -53,10 +53,7 @@ class LossTimesWorld(Fsdp2):
         return super().train_step(scaled(step, times=self.case.world_size))
 
 
-@fault(
-    "fsdp2", "gradient", bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division",
-    world=3,
-)  # fmt: skip
+@fault("gradient", bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division", world=3)
 class MeanInTheLosses(Plantable, Fsdp2):
     """Each loss is divided by W and FSDP2 sums, while a mean in the reduction is declared.
 
@@ -74,9 +71,7 @@ class MeanInTheLosses(Plantable, Fsdp2):
         return super().train_step(scaled(step, over=self.case.world_size))
 
 
-@fault(
-    "fsdp2", "gradient", bugs.GRADIENT_OVER_W, source="TT disable_fsdp_gradient_division", world=3
-)
+@fault("gradient", bugs.GRADIENT_OVER_W, source="TT disable_fsdp_gradient_division", world=3)
 class DivisionLeftOn(Fsdp2):
     """Losses are divided by W, as declared, and FSDP2 averages as well.
 
@@ -86,7 +81,7 @@ class DivisionLeftOn(Fsdp2):
     semantics = replace(Fsdp2.semantics, divide_ranks="loss")
 
 
-@fault("ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #47562; MG #599, #1446", world=3)
+@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #47562; MG #599, #1446", world=3)
 class OneParameterUnreduced(Ddp):
     """The first parameter is left out of the reduction."""
 
@@ -100,7 +95,7 @@ class OneParameterUnreduced(Ddp):
         return super().build(model, case, mesh)
 
 
-@fault("zero1", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
+@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
 class FirstStepUnsynced(Zero1):
     """The first step is not reduced."""
 
@@ -110,7 +105,7 @@ class FirstStepUnsynced(Zero1):
         self.reduced = True
 
 
-@fault("ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #187732", world=3)
+@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #187732", world=3)
 class SyncFirstStepOnly(Ddp):
     """Only the first step is reduced."""
 
@@ -121,9 +116,8 @@ class SyncFirstStepOnly(Ddp):
 
 
 @fault(
-    "zero1", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="DS PR#3832", world=3,
-    features=("bucket-small",),
-)  # fmt: skip
+    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="DS PR#3832", world=3, features=("bucket-small",)
+)
 class OversizedBucketSkipped(Zero1):
     """Buckets above the limit are not reduced."""
 
@@ -138,7 +132,7 @@ class OversizedBucketSkipped(Zero1):
             mine.copy_(kept)
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_SCALED, source="DS PR#6546, #5618; TT #1551", world=3)
+@fault("gradient", bugs.GRADIENT_SCALED, source="DS PR#6546, #5618; TT #1551", world=3)
 class SubgroupDivisor(Zero1InParts):
     """Vectors are divided by another group's size, W - 1."""
 
@@ -147,7 +141,7 @@ class SubgroupDivisor(Zero1InParts):
             one.gradient.mul_(self.world_size).div_(self.world_size - 1)
 
 
-@fault("zero1", "gradient", bugs.REDUCED_TWICE, source="NeMo PR#9335")
+@fault("gradient", bugs.REDUCED_TWICE, source="NeMo PR#9335")
 class ReducedTwice(Zero1):
     """Shards, which are reduced already, are averaged over ranks again."""
 
@@ -157,7 +151,7 @@ class ReducedTwice(Zero1):
             average(bucket.gradient, self.group)
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_TIMES_ROOT_W, source="seen often", world=3)
+@fault("gradient", bugs.GRADIENT_TIMES_ROOT_W, source="seen often", world=3)
 class RootOfWorld(Zero1InParts):
     """The sum over ranks is divided by sqrt(W)."""
 
@@ -165,7 +159,7 @@ class RootOfWorld(Zero1InParts):
         one.gradient.mul_(self.world_size**0.5)
 
 
-@fault("zero1", "gradient", bugs.SHIFTED, source="DS PR#848, #851")
+@fault("gradient", bugs.SHIFTED, source="DS PR#848, #851")
 class ShardOffByOne(Zero1InParts):
     """Each rank reads its shard of the gradient one element too far."""
 
@@ -173,7 +167,7 @@ class ShardOffByOne(Zero1InParts):
         gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
 
 
-@fault("zero1", "gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#1841", world=3)
+@fault("gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#1841", world=3)
 class ShardOfTheNext(Zero1InParts):
     """Each rank reduces the shard of the rank after it."""
 
@@ -181,7 +175,7 @@ class ShardOfTheNext(Zero1InParts):
         gradients.copy_(gradients.roll(-bucket.partition.shard_size))
 
 
-@fault("zero1", "gradient", bugs.TAIL_LEFT_OUT, source="DS #1380", features=("uneven",))
+@fault("gradient", bugs.TAIL_LEFT_OUT, source="DS #1380", features=("uneven",))
 class TailTakenForPadding(Zero1InParts):
     """The last n mod W elements of a parameter are taken for padding, and cleared."""
 
@@ -193,9 +187,8 @@ class TailTakenForPadding(Zero1InParts):
 
 
 @fault(
-    "zero1", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="seen often",
-    features=("several-steps",),
-)  # fmt: skip
+    "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="seen often", features=("several-steps",)
+)
 class GradientOfThePreviousStep(Zero1):
     """The optimizer gets the gradient of the step before.
 
@@ -210,7 +203,7 @@ class GradientOfThePreviousStep(Zero1):
         self.before = kept
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_DOUBLED, source="DS PR#7534", world=3, features=("tied",))
+@fault("gradient", bugs.GRADIENT_DOUBLED, source="DS PR#7534", world=3, features=("tied",))
 class TiedReducedTwice(Zero1):
     """A tied parameter is reduced once per alias."""
 
@@ -221,7 +214,7 @@ class TiedReducedTwice(Zero1):
         super()._reduce()
 
 
-@fault("zero1", "gradient", bugs.SHARDS_EXCHANGED, source="DS PR#318")
+@fault("gradient", bugs.SHARDS_EXCHANGED, source="DS PR#318")
 class PartitionsMisordered(Zero1InParts):
     """The last two shards of each bucket change places before the reduction."""
 
@@ -229,7 +222,7 @@ class PartitionsMisordered(Zero1InParts):
         exchange_last_shards(bucket, gradients)
 
 
-@fault("zero2", "gradient", bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
+@fault("gradient", bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
 class NoneGradientShifts(Plantable, Zero2):
     """A parameter without a gradient does not move the offset."""
 
@@ -257,10 +250,7 @@ class NoneGradientShifts(Plantable, Zero2):
         super()._launch()
 
 
-@fault(
-    "zero1", "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="OpenNMT-py #2295",
-    features=("delays",),
-)  # fmt: skip
+@fault("gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="OpenNMT-py #2295", features=("delays",))
 class NotWaitedFor(Zero1):
     """The reduction is launched, and the gradient is divided before it is over.
 
@@ -288,7 +278,7 @@ class NotWaitedFor(Zero1):
 
 
 @fault(
-    "zero1", "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="DS PR#1264", world=3,
+    "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="DS PR#1264", world=3,
     features=("bucket-small",),
 )  # fmt: skip
 class WaitsForTheOneBefore(NotWaitedFor):
@@ -303,7 +293,7 @@ class WaitsForTheOneBefore(NotWaitedFor):
             wait(self.in_flight.popleft())
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_SCALED, source="DS PR#5555", world=3)
+@fault("gradient", bugs.GRADIENT_SCALED, source="DS PR#5555", world=3)
 class ExtraParallelDivisor(Zero1InParts):
     """Gradients are divided by the size of an axis that does not split the batch.
 
@@ -315,7 +305,7 @@ class ExtraParallelDivisor(Zero1InParts):
 
 
 @fault(
-    "zero1", "gradient", source="DS PR#1841",
+    "gradient", source="DS PR#1841",
     attributed=r"holds .* of the rank's own gradient|stand .* of the rank's own gradient",
 )  # fmt: skip
 class OwnershipUntested(Zero1):

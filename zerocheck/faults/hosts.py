@@ -18,10 +18,7 @@ def _number(name: str) -> int:
     return int(os.environ[name])
 
 
-@fault(
-    "zero3", "ownership", bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3,
-    features=("hosts",),
-)  # fmt: skip
+@fault("ownership", bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3, features=("hosts",))
 class LocalRankForRank(Plantable, Zero3):
     """The local rank chooses the shard."""
 
@@ -39,7 +36,7 @@ class LocalRankForRank(Plantable, Zero3):
 
 
 @fault(
-    "zero1", "gradient", bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST, source="seen often", world=3,
+    "gradient", bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST, source="seen often", world=3,
     features=("hosts",),
 )  # fmt: skip
 class DividedByLocalWorldSize(Zero1InParts):
@@ -49,10 +46,7 @@ class DividedByLocalWorldSize(Zero1InParts):
         one.gradient.mul_(self.world_size).div_(_number("LOCAL_WORLD_SIZE"))
 
 
-@fault(
-    "zero1", "gradient", bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3,
-    features=("hosts",),
-)  # fmt: skip
+@fault("gradient", bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3, features=("hosts",))
 class ReducedWithinHost(Plantable, Zero1):
     """Gradients are reduced over the ranks of each host, never between hosts."""
 

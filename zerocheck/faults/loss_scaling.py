@@ -27,7 +27,7 @@ class NotesOwnOverflow(Zero1InParts):
         super()._reduce()
 
 
-@fault("zero1", "update", bugs.RANKS_DISAGREE, source="CA PR#1175", features=("overflow",))
+@fault("update", bugs.RANKS_DISAGREE, source="CA PR#1175", features=("overflow",))
 class OverflowSeenLate(NotesOwnOverflow):
     """Each rank looks for an overflow in its own gradient, before it is reduced.
 
@@ -38,7 +38,7 @@ class OverflowSeenLate(NotesOwnOverflow):
         return self.overflows
 
 
-@fault("zero1", "update", bugs.STEP_NOT_SKIPPED, source="seen often", features=("overflow",))
+@fault("update", bugs.STEP_NOT_SKIPPED, source="seen often", features=("overflow",))
 class NeverSkips(Zero1InParts):
     """A step that overflows is taken."""
 
@@ -46,7 +46,7 @@ class NeverSkips(Zero1InParts):
         return False
 
 
-@fault("zero1", "update", bugs.STEP_NOT_SKIPPED, source="DS PR#7171", features=("overflow",))
+@fault("update", bugs.STEP_NOT_SKIPPED, source="DS PR#7171", features=("overflow",))
 class NanOnInfNorm(Zero1InParts):
     """An infinite norm is to become -1, which skips the step, but 0 times infinity is NaN."""
 
@@ -63,10 +63,7 @@ class NanOnInfNorm(Zero1InParts):
         self.scaler.overflow = bool(bad * -1.0 + bad.logical_not() * norm == -1.0)
 
 
-@fault(
-    "zero1", "update", bugs.STEP_SKIPPED, source="seen often",
-    features=("overflow", "several-steps"),
-)  # fmt: skip
+@fault("update", bugs.STEP_SKIPPED, source="seen often", features=("overflow", "several-steps"))
 class OverflowNotCleared(Zero1InParts):
     """The overflow flag is not cleared, so every later step is skipped."""
 
@@ -75,7 +72,7 @@ class OverflowNotCleared(Zero1InParts):
 
 
 @fault(
-    "zero1", "update", bugs.SKIPPED_STEP_CHANGED_THE_STATE, source="DS PR#8435",
+    "update", bugs.SKIPPED_STEP_CHANGED_THE_STATE, source="DS PR#8435",
     features=("overflow", "several-steps"),
 )  # fmt: skip
 class SkippedStepCounted(Zero1):
@@ -89,7 +86,7 @@ class SkippedStepCounted(Zero1):
         return report
 
 
-@fault("zero1", "gradient", bugs.UNSCALED_TWICE, source="seen often", features=("loss-scale",))
+@fault("gradient", bugs.UNSCALED_TWICE, source="seen often", features=("loss-scale",))
 class UnscaledTwice(Zero1InParts):
     """The gradient is divided by the loss scale twice."""
 
@@ -99,10 +96,7 @@ class UnscaledTwice(Zero1InParts):
         self.divide(gradients)
 
 
-@fault(
-    "zero1", "gradient", bugs.UNSCALED_BY_ANOTHER_SCALE, source="DS PR#2695",
-    features=("loss-scale",),
-)  # fmt: skip
+@fault("gradient", bugs.UNSCALED_BY_ANOTHER_SCALE, source="DS PR#2695", features=("loss-scale",))
 class UnscaledByNewScale(Zero1InParts):
     """The scale is updated before gradients are divided by it, which shows where it grows.
 
@@ -121,7 +115,7 @@ class UnscaledByNewScale(Zero1InParts):
 
 
 @fault(
-    "zero1", "clip", bugs.NORM_BEFORE_UNSCALING, source="Lightning #9599",
+    "clip", bugs.NORM_BEFORE_UNSCALING, source="Lightning #9599",
     features=("loss-scale", "clip-tight"),
 )  # fmt: skip
 class ClippedBeforeUnscaling(Zero1InParts):
@@ -135,9 +129,7 @@ class ClippedBeforeUnscaling(Zero1InParts):
         return norm
 
 
-@fault(
-    "zero1", "update", bugs.RANKS_DISAGREE, source="PT PR#115710", features=("overflow-alone",)
-)  # fmt: skip
+@fault("update", bugs.RANKS_DISAGREE, source="PT PR#115710", features=("overflow-alone",))
 class OverflowInOwnShardAlone(Zero1InParts):
     """Ranks agree on an overflow, and each then goes by what it found in its own shard.
 
@@ -150,8 +142,8 @@ class OverflowInOwnShardAlone(Zero1InParts):
 
 
 @fault(
-    "zero1", "update", bugs.STEP_NOT_SKIPPED, source="seen in review",
-    features=("overflow-alone",), without=("world-1",),
+    "update", bugs.STEP_NOT_SKIPPED, source="seen in review", features=("overflow-alone",),
+    without=("world-1",),
 )  # fmt: skip
 class OverflowInEveryShard(Zero1InParts):
     """A step is skipped only if every rank finds an overflow in its shard."""
@@ -163,7 +155,7 @@ class OverflowInEveryShard(Zero1InParts):
 
 
 @fault(
-    "zero1", "update", bugs.STEP_NOT_SKIPPED, source="seen in review",
+    "update", bugs.STEP_NOT_SKIPPED, source="seen in review",
     features=("overflow-alone", "bucket-small"),
 )  # fmt: skip
 class OverflowInFirstBucket(Zero1InParts):
@@ -176,9 +168,8 @@ class OverflowInFirstBucket(Zero1InParts):
 
 
 @fault(
-    "zero1", "update", bugs.STEP_NOT_SKIPPED, source="WeatherGenerator #2724",
-    features=("overflow-alone",),
-)  # fmt: skip
+    "update", bugs.STEP_NOT_SKIPPED, source="WeatherGenerator #2724", features=("overflow-alone",)
+)
 class OverflowOfRankZero(NotesOwnOverflow):
     """Rank 0 decides for all, by its own gradient before it is reduced."""
 
@@ -188,10 +179,7 @@ class OverflowOfRankZero(NotesOwnOverflow):
         return bool(found)
 
 
-@fault(
-    "zero1", "update", bugs.STEP_NOT_SKIPPED, source="OneTrainer PR#1154",
-    features=("overflow-alone",),
-)  # fmt: skip
+@fault("update", bugs.STEP_NOT_SKIPPED, source="OneTrainer PR#1154", features=("overflow-alone",))
 class OverflowInLoss(Zero1InParts):
     """An overflow is looked for in the losses, and not in the gradients."""
 
@@ -208,9 +196,7 @@ class OverflowInLoss(Zero1InParts):
         return super().agreed(not self.finite)
 
 
-@fault(
-    "zero1", "update", bugs.STEP_NOT_SKIPPED, source="MMF PR#1073", features=("overflow-alone",)
-)  # fmt: skip
+@fault("update", bugs.STEP_NOT_SKIPPED, source="MMF PR#1073", features=("overflow-alone",))
 class OverflowToNanAlone(Zero1InParts):
     """A gradient is taken for finite unless it has NaN, so infinity passes."""
 
@@ -223,7 +209,7 @@ class OverflowToNanAlone(Zero1InParts):
 
 
 @fault(
-    "zero1", "update", bugs.RANKS_DISAGREE, source="PT PR#132816; MG #2263",
+    "update", bugs.RANKS_DISAGREE, source="PT PR#132816; MG #2263",
     features=("overflow-alone", "two-axes"), world=4,
 )  # fmt: skip
 class OverflowAgreedOverReplicas(Zero1):

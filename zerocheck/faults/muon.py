@@ -62,10 +62,7 @@ def rate_of_shard(p: Tensor, group: Options) -> float:
     return float(group["lr"] * shape_factor(rows.shape, group["adjust_lr_fn"]))
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.ORTHOGONALIZED_BY_SHARD,
-    source="Megatron-LM #5961", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.ORTHOGONALIZED_BY_SHARD, source="Megatron-LM #5961", features=("muon",))
 class NewtonSchulzOnTheShard(MuonInParts):
     """Each rank orthogonalizes its rows of a matrix; the learning rate is that of the matrix."""
 
@@ -76,10 +73,7 @@ class NewtonSchulzOnTheShard(MuonInParts):
         return matrix
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.ORTHOGONALIZED_BY_SHARD,
-    source="Moonlight #27", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.ORTHOGONALIZED_BY_SHARD, source="Moonlight #27", features=("muon",))
 class MuonOfLocalTensors(NewtonSchulzOnTheShard):
     """Muon is given the local tensors, and sees matrices with fewer rows."""
 
@@ -87,9 +81,7 @@ class MuonOfLocalTensors(NewtonSchulzOnTheShard):
         return rate_of_shard(p, group)
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.SCALE_OF_THE_SHARD, source="dion #18", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.SCALE_OF_THE_SHARD, source="dion #18", features=("muon",))
 class ScaleFromTheShard(MuonInParts):
     """The whole matrix is orthogonalized, and the learning rate follows the shape of the shard."""
 
@@ -98,8 +90,8 @@ class ScaleFromTheShard(MuonInParts):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.SCALE_OF_THE_TRANSPOSED_MATRIX, source="seen often",
-    features=("muon",), without=("muon-rms",),
+    "update", bugs.SCALE_OF_THE_TRANSPOSED_MATRIX, source="seen often", features=("muon",),
+    without=("muon-rms",),
 )  # fmt: skip
 class ScaleOfColumns(MuonInParts):
     """The learning rate is adjusted by columns over rows, as of a weight stored transposed."""
@@ -108,9 +100,7 @@ class ScaleOfColumns(MuonInParts):
         return float(group["lr"] * shape_factor((p.shape[1], p.shape[0]), group["adjust_lr_fn"]))
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.ANOTHER_ADJUSTMENT, source="VeOmni #973", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.ANOTHER_ADJUSTMENT, source="VeOmni #973", features=("muon",))
 class ScaleOfAnotherConvention(MuonInParts):
     """The learning rate follows the shape by the other one of the two conventions."""
 
@@ -121,9 +111,7 @@ class ScaleOfAnotherConvention(MuonInParts):
         )
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.ANOTHER_ADJUSTMENT, source="seen often", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.ANOTHER_ADJUSTMENT, source="seen often", features=("muon",))
 class ScaleLeftOut(MuonInParts):
     """The learning rate does not follow the shape."""
 
@@ -131,9 +119,7 @@ class ScaleLeftOut(MuonInParts):
         return float(group["lr"])
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.NOT_ORTHOGONALIZED, source="seen often", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.NOT_ORTHOGONALIZED, source="seen often", features=("muon",))
 class NewtonSchulzSkipped(MuonInParts):
     """The matrix moves along its momentum."""
 
@@ -141,10 +127,7 @@ class NewtonSchulzSkipped(MuonInParts):
         return self.muon.gathered(direction)
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.ANOTHER_NUMBER_OF_ITERATIONS, source="seen often",
-    features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.ANOTHER_NUMBER_OF_ITERATIONS, source="seen often", features=("muon",))
 class FewerIterations(MuonInParts):
     """The iteration ends after three steps."""
 
@@ -153,7 +136,7 @@ class FewerIterations(MuonInParts):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.ORTHOGONALIZED_IN_PARTS, source="Megatron-LM #5533",
+    "update", bugs.ORTHOGONALIZED_IN_PARTS, source="Megatron-LM #5533",
     features=("muon", "block-attention"),
 )  # fmt: skip
 class FusedMatrixSplit(MuonInParts):
@@ -167,7 +150,7 @@ class FusedMatrixSplit(MuonInParts):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
+    "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
     features=("muon", "muon-plain", "mid-training"),
 )  # fmt: skip
 class MomentumGatheredEarly(MuonInParts):
@@ -184,9 +167,7 @@ class MomentumGatheredEarly(MuonInParts):
         return buffer if self._before is None else self._before
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",))
 class MomentumOfSgd(MuonInParts):
     """The momentum is a sum, as that of SGD, and not an average."""
 
@@ -195,7 +176,7 @@ class MomentumOfSgd(MuonInParts):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",),
+    "update", bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",),
     without=("muon-plain",),
 )  # fmt: skip
 class MuonWithoutNesterov(MuonInParts):
@@ -207,10 +188,7 @@ class MuonWithoutNesterov(MuonInParts):
         return buffer
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.NESTEROV_ADDED, source="none known",
-    features=("muon", "muon-plain"),
-)  # fmt: skip
+@fault("update", bugs.NESTEROV_ADDED, source="none known", features=("muon", "muon-plain"))
 class MuonWithNesterov(MuonInParts):
     """The direction has Nesterov's form, which nobody asked for."""
 
@@ -220,10 +198,7 @@ class MuonWithNesterov(MuonInParts):
         return gradient.lerp(buffer, group["momentum"])
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.MOMENTUM_LEFT_OUT, source="none known",
-    features=("muon", "several-steps"),
-)  # fmt: skip
+@fault("update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("muon", "several-steps"))
 class MuonOfTheGradient(MuonInParts):
     """The gradient is orthogonalized, and the momentum kept for nothing."""
 
@@ -232,7 +207,7 @@ class MuonOfTheGradient(MuonInParts):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often",
+    "update", bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often",
     features=("muon", "lr-large"),
 )  # fmt: skip
 class MuonDecayByTheAdjustedRate(MuonInParts):
@@ -242,10 +217,7 @@ class MuonDecayByTheAdjustedRate(MuonInParts):
         return self.rate(p, group) * float(group["weight_decay"])
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often",
-    features=("muon", "lr-large"),
-)  # fmt: skip
+@fault("update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("muon", "lr-large"))
 class MuonDecayTwice(MuonInParts):
     """Weight decay is applied twice."""
 
@@ -254,10 +226,7 @@ class MuonDecayTwice(MuonInParts):
         return 1 - (1 - once) * (1 - once)
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often",
-    features=("muon", "lr-large"),
-)  # fmt: skip
+@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("muon", "lr-large"))
 class MuonDecayMissing(MuonInParts):
     """Muon has no weight decay, as in its first publication."""
 
@@ -265,10 +234,7 @@ class MuonDecayMissing(MuonInParts):
         return 0.0
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="none known",
-    features=("muon", "lr-large"),
-)  # fmt: skip
+@fault("update", bugs.L2_INSTEAD_OF_DECOUPLED, source="none known", features=("muon", "lr-large"))
 class MuonDecayCoupled(MuonDecayMissing):
     """Weight decay is in the gradient, and is orthogonalized with it."""
 
@@ -277,10 +243,7 @@ class MuonDecayCoupled(MuonDecayMissing):
         local(buffer).lerp_(decayed, 1 - group["momentum"])
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664",
-    features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664", features=("muon",))
 class MomentumNormalized(MuonInParts):
     """Newton-Schulz divides the momentum itself by its norm."""
 
@@ -291,9 +254,7 @@ class MomentumNormalized(MuonInParts):
         local(buffer).div_(norm)
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",),
-)  # fmt: skip
+@fault("update", bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",))
 class MuonMomentumInBf16(MuonInParts):
     """The momentum is kept in bf16."""
 
@@ -302,10 +263,7 @@ class MuonMomentumInBf16(MuonInParts):
         local(buffer).copy_(local(buffer).bfloat16())
 
 
-@fault(
-    "fsdp2-muon", "update", bugs.MOMENTS_RESET, source="Megatron-LM #6920",
-    features=("muon", "several-steps"),
-)  # fmt: skip
+@fault("update", bugs.MOMENTS_RESET, source="Megatron-LM #6920", features=("muon", "several-steps"))
 class MuonMomentumForgotten(MuonInParts):
     """The momentum is lost in each step."""
 
@@ -315,8 +273,8 @@ class MuonMomentumForgotten(MuonInParts):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="lerobot #4658",
-    features=("muon",), without=("mid-training", "loss-scale"),
+    "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="lerobot #4658", features=("muon",),
+    without=("mid-training", "loss-scale"),
 )  # fmt: skip
 class MatricesLeftToAdamw(Fsdp2Muon):
     """Every parameter is left to AdamW."""
@@ -334,8 +292,8 @@ def _adamw_of_all(model: nn.Module, case: Case) -> torch.optim.Optimizer:
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="none known",
-    features=("muon",), without=("mid-training", "loss-scale"),
+    "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="none known", features=("muon",),
+    without=("mid-training", "loss-scale"),
 )  # fmt: skip
 class MatricesInBoth(Fsdp2Muon):
     """AdamW updates the matrices, and Muon does so too."""
@@ -348,7 +306,7 @@ class MatricesInBoth(Fsdp2Muon):
 
 
 @fault(
-    "fsdp2-muon", "update", bugs.NEVER_UPDATED, source="lerobot #4658", features=("muon",),
+    "update", bugs.NEVER_UPDATED, source="lerobot #4658", features=("muon",),
     without=("loss-scale",),
 )  # fmt: skip
 class FallbackLeftOut(Fsdp2Muon):
@@ -360,9 +318,7 @@ class FallbackLeftOut(Fsdp2Muon):
         return GatheredMuon(groups(model, case, "muon"))
 
 
-@fault(
-    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",),
-)  # fmt: skip
+@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",))
 class MatricesReachRank0Alone(Zero1):
     """Each owner updates its matrices, and they are gathered on rank 0, not on all ranks."""
 
@@ -381,9 +337,7 @@ class MatricesReachRank0Alone(Zero1):
                 publish([bucket])
 
 
-@fault(
-    "zero3", "roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",),
-)  # fmt: skip
+@fault("roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",))
 class MuonMomentumNotLoaded(CheckpointInParts, Zero3):
     """A resume starts with a momentum of zeros, and says nothing."""
 
@@ -396,7 +350,7 @@ class MuonMomentumNotLoaded(CheckpointInParts, Zero3):
 
 
 @fault(
-    "zero1", "roundtrip", bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920",
+    "roundtrip", bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920",
     features=("muon", "resume-more"),
 )  # fmt: skip
 class MomentumByOwner(CheckpointInParts, Zero1):

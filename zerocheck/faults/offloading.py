@@ -35,8 +35,8 @@ class _Offloaded(Fsdp2):
 
 
 @fault(
-    "fsdp2", "update", bugs.GRADIENT_OF_THE_PREVIOUS_STEP,
-    source="comment in FSDP2's foreach_reduce", features=("offload", "several-steps"),
+    "update", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="comment in FSDP2's foreach_reduce",
+    features=("offload", "several-steps"),
 )  # fmt: skip
 class StaleHostGradient(_Offloaded):
     """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient."""
@@ -69,7 +69,7 @@ class StaleHostGradient(_Offloaded):
 
 
 @fault(
-    "fsdp2", "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen in review",
+    "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen in review",
     features=("offload", "several-steps"),
 )  # fmt: skip
 class CopiedBackBeforeUpdate(_Offloaded):

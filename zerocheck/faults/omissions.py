@@ -20,7 +20,7 @@ from .parts import Plantable, with_callback
 
 
 @fault(
-    "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #104336", world=3,
+    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #104336", world=3,
     without=("tied", "frozen", "sometimes-used"),
 )  # fmt: skip
 class HooksLostOnMove(Ddp):
@@ -42,7 +42,7 @@ class HooksLostOnMove(Ddp):
 
 
 @fault(
-    "zero1", "update", bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
+    "update", bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
     without=("frozen", "unused"),
 )  # fmt: skip
 class BucketsRecreated(Plantable, Zero1):
@@ -60,9 +60,8 @@ class BucketsRecreated(Plantable, Zero1):
 
 # A GRU runs another kernel where its parameters do not learn: its loss differs first.
 @fault(
-    "zero1", "gradient", source="FS #780", features=("module-twice",),
-    without=("frozen", "checkpoint", "block-recurrent"),
-    attributed=r"of its use 2 of 2 .* it is 0",
+    "gradient", source="FS #780", features=("module-twice",),
+    without=("frozen", "checkpoint", "block-recurrent"), attributed=r"of its use 2 of 2 .* it is 0",
 )  # fmt: skip
 class ReusedModuleOverwrites(Plantable, Zero1):
     """The gradient of one call of a reused module replaces that of the other."""
@@ -91,8 +90,8 @@ class ReusedModuleOverwrites(Plantable, Zero1):
 
 
 @fault(
-    "zero1", "gradient", source="PT #124193", features=("sometimes-used", "microbatches"),
-    microbatches=2, attributed=r"own gradient alone",
+    "gradient", source="PT #124193", features=("sometimes-used", "microbatches"), microbatches=2,
+    attributed=r"own gradient alone",
 )  # fmt: skip
 class LastTouchedOnly(Plantable, Zero1):
     """Only parameters used by the last microbatch are reduced.
@@ -123,7 +122,7 @@ class LastTouchedOnly(Plantable, Zero1):
 
 
 @fault(
-    "zero1", "gradient", source="MG #844", features=("tied",), without=("frozen",),
+    "gradient", source="MG #844", features=("tied",), without=("frozen",),
     attributed=r"of its use 1 of 2|own gradient alone",
 )  # fmt: skip
 class TiedBeforeSync(Plantable, Zero1):

@@ -38,7 +38,7 @@ class _Walked(GradientBucket):
         return self._whole
 
 
-@fault("zero2", "gradient", bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
+@fault("gradient", bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
 class AlignedWalkedUnaligned(Plantable, Zero2):
     """The gradient buffer is sized with padding and walked without it."""
 
@@ -47,7 +47,7 @@ class AlignedWalkedUnaligned(Plantable, Zero2):
             gradient.__class__ = _Walked
 
 
-@fault("zero2", "clip", bugs.UNINITIALISED_MEMORY, source="DS PR#3832, #8158", features=("clip",))
+@fault("clip", bugs.UNINITIALISED_MEMORY, source="DS PR#3832, #8158", features=("clip",))
 class PaddingInNorm(ClippingInParts, Zero2):
     """The norm includes unwritten padding of the flat gradient."""
 

@@ -35,9 +35,8 @@ def publish_copies(buckets: Sequence[Bucket]) -> None:
 
 
 @fault(
-    "zero1", "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979",
-    features=("compute-bf16",),
-)  # fmt: skip
+    "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979", features=("compute-bf16",)
+)
 class MastersRounded(Zero1):
     """The masters are rounded with the parameters, which loses small updates."""
 
@@ -47,10 +46,7 @@ class MastersRounded(Zero1):
         super()._publish()
 
 
-@fault(
-    "zero3", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141",
-    features=("compute-bf16",),
-)  # fmt: skip
+@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
 class CopyNotRefreshed(Zero3):
     """The narrow parameters are not refreshed from their masters."""
 
@@ -58,10 +54,7 @@ class CopyNotRefreshed(Zero3):
         """Do nothing, which is the fault."""
 
 
-@fault(
-    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707",
-    features=("compute-bf16",),
-)  # fmt: skip
+@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707", features=("compute-bf16",))
 class StaleCopyOnOneRank(Zero1):
     """One rank sends its parameters before they are rounded from the updated masters."""
 
@@ -72,7 +65,7 @@ class StaleCopyOnOneRank(Zero1):
         publish_copies(self.buckets)
 
 
-@fault("zero1", "update", bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
+@fault("update", bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
 class UpdateOnCopy(Zero1InParts):
     """The update goes to the narrow parameters, and the masters stay as they are."""
 
@@ -88,7 +81,7 @@ class UpdateOnCopy(Zero1InParts):
 
 
 @fault(
-    "zero1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="seen in FSDP1",
+    "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="seen in FSDP1",
     features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
 )  # fmt: skip
 class AccumulatedInBf16(Zero1):
@@ -104,7 +97,7 @@ class AccumulatedInBf16(Zero1):
 
 
 @fault(
-    "zero1", "gradient", bugs.REDUCED_IN(format="bf16"), source="FSDP's reduce_dtype left out",
+    "gradient", bugs.REDUCED_IN(format="bf16"), source="FSDP's reduce_dtype left out",
     features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
 )  # fmt: skip
 class ReducedNarrow(Zero1InParts):
@@ -114,10 +107,7 @@ class ReducedNarrow(Zero1InParts):
         gradients.copy_(gradients.to(bucket.full.dtype))
 
 
-@fault(
-    "zero2", "gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056",
-    microbatches=3,
-)  # fmt: skip
+@fault("gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056", microbatches=3)
 class ReducedIntoBf16(Zero2InParts):
     """Gradients that are reduced in fp32 are added to a buffer of the compute dtype."""
 
@@ -125,7 +115,7 @@ class ReducedIntoBf16(Zero2InParts):
         into.copy_(into.bfloat16() + part.div_(self.world_size).bfloat16())
 
 
-@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
+@fault("update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
 class MomentsInBf16(Zero1InParts):
     """The moments are kept in the compute dtype, and only the master in fp32."""
 
@@ -137,7 +127,7 @@ class MomentsInBf16(Zero1InParts):
                     state[role].copy_(state[role].bfloat16())
 
 
-@fault("zero1", "roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
+@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
 class SavesTheCopies(CheckpointInParts, Zero1):
     """A checkpoint has the narrow parameters, and their masters are lost."""
 
@@ -155,7 +145,7 @@ def _leaves_in_bf16(module: nn.Module, _: object) -> None:
 
 
 @fault(
-    "fsdp2", "gradient", bugs.USES_ADDED_IN(format="bf16"), source="PT PR#197203",
+    "gradient", bugs.USES_ADDED_IN(format="bf16"), source="PT PR#197203",
     features=("block-recurrent", "reduce-narrower"), microbatches=1, world=1,
     without=("sometimes-used", "transposed", "parameter-empty", "length-of-one"),
 )  # fmt: skip
@@ -172,9 +162,7 @@ class UsesAddedInBf16(Fsdp2):
         return built
 
 
-@fault(
-    "zero1", "clip", bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight")
-)
+@fault("clip", bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight"))
 class Bf16Unclipped(ClipsInParts):
     """Gradients are multiplied by the coefficient only where they are fp32.
 
@@ -188,8 +176,8 @@ class Bf16Unclipped(ClipsInParts):
 
 
 @fault(
-    "zero1", "clip", bugs.NORM_OF_ONE_DTYPE, source="seen often",
-    features=("mixed-dtypes", "clip-tight"), without=("clip-inf", "frozen"),
+    "clip", bugs.NORM_OF_ONE_DTYPE, source="seen often", features=("mixed-dtypes", "clip-tight"),
+    without=("clip-inf", "frozen"),
 )  # fmt: skip
 class NormOfOneDtype(ClipsInParts):
     """The norm is taken by dtype, and the last one overwrites the others."""
@@ -198,14 +186,12 @@ class NormOfOneDtype(ClipsInParts):
         return [one for one in super().counted() if one.gradient.dtype == torch.float32]
 
 
-@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("mixed-dtypes",))
+@fault("update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("mixed-dtypes",))
 class StateInBf16(MomentsInBf16):
     """All moments are kept in one flat buffer, of the dtype of one of the parameters."""
 
 
-@fault(
-    "zero1", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen often", features=("mixed-dtypes",)
-)
+@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen often", features=("mixed-dtypes",))
 class OtherBufferUnreduced(Zero1):
     """Gradients are in a buffer per dtype, and only the first buffer's dtype is reduced."""
 

@@ -54,7 +54,7 @@ class _KeptBuffer(GradientBucket):
 
 
 @fault(
-    "zero2", "gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
+    "gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.35,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
@@ -100,7 +100,7 @@ class _Reset(_Pingpong):
 
 
 @fault(
-    "zero2", "gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
+    "gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.33,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
@@ -121,10 +121,7 @@ class _Trusting(Unit):
             super().wait()
 
 
-@fault(
-    "zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606", features=("delays",),
-    sometimes=0.58,
-)  # fmt: skip
+@fault("loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606", features=("delays",), sometimes=0.58)
 class PrefetchNotAwaited(Plantable, Zero3):
     """A prefetched unit is assumed to have arrived."""
 

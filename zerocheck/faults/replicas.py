@@ -24,7 +24,7 @@ from .parts import Plantable
 
 
 @fault(
-    "zero3", "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="PT #154888; verl #7493", world=4,
+    "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="PT #154888; verl #7493", world=4,
     features=("two-axes",),
 )  # fmt: skip
 class NotOverReplicas(Plantable, Zero3):
@@ -35,8 +35,8 @@ class NotOverReplicas(Plantable, Zero3):
 
 
 @fault(
-    "zero1", "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="seen in review", world=4,
-    microbatches=2, features=("two-axes",),
+    "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="seen in review", world=4, microbatches=2,
+    features=("two-axes",),
 )  # fmt: skip
 class NotOverReplicasWithAccumulation(Plantable, Zero1):
     """With several microbatches the reduction over replicas is deferred and forgotten."""
@@ -47,7 +47,7 @@ class NotOverReplicasWithAccumulation(Plantable, Zero1):
 
 
 @fault(
-    "zero2", "gradient", bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, source="PT #125484", world=4,
+    "gradient", bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, source="PT #125484", world=4,
     microbatches=3, features=("two-axes",),
 )  # fmt: skip
 class LastMicrobatchOverReplicas(Zero2):
@@ -71,9 +71,7 @@ class LastMicrobatchOverReplicas(Zero2):
         self.aside = ()
 
 
-@fault(
-    "fsdp2", "gradient", bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",)
-)
+@fault("gradient", bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",))
 class DividedByShardsOnly(Plantable, Fsdp2):
     """The divide factor is the size of the shard axis, as without replicas.
 
@@ -86,9 +84,7 @@ class DividedByShardsOnly(Plantable, Fsdp2):
                 module.set_gradient_divide_factor(float(self.case.axes.size("shard")))
 
 
-@fault(
-    "zero3", "gradient", bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",)
-)
+@fault("gradient", bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",))
 class DividedByReplicasTwice(Plantable, Zero3):
     """The sum over shards is divided by the number of all ranks, then averaged over replicas."""
 
@@ -97,7 +93,7 @@ class DividedByReplicasTwice(Plantable, Zero3):
 
 
 @fault(
-    "zero1", "ownership", bugs.CUT_OVER_THE_REPLICATE_AXIS, source="seen in review", world=4,
+    "ownership", bugs.CUT_OVER_THE_REPLICATE_AXIS, source="seen in review", world=4,
     features=("two-axes",),
 )  # fmt: skip
 class AxesExchanged(Zero1):
@@ -113,9 +109,7 @@ class AxesExchanged(Zero1):
         super().__init__(model, case, exchanged)
 
 
-@fault(
-    "zero2", "ownership", bugs.CUT_OVER_ALL_RANKS, source="FS #907", world=4, features=("two-axes",)
-)
+@fault("ownership", bugs.CUT_OVER_ALL_RANKS, source="FS #907", world=4, features=("two-axes",))
 class CutOverAllRanks(Zero2):
     """The replicate axis is ignored: one copy is sharded over all ranks."""
 
@@ -129,7 +123,7 @@ class CutOverAllRanks(Zero2):
 
 
 @fault(
-    "zero3", "publish", bugs.COPIES_DIFFER, source="PT #90465", world=4, features=("two-axes",),
+    "publish", bugs.COPIES_DIFFER, source="PT #90465", world=4, features=("two-axes",),
     without=("mid-training",),
 )  # fmt: skip
 class ReplicasStartApart(Plantable, Zero3):
@@ -142,7 +136,7 @@ class ReplicasStartApart(Plantable, Zero3):
 
 
 @fault(
-    "zero1", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707", world=4,
+    "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707", world=4,
     features=("two-axes", "several-steps"),
 )  # fmt: skip
 class LastReplicaMissesAStep(Zero1):
@@ -167,8 +161,8 @@ class LastReplicaMissesAStep(Zero1):
 
 
 @fault(
-    "zero2", "clip", bugs.NORM_TIMES_ROOT_R, source="PT #88621", world=4,
-    features=("two-axes", "clip"), without=("clip-inf",),
+    "clip", bugs.NORM_TIMES_ROOT_R, source="PT #88621", world=4, features=("two-axes", "clip"),
+    without=("clip-inf",),
 )  # fmt: skip
 class NormOverReplicas(Plantable, Zero2):
     """The squares of the norm are summed over all ranks: each replica counts."""

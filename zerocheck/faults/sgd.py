@@ -61,7 +61,7 @@ class SGDInParts(UpdatesInParts):
         return d.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
+@fault("update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
 class SgdDecayTwice(SGDInParts):
     """Weight decay is added to the gradient, and the trainer shrinks the parameter as well."""
 
@@ -71,7 +71,7 @@ class SgdDecayTwice(SGDInParts):
         p.sub_(kept)
 
 
-@fault("zero1", "update", bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often", features=("momentum",))
+@fault("update", bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often", features=("momentum",))
 class DecayDecoupled(SgdDecayTwice):
     """Weight decay is that of AdamW: it does not enter the momentum."""
 
@@ -79,7 +79,7 @@ class DecayDecoupled(SgdDecayTwice):
         return gradient
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("momentum",))
+@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("momentum",))
 class SgdDecayMissing(SGDInParts):
     """SGD has no weight decay."""
 
@@ -87,7 +87,7 @@ class SgdDecayMissing(SGDInParts):
         return gradient
 
 
-@fault("zero1", "update", bugs.NESTEROV_LEFT_OUT, source="none known", features=("nesterov",))
+@fault("update", bugs.NESTEROV_LEFT_OUT, source="none known", features=("nesterov",))
 class NesterovDropped(SGDInParts):
     """The step is along the buffer, though the form is to be Nesterov's."""
 
@@ -98,7 +98,7 @@ class NesterovDropped(SGDInParts):
 
 
 @fault(
-    "zero1", "update", bugs.NESTEROV_ADDED, source="none known", features=("momentum",),
+    "update", bugs.NESTEROV_ADDED, source="none known", features=("momentum",),
     without=("nesterov",),
 )  # fmt: skip
 class NesterovUnasked(SGDInParts):
@@ -108,7 +108,7 @@ class NesterovUnasked(SGDInParts):
         return super().along(d, buffer, {**group, "nesterov": True})
 
 
-@fault("zero1", "update", bugs.GRADIENT_DAMPENED, source="seen often", features=("momentum",))
+@fault("update", bugs.GRADIENT_DAMPENED, source="seen often", features=("momentum",))
 class Dampening(SGDInParts):
     """The buffer is a moving average, as that of Adam."""
 
@@ -116,10 +116,7 @@ class Dampening(SGDInParts):
         return d.mul(1 - group["momentum"])
 
 
-@fault(
-    "zero1", "update", bugs.LEARNING_RATE_IN_THE_MOMENTUM, source="seen often",
-    features=("momentum",),
-)  # fmt: skip
+@fault("update", bugs.LEARNING_RATE_IN_THE_MOMENTUM, source="seen often", features=("momentum",))
 class RateInTheMomentum(SGDInParts):
     """The learning rate is in the buffer, as in the papers: a schedule acts on later steps."""
 
@@ -130,7 +127,7 @@ class RateInTheMomentum(SGDInParts):
         p.sub_(direction)
 
 
-@fault("zero1", "update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("momentum",))
+@fault("update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("momentum",))
 class MomentumIgnored(SGDInParts):
     """The buffer is kept, and the step is along the gradient."""
 
@@ -138,7 +135,7 @@ class MomentumIgnored(SGDInParts):
         return d
 
 
-@fault("zero1", "update", bugs.MOMENTS_RESET, source="seen often", features=("momentum",))
+@fault("update", bugs.MOMENTS_RESET, source="seen often", features=("momentum",))
 class MomentumForgotten(SGDInParts):
     """The momentum buffer is lost in each step.
 
@@ -150,9 +147,7 @@ class MomentumForgotten(SGDInParts):
         super().step(rates)
 
 
-@fault(
-    "zero1", "update", bugs.GRADIENT_TIMES_W, source="seen often", world=3, features=("momentum",)
-)
+@fault("update", bugs.GRADIENT_TIMES_W, source="seen often", world=3, features=("momentum",))
 class SumForTheOptimizer(SGDInParts):
     """The mean is logged and clipped, and the optimizer is given the sum.
 
@@ -166,7 +161,7 @@ class SumForTheOptimizer(SGDInParts):
 
 
 @fault(
-    "ddp", "update", bugs.LOCAL_GRADIENT_ONLY, source="none known", world=3, features=("momentum",),
+    "update", bugs.LOCAL_GRADIENT_ONLY, source="none known", world=3, features=("momentum",),
     without=("clip",),
 )  # fmt: skip
 class MomentumOfLocalGradients(Ddp):
@@ -208,7 +203,7 @@ class MomentumOfLocalGradients(Ddp):
         return [p for p in self.built.model.parameters() if p.requires_grad]
 
 
-@fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="seen often", features=("momentum",))
+@fault("roundtrip", bugs.MOMENTS_LOST, source="seen often", features=("momentum",))
 class MomentumLost(CheckpointInParts, Zero1):
     """The optimizer is made again after the load."""
 
@@ -218,7 +213,7 @@ class MomentumLost(CheckpointInParts, Zero1):
         self.optimizer.optimizer.state.clear()
 
 
-@fault("zero1", "roundtrip", bugs.TENSORS_EXCHANGED, source="none known", features=("momentum",))
+@fault("roundtrip", bugs.TENSORS_EXCHANGED, source="none known", features=("momentum",))
 class MomentumOfAnotherParameter(Zero1):
     """Buffers are loaded by number, and two parameters of one shape have changed places."""
 

@@ -16,7 +16,7 @@ from .parts import Plantable, frozen
 
 
 @fault(
-    "zero2", "gradient", bugs.GRADIENT_MISSING, source="seen in review", features=("parameter-0d",),
+    "gradient", bugs.GRADIENT_MISSING, source="seen in review", features=("parameter-0d",),
     without=("frozen",),
 )  # fmt: skip
 class ScalarsOutside(Zero2):
@@ -31,7 +31,7 @@ class ScalarsOutside(Zero2):
 
 
 @fault(
-    "zero1", "publish", bugs.INITIAL_STATE, source="bitsandbytes PR#1187", features=("transposed",),
+    "publish", bugs.INITIAL_STATE, source="bitsandbytes PR#1187", features=("transposed",),
     without=("frozen",),
 )  # fmt: skip
 class TransposedAsStored(Zero1):
@@ -48,10 +48,7 @@ class TransposedAsStored(Zero1):
             parameter.data.view(-1).copy_(values)
 
 
-@fault(
-    "zero3", "ownership", bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279",
-    features=("parameter-empty",),
-)  # fmt: skip
+@fault("ownership", bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279", features=("parameter-empty",))
 class EmptyNotOwned(Plantable, Zero3):
     """An empty parameter is owned by no rank, and missing in the saved state."""
 

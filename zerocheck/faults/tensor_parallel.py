@@ -31,9 +31,8 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
 
 
 @fault(
-    "fsdp2", "gradient", bugs.GRADIENT_TIMES_T, source="seen often", world=4,
-    features=("tensor-parallel",),
-)  # fmt: skip
+    "gradient", bugs.GRADIENT_TIMES_T, source="seen often", world=4, features=("tensor-parallel",)
+)
 class ReplicatedSummedOverTp(Fsdp2):
     """Gradients of replicated parameters are summed over the tp axis.
 
@@ -61,7 +60,7 @@ class ReplicatedSummedOverTp(Fsdp2):
 
 
 @fault(
-    "fsdp2", "publish", bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD, source="PT #129206", world=4,
+    "publish", bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD, source="PT #129206", world=4,
     features=("tensor-parallel-strided",),
 )  # fmt: skip
 class StridedTakenForPlain(Fsdp2):
@@ -81,7 +80,7 @@ class StridedTakenForPlain(Fsdp2):
 
 
 @fault(
-    "fsdp2", "loss", bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK, source="seen often", world=2,
+    "loss", bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK, source="seen often", world=2,
     features=("tensor-parallel",),
 )  # fmt: skip
 class BiasOnEveryRank(Fsdp2):
@@ -100,9 +99,8 @@ class BiasOnEveryRank(Fsdp2):
 
 
 @fault(
-    "fsdp2", "gradient", bugs.GRADIENT_OVER_T, source="seen often", world=4,
-    features=("tensor-parallel",),
-)  # fmt: skip
+    "gradient", bugs.GRADIENT_OVER_T, source="seen often", world=4, features=("tensor-parallel",)
+)
 class DividedByAllRanks(Fsdp2):
     """The mean is taken over all ranks, not over the data-parallel ones.
 

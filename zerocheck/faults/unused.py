@@ -23,7 +23,7 @@ from .fault import fault
 from .parts import Plantable, Zero3InParts, frozen
 
 
-@fault("ddp", "gradient", bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
+@fault("gradient", bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
 class NoneBecomesZero(Plantable, Ddp):
     """A gradient that is None becomes zeros, so AdamW moves and decays."""
 
@@ -37,7 +37,7 @@ class NoneBecomesZero(Plantable, Ddp):
                 parameter.grad = torch.zeros_like(parameter)
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_MISSING, source="MG #565")
+@fault("gradient", bugs.GRADIENT_MISSING, source="MG #565")
 class OutsideFlatBuffer(Zero1):
     """The head is in no bucket: neither reduced nor updated."""
 
@@ -50,7 +50,7 @@ class OutsideFlatBuffer(Zero1):
 
 
 @fault(
-    "zero3", "gradient", bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE, source="seen in review",
+    "gradient", bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE, source="seen in review",
     features=("block-experts",),
 )  # fmt: skip
 class NoneEndsUnit(Zero3InParts):
@@ -69,8 +69,8 @@ class NoneEndsUnit(Zero3InParts):
 
 
 @fault(
-    "zero1", "gradient", bugs.AVERAGED_OVER_USERS, source="DS #5618, #6545",
-    features=("sometimes-used",), world=3,
+    "gradient", bugs.AVERAGED_OVER_USERS, source="DS #5618, #6545", features=("sometimes-used",),
+    world=3,
 )  # fmt: skip
 class AveragedOverUsers(Zero1):
     """A gradient is averaged over the ranks that used the parameter, not over all."""
@@ -88,8 +88,8 @@ class AveragedOverUsers(Zero1):
 
 
 @fault(
-    "fsdp2", None, bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747",
-    features=("side",), without=("block-experts", "frozen"), microbatches=1,
+    None, bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747", features=("side",),
+    without=("block-experts", "frozen"), microbatches=1,
 )  # fmt: skip
 class UnusedNotReduced(Plantable, Fsdp2):
     """FSDP2 by default: each rank reduce-scatters only the gradients that it has."""
@@ -100,7 +100,7 @@ class UnusedNotReduced(Plantable, Fsdp2):
 
 # Without a gradient other kernels run there: the loss differs in its last bits.
 @fault(
-    "fsdp2", "gradient", bugs.NOT_UNFROZEN, source="seen often", features=("unfreeze",),
+    "gradient", bugs.NOT_UNFROZEN, source="seen often", features=("unfreeze",),
     without=("block-conv", "block-recurrent"),
 )  # fmt: skip
 class RequiresGradCached(Fsdp2):
@@ -111,7 +111,7 @@ class RequiresGradCached(Fsdp2):
 
 
 @fault(
-    "ddp", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3,
+    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3,
     features=("unfreeze",), without=("sometimes-used", "static-graph"),
 )  # fmt: skip
 class NotWrappedAgain(Plantable, Ddp):
@@ -122,7 +122,7 @@ class NotWrappedAgain(Plantable, Ddp):
 
 
 @fault(
-    "zero1", "gradient", bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
+    "gradient", bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
     features=("unfreeze",),
 )  # fmt: skip
 class FrozenDecays(Plantable, Zero1):

@@ -18,7 +18,7 @@ from .fault import fault
 from .parts import AdamWInParts, Options, Zero1InParts
 
 
-@fault("zero1", "update", bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
+@fault("update", bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
 class L2InsteadOfDecoupled(AdamWInParts):
     """Weight decay goes through the moments, as in Adam."""
 
@@ -26,7 +26,7 @@ class L2InsteadOfDecoupled(AdamWInParts):
         return gradient.add(p, alpha=group["weight_decay"])
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_TWICE, source="seen often")
+@fault("update", bugs.WEIGHT_DECAY_TWICE, source="seen often")
 class DecayTwice(AdamWInParts):
     """Weight decay is applied twice."""
 
@@ -35,7 +35,7 @@ class DecayTwice(AdamWInParts):
 
 
 @fault(
-    "zero1", "update", bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, source="seen often",
+    "update", bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, source="seen often",
     features=("lr-large",),
 )  # fmt: skip
 class DecayByStepSize(AdamWInParts):
@@ -46,7 +46,7 @@ class DecayByStepSize(AdamWInParts):
         return super().decay(p, gradient, {**group, "weight_decay": size})
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
+@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
 class DecayMissing(AdamWInParts):
     """There is no weight decay."""
 
@@ -55,9 +55,8 @@ class DecayMissing(AdamWInParts):
 
 
 @fault(
-    "zero1", "update", bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, source="MG #4705",
-    features=("some-decay",),
-)  # fmt: skip
+    "update", bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, source="MG #4705", features=("some-decay",)
+)
 class DecayOnExcluded(AdamWInParts):
     """Parameters without weight decay decay like the others."""
 
@@ -66,10 +65,7 @@ class DecayOnExcluded(AdamWInParts):
         return super().decay(p, gradient, {**group, "weight_decay": group["weight_decay"] or most})
 
 
-@fault(
-    "zero1", "update", bugs.WEIGHT_DECAY_AFTER_THE_UPDATE, source="seen often",
-    features=("lr-large",),
-)  # fmt: skip
+@fault("update", bugs.WEIGHT_DECAY_AFTER_THE_UPDATE, source="seen often", features=("lr-large",))
 class DecayAfterUpdate(AdamWInParts):
     """Weight decay comes after the update."""
 
@@ -78,7 +74,7 @@ class DecayAfterUpdate(AdamWInParts):
         p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
-@fault("zero1", "update", bugs.EPS_INSIDE_THE_ROOT, source="seen often", features=("eps-1e-3",))
+@fault("update", bugs.EPS_INSIDE_THE_ROOT, source="seen often", features=("eps-1e-3",))
 class EpsInRoot(AdamWInParts):
     """eps is added inside of the root."""
 
@@ -86,10 +82,7 @@ class EpsInRoot(AdamWInParts):
         return (v / root**2).add_(eps).sqrt_()
 
 
-@fault(
-    "zero1", "update", bugs.EPS_BEFORE_THE_BIAS_CORRECTION, source="seen often",
-    features=("eps-1e-3",),
-)  # fmt: skip
+@fault("update", bugs.EPS_BEFORE_THE_BIAS_CORRECTION, source="seen often", features=("eps-1e-3",))
 class EpsBeforeCorrection(AdamWInParts):
     """eps is added before the bias correction."""
 
@@ -97,7 +90,7 @@ class EpsBeforeCorrection(AdamWInParts):
         return v.sqrt().add_(eps).div_(root)
 
 
-@fault("zero1", "update", bugs.STEP_OFF_BY_1, source="TT #4382")
+@fault("update", bugs.STEP_OFF_BY_1, source="TT #4382")
 class BiasCorrectionOffByOne(AdamWInParts):
     """The bias corrections are those of the next step."""
 
@@ -105,7 +98,7 @@ class BiasCorrectionOffByOne(AdamWInParts):
         return float(state["step"]) + 1
 
 
-@fault("zero1", "update", bugs.MICROBATCHES_COUNTED_AS_STEPS, source="seen often", microbatches=3)
+@fault("update", bugs.MICROBATCHES_COUNTED_AS_STEPS, source="seen often", microbatches=3)
 class MicrobatchesCountedAsSteps(AdamWInParts):
     """The bias corrections count microbatches."""
 
@@ -113,7 +106,7 @@ class MicrobatchesCountedAsSteps(AdamWInParts):
         return float(state["step"]) * self.case.training.microbatches
 
 
-@fault("zero1", "update", bugs.BETAS_SWAPPED, source="seen often")
+@fault("update", bugs.BETAS_SWAPPED, source="seen often")
 class BetasSwapped(AdamWInParts):
     """beta1 and beta2 are exchanged."""
 
@@ -122,7 +115,7 @@ class BetasSwapped(AdamWInParts):
         return beta2, beta1
 
 
-@fault("zero1", "update", bugs.MOMENTS_SWAPPED, source="seen often")
+@fault("update", bugs.MOMENTS_SWAPPED, source="seen often")
 class MomentsSwapped(Zero1InParts):
     """exp_avg and exp_avg_sq are exchanged after a step."""
 
@@ -134,7 +127,7 @@ class MomentsSwapped(Zero1InParts):
             state["exp_avg_sq"].copy_(kept)
 
 
-@fault("zero1", "update", bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
+@fault("update", bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
 class MomentsReset(Zero1InParts):
     """The moments of the step before are lost, the count of steps is not."""
 
@@ -145,7 +138,7 @@ class MomentsReset(Zero1InParts):
         super().step(rates)
 
 
-@fault("zero1", "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="seen often")
+@fault("update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="seen often")
 class StaleMoments(AdamWInParts):
     """The parameter is updated with the old moments, which are updated afterwards."""
 
@@ -159,10 +152,7 @@ class StaleMoments(AdamWInParts):
         super().move(p, self.before["exp_avg"], v, group)
 
 
-@fault(
-    "zero1", "update", bugs.STEPS_COUNTED_FROM_0, source="DS PR#564, #5263",
-    features=("mid-training",),
-)  # fmt: skip
+@fault("update", bugs.STEPS_COUNTED_FROM_0, source="DS PR#564, #5263", features=("mid-training",))
 class StepsRestarted(AdamWInParts):
     """The bias corrections count only the steps since the start, even after a restore."""
 
@@ -178,7 +168,7 @@ class StepsRestarted(AdamWInParts):
         return float(state["step"]) - self.first[state["exp_avg"]]
 
 
-@fault("zero1", "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
+@fault("update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
 class MasterRounded(Zero1InParts):
     """The parameters that the optimizer updates are in bf16, without an fp32 master copy."""
 
@@ -189,7 +179,7 @@ class MasterRounded(Zero1InParts):
                 one.parameter.copy_(one.parameter.bfloat16())
 
 
-@fault("zero1", "update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
+@fault("update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
 class GroupsCollapse(Zero1InParts):
     """All groups use the first one's rate."""
 
@@ -198,7 +188,7 @@ class GroupsCollapse(Zero1InParts):
 
 
 @fault(
-    "zero1", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
+    "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
     features=("schedule-warmup", "several-steps"),
 )  # fmt: skip
 class SchedulerLost(Zero1InParts):
@@ -211,7 +201,7 @@ class SchedulerLost(Zero1InParts):
         super().step(self.first)
 
 
-@fault("zero1", "update", bugs.STEP_COUNT, source="DS PR#7982")
+@fault("update", bugs.STEP_COUNT, source="DS PR#7982")
 class StepPerSubgroup(Zero1InParts):
     """The step count goes up once per piece, not once per step."""
 
@@ -222,7 +212,7 @@ class StepPerSubgroup(Zero1InParts):
                 self.optimizer.optimizer.state[one.parameter]["step"] += number
 
 
-@fault("ddp", "update", bugs.NEVER_UPDATED, source="MG #565")
+@fault("update", bugs.NEVER_UPDATED, source="MG #565")
 class OutsideTheOptimizer(Ddp):
     """The head is reduced, but it is not in the optimizer."""
 
@@ -242,7 +232,7 @@ class OutsideTheOptimizer(Ddp):
         return super().train_step(step)
 
 
-@fault("ddp", "update", bugs.UNTOUCHED_PARAMETER_CHANGED, source="seen often", features=("frozen",))
+@fault("update", bugs.UNTOUCHED_PARAMETER_CHANGED, source="seen often", features=("frozen",))
 class FrozenDecay(Ddp):
     """Weight decay reaches frozen parameters."""
 
@@ -255,9 +245,7 @@ class FrozenDecay(Ddp):
         return report
 
 
-@fault(
-    "ddp", "update", bugs.GRADIENT_BEFORE_CLIPPING, source="DS PR#5170", features=("clip-tight",)
-)
+@fault("update", bugs.GRADIENT_BEFORE_CLIPPING, source="DS PR#5170", features=("clip-tight",))
 class UnclippedUpdate(Ddp):
     """A copy of the gradient is clipped and exposed, and the optimizer gets the original."""
 

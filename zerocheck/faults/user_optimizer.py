@@ -90,7 +90,7 @@ class _OfShards(NormalizedMomentum):
 
 
 @fault(
-    "fsdp2", "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18",
+    "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18",
     features=("other-optimizer",),
 )  # fmt: skip
 class NormOfTheShard(Fsdp2):
@@ -103,7 +103,7 @@ class NormOfTheShard(Fsdp2):
         return _OfShards(groups(model, case))
 
 
-@fault("zero1", "roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920")
+@fault("roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920")
 class CountOfTheUsersLost(Zero1InParts):
     """A step count that is an int is in no checkpoint, and starts at 0 after a load."""
 
@@ -115,8 +115,7 @@ class CountOfTheUsersLost(Zero1InParts):
             state["step"] = 0
 
 
-@fault("fsdp2", "roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920",
-       features=("other-optimizer",))  # fmt: skip
+@fault("roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920", features=("other-optimizer",))
 class CountOfTheGroupLost(Fsdp2):
     """A step count in the parameter group is not restored, and starts at 0 after a load."""
 
@@ -132,7 +131,7 @@ class CountOfTheGroupLost(Fsdp2):
             group["step"] = 0
 
 
-@fault("zero1", "update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
+@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
 class DecayOfTheUsersLost(Zero1InParts):
     """The options of the groups are lost when the user's optimizer is made of shards."""
 
@@ -144,7 +143,7 @@ class DecayOfTheUsersLost(Zero1InParts):
         super().step(rates)
 
 
-@fault("zero1", "roundtrip", bugs.MOMENTS_LOST, source="lerobot #4658")
+@fault("roundtrip", bugs.MOMENTS_LOST, source="lerobot #4658")
 class MeanOfTheUsersLost(Zero1InParts):
     """The states of an optimizer that the checkpoint does not know are not loaded."""
 

@@ -43,7 +43,7 @@ class Regrouped(CheckpointInParts, Zero1):
 
 
 @fault(
-    "zero1", "roundtrip", source="DS PR#5105", features=("resume-more",),
+    "roundtrip", source="DS PR#5105", features=("resume-more",),
     attributed=r"elements? further back",
 )  # fmt: skip
 class MomentsMisaligned(Regrouped):
@@ -54,9 +54,8 @@ class MomentsMisaligned(Regrouped):
 
 
 @fault(
-    "zero1", "roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
-    without=("resume-same", "two-axes"), world=11,
-    attributed=r"in another order of shards",
+    "roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
+    without=("resume-same", "two-axes"), world=11, attributed=r"in another order of shards",
 )  # fmt: skip
 class RankFilesSortedAsText(Regrouped):
     """Moments are merged in the order of the names of files, where rank 10 comes before rank 2."""
@@ -78,7 +77,7 @@ def _end(bucket: ShardedBuffer) -> int:
 
 
 @fault(
-    "zero2", "roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
+    "roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
     attributed=r"further on in their flat buffers|in no regular order",
 )  # fmt: skip
 class BucketPaddingCounted(Zero2):
@@ -113,7 +112,7 @@ class BucketPaddingCounted(Zero2):
                 yield chunk
 
 
-@fault("zero3", "roundtrip", bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
+@fault("roundtrip", bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
 class VectorMomentsLost(CheckpointInParts, Zero3):
     """On another number of ranks the moments of matrices alone are loaded, those of vectors are 0.
 
@@ -126,9 +125,7 @@ class VectorMomentsLost(CheckpointInParts, Zero3):
                 state.zero_()
 
 
-@fault(
-    "zero1", "roundtrip", bugs.ROUNDED_TO_BF16, source="nanotron PR#245", features=("resume-fewer",)
-)
+@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="nanotron PR#245", features=("resume-fewer",))
 class MomentsNarrowOnLoad(CheckpointInParts, Zero1):
     """On another number of ranks moments pass through memory of the compute dtype."""
 
@@ -138,7 +135,7 @@ class MomentsNarrowOnLoad(CheckpointInParts, Zero1):
 
 
 @fault(
-    "zero2", "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="nanotron PR#245",
+    "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="nanotron PR#245",
     features=("resume", "schedule-warmup"),
 )  # fmt: skip
 class FirstRateAfterLoad(CheckpointInParts, Zero2):
@@ -157,8 +154,7 @@ class FirstRateAfterLoad(CheckpointInParts, Zero2):
 
 
 @fault(
-    "zero1", "roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"),
-    microbatches=3,
+    "roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"), microbatches=3,
     attributed=r"the data position is \d+ samples",
 )  # fmt: skip
 class DataPositionWithoutMicrobatches(CheckpointInParts, Zero1):
@@ -169,8 +165,8 @@ class DataPositionWithoutMicrobatches(CheckpointInParts, Zero1):
 
 
 @fault(
-    "zero-redundancy", "roundtrip", bugs.TENSORS_EXCHANGED,
-    source="FS #380, PR#483; PT PR#54736", features=("resume", "groups"),
+    "roundtrip", bugs.TENSORS_EXCHANGED, source="FS #380, PR#483; PT PR#54736",
+    features=("resume", "groups"),
 )  # fmt: skip
 class StatesInModelOrder(ZeroRedundancy):
     """States are saved in the order of parameter groups, and loaded in the order of the model."""

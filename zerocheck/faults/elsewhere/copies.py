@@ -23,10 +23,7 @@ from ..fault import fault
 from ..parts import Zero3InParts, with_callback
 
 
-@fault(
-    "zero1", "publish", source="MG c2c36f77cf", features=("bucket-small",),
-    attributed=r"(are|is) 0",
-)  # fmt: skip
+@fault("publish", source="MG c2c36f77cf", features=("bucket-small",), attributed=r"(are|is) 0")
 class SharedBufferCleared(Zero1):
     """The first bucket to arrive clears the buffer that holds what was gathered for the others."""
 
@@ -39,7 +36,7 @@ class SharedBufferCleared(Zero1):
 
 
 @fault(
-    "zero2", "publish", source="MG b53d5e1ead", features=("bucket-small",),
+    "publish", source="MG b53d5e1ead", features=("bucket-small",),
     attributed=r"further back in the flat vector|other elements of the owner",
 )  # fmt: skip
 class BucketsGatheredAtOneOffset(Zero2):
@@ -61,7 +58,7 @@ class BucketsGatheredAtOneOffset(Zero2):
 
 
 @fault(
-    "zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388",
+    "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388",
     features=("wrap-block",), without=("no-blocks", "module-twice"),
 )  # fmt: skip
 class PrefetchedBeforeUpdate(Zero3):
@@ -88,7 +85,7 @@ class PrefetchedBeforeUpdate(Zero3):
 
 
 @fault(
-    "zero3", "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
+    "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
     features=("mixed-dtypes", "wrap-whole"),
 )  # fmt: skip
 class GatheredInOneDtype(Zero3InParts):
@@ -103,7 +100,7 @@ class GatheredInOneDtype(Zero3InParts):
 
 
 @fault(
-    "ddp", "buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
+    "buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
     without=("sync-each", "static-graph"), world=3, microbatches=3,
 )  # fmt: skip
 class BuffersSentWithEachMicrobatch(Ddp):
@@ -119,7 +116,7 @@ class BuffersSentWithEachMicrobatch(Ddp):
 
 
 @fault(
-    "zero3", "ownership", bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",),
+    "ownership", bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",),
     without=("frozen",),
 )  # fmt: skip
 class ConvolutionsFlattened(Zero3):

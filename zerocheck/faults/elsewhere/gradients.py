@@ -22,9 +22,7 @@ from ..fault import fault
 from ..parts import Zero1InParts, with_callback
 
 
-@fault(
-    "zero1", "gradient", bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3,
-)  # fmt: skip
+@fault("gradient", bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3)
 class BoundaryMicrobatchLocal(Zero1):
     """The last microbatch is added after the reduction: each rank adds its own gradient of it."""
 
@@ -53,7 +51,7 @@ class BoundaryMicrobatchLocal(Zero1):
             wide.widen()
 
 
-@fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
+@fault("gradient", bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
 class MiddleMicrobatchesDropped(Zero2):
     """Microbatches between the first and the last are reduced, and not added to the sum."""
 
@@ -73,9 +71,8 @@ class MiddleMicrobatchesDropped(Zero2):
 
 
 @fault(
-    "zero1", "gradient", source="MG PR#4609", features=("several-steps",),
-    attributed=r"plus the parameter",
-)  # fmt: skip
+    "gradient", source="MG PR#4609", features=("several-steps",), attributed=r"plus the parameter"
+)
 class ParametersLeftInGradients(Zero1):
     """Parameters are gathered into the gradient buffer, which is not cleared before it sums."""
 
@@ -92,10 +89,7 @@ class ParametersLeftInGradients(Zero1):
                 gradients.copy_(bucket.full)
 
 
-@fault(
-    "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",),
-    world=3,
-)  # fmt: skip
+@fault("gradient", bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",), world=3)
 class ExpertsDividedTwice(Zero1InParts):
     """Gradients of experts are divided by the number of ranks before and after the reduction."""
 
@@ -105,7 +99,7 @@ class ExpertsDividedTwice(Zero1InParts):
 
 
 @fault(
-    "ddp", "gradient", source="HF transformers #1563; HF accelerate #641",
+    "gradient", source="HF transformers #1563; HF accelerate #641",
     features=("clip-tight", "microbatches"), without=("loss-scale", "sync-each"), microbatches=3,
     attributed=r"weights of local gradients are wrong",
 )  # fmt: skip
@@ -124,7 +118,7 @@ class ClippedWithEachMicrobatch(Ddp):
 
 
 @fault(
-    "zero1", "gradient", source="TT PR#4637", features=("padding-idx",),
+    "gradient", source="TT PR#4637", features=("padding-idx",),
     attributed=r"stem\.weight\[\d+:\d+\] is 0",
 )  # fmt: skip
 class PaddingIndexOfEachShard(Zero1InParts):
@@ -139,7 +133,7 @@ class PaddingIndexOfEachShard(Zero1InParts):
 
 
 @fault(
-    "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",),
+    "gradient", bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",),
     without=("frozen",), world=3,
 )  # fmt: skip
 class SparseEmbeddingDivided(Zero1):
@@ -158,8 +152,8 @@ class SparseEmbeddingDivided(Zero1):
 
 
 @fault(
-    "zero2", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926",
-    features=("block-layer-norm",), world=3,
+    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926", features=("block-layer-norm",),
+    world=3,
 )  # fmt: skip
 class NormLayersUnreduced(Zero2):
     """Gradients of layer norms are left out of the reduction: each rank keeps its own."""
@@ -179,7 +173,7 @@ class NormLayersUnreduced(Zero2):
 
 
 @fault(
-    "zero2", None, bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218",
+    None, bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218",
     features=("sometimes-used", "bucket-small"), without=("frozen",),
 )  # fmt: skip
 class ReducedAsTheyFill(Zero2):

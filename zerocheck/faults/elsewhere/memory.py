@@ -6,11 +6,11 @@ import torch
 
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
-from ..fault import EVERY_STEP, fault
+from ..fault import fault
 from ..parts import Plantable
 
 
-@fault("zero2", "persistent", source="CA PR#1955", spares=EVERY_STEP)
+@fault("persistent", source="CA PR#1955")
 class GraphRetained(Zero2):
     """The backward keeps the graph, so activations live until the next loss replaces this one."""
 
@@ -18,10 +18,7 @@ class GraphRetained(Zero2):
         loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
 
 
-@fault(
-    "zero1", "persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"),
-    spares=EVERY_STEP,
-)  # fmt: skip
+@fault("persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"))
 class NarrowGradientsKept(Zero1):
     """Gradients in bf16 are cleared and not freed after they were added to their fp32 sums."""
 
@@ -31,10 +28,7 @@ class NarrowGradientsKept(Zero1):
         parameter.grad.zero_()
 
 
-@fault(
-    "zero1", "persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",),
-    spares=EVERY_STEP,
-)  # fmt: skip
+@fault("persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",))
 class FrozenInBuffers(Plantable, Zero1):
     """Flat buffers of gradients and masters have room for frozen parameters, too."""
 

@@ -12,7 +12,7 @@ from ..fault import fault
 from ..parts import ClipsInParts
 
 
-@fault("zero1", "clip", source="torchrec PR#3199", features=("clip-inf",))
+@fault("clip", source="torchrec PR#3199", features=("clip-inf",))
 class InfinityNormOfOne(ClipsInParts):
     """The infinity norm is raised to the power 1 / p too, which is 0: the norm is always 1."""
 
@@ -22,7 +22,7 @@ class InfinityNormOfOne(ClipsInParts):
 
 
 @fault(
-    "zero1", "clip", source="MG PR#7227, PR#7228", features=("tied", "clip-tight"),
+    "clip", source="MG PR#7227, PR#7228", features=("tied", "clip-tight"),
     without=("clip-inf", "frozen"),
 )  # fmt: skip
 class TiedNormTwice(ClipsInParts):
@@ -35,7 +35,7 @@ class TiedNormTwice(ClipsInParts):
 
 
 @fault(
-    "zero1", "clip", source="MG PR#5916, PR#6470", features=("block-experts", "clip-tight"),
+    "clip", source="MG PR#5916, PR#6470", features=("block-experts", "clip-tight"),
     without=("clip-inf", "frozen"), world=3,
 )  # fmt: skip
 class ExpertsOfRank0InNorm(ClipsInParts):
@@ -47,7 +47,7 @@ class ExpertsOfRank0InNorm(ClipsInParts):
         return [one for one in every if first or ".experts.mlps." not in one.piece.name]
 
 
-@fault("zero1", "clip", source="MG abf10f8590", features=("clip-tight", "groups"))
+@fault("clip", source="MG abf10f8590", features=("clip-tight", "groups"))
 class NormOfEachGroup(ClipsInParts):
     """Each parameter group is clipped by its own norm, and the total norm is reported."""
 

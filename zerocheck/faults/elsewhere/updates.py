@@ -19,7 +19,7 @@ from ..fault import fault
 from ..parts import StartsAnew
 
 
-@fault("zero1", "publish", bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
+@fault("publish", bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
 class SyntheticStepCounted(StartsAnew, Zero1):
     """A step with rate 0 creates the optimizer's state, and the step count keeps it."""
 
@@ -38,7 +38,7 @@ class SyntheticStepCounted(StartsAnew, Zero1):
 
 
 @fault(
-    "fsdp2", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="HF transformers PR#24088",
+    "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="HF transformers PR#24088",
     features=("schedule-cosine", "several-steps"), world=3,
 )  # fmt: skip
 class RatePerRank(Fsdp2):
@@ -50,9 +50,8 @@ class RatePerRank(Fsdp2):
 
 
 @fault(
-    "ddp", "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP,
-    source="Lightning #1476; HF accelerate #963", features=("schedule-warmup", "several-steps"),
-    without=("mid-training",), microbatches=3,
+    "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="Lightning #1476; HF accelerate #963",
+    features=("schedule-warmup", "several-steps"), without=("mid-training",), microbatches=3,
 )  # fmt: skip
 class RatePerMicrobatch(Ddp):
     """The schedule advances with each microbatch, so the warm-up is over GA times too early."""
@@ -63,9 +62,8 @@ class RatePerMicrobatch(Ddp):
 
 
 @fault(
-    "zero3", "publish", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
-    without=("one-replica",),
-    attributed=r"lr of another step",
+    "publish", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
+    without=("one-replica",), attributed=r"lr of another step",
 )  # fmt: skip
 class RateStaleInLastReplica(Zero3):
     """The last replica steps with a cached learning rate, that of the step before."""
@@ -82,7 +80,7 @@ class RateStaleInLastReplica(Zero3):
 
 
 @fault(
-    "fsdp2", "update", bugs.NEVER_UPDATED, source="PT #149205",
+    "update", bugs.NEVER_UPDATED, source="PT #149205",
     without=("optimizer-first", "frozen", "unused", "tensor-parallel"),
 )  # fmt: skip
 class OptimizerOverGatheredRoot(Fsdp2):
@@ -97,7 +95,7 @@ class OptimizerOverGatheredRoot(Fsdp2):
 
 
 @fault(
-    "zero1", "update", bugs.STEP_SKIPPED, source="DS PR#7645", features=("loss-scale",),
+    "update", bugs.STEP_SKIPPED, source="DS PR#7645", features=("loss-scale",),
     without=("overflow",),
 )  # fmt: skip
 class ReturnsBeforeTheStep(Zero1):
