@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..contract import Step, StepReport
-from ..contract.implementation import Moment
 from .fault import fault
-from .parts import Plantable, Zero1InParts, Zero2InParts, scaled, with_callback
+from .parts import Plantable, Zero1InParts, Zero2InParts, scaled, when_reduced, with_callback
 
 
 @fault(
@@ -164,17 +162,16 @@ class UnclippedKept(Zero2):
     As in DeepSpeed's stage 3 for a parameter that the first microbatch did not use.
     """
 
-    kept: Sequence[torch.Tensor] = ()
+    before: Sequence[torch.Tensor] = ()
 
     def train_step(self, step: Step) -> StepReport:
-        return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
+        return super().train_step(when_reduced(step, self.add_unclipped))
 
-    def _reached(self, notify: Callable[[Moment], None], moment: Moment) -> None:
-        if moment == "reduced":
-            for number, kept in enumerate(self.kept):  # none before the first step
-                self.gradients[number].shard.add_(kept)
-            self.kept = [gradient.shard.clone() for gradient in self.gradients]
-        notify(moment)
+    def add_unclipped(self) -> None:
+        """Add the gradient of the previous step."""
+        for number, before in enumerate(self.before):  # none before the first step
+            self.gradients[number].shard.add_(before)
+        self.before = [gradient.shard.clone() for gradient in self.gradients]
 
 
 @fault("gradient", bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)

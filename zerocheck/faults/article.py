@@ -19,6 +19,7 @@ from ..case.schema import Case
 from ..contract import Implementation, Semantics, Shard, Step, StepReport, grouped
 from ..optimizers import STATES
 from .fault import fault
+from .parts import average
 
 
 @fault(
@@ -103,8 +104,7 @@ class ArticleStage2(ArticleStage1):
     def reduce(self) -> None:
         for _, parameter in self.owned:
             if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=self.group)
-                parameter.grad.div_(self.world_size)
+                average(parameter.grad, self.group)
 
 
 class Repaired(ArticleStage1):
@@ -113,8 +113,7 @@ class Repaired(ArticleStage1):
     def reduce(self) -> None:
         for _, parameter in self.trained:
             if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=self.group)
-                parameter.grad.div_(self.world_size)
+                average(parameter.grad, self.group)
 
     def train_step(self, step: Step) -> StepReport:
         self.model.zero_grad()

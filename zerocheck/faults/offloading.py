@@ -6,9 +6,8 @@ They are there with `sharding.offload` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,11 +16,11 @@ from torch.distributed.tensor import DTensor
 from .. import causes as bugs
 from ..adapters.fsdp2.adapter import Fsdp2
 from ..contract import Step, StepReport
-from ..contract.implementation import Moment
 from .fault import fault
+from .parts import Plantable, when_reduced
 
 
-class _Offloaded(Fsdp2):
+class _Offloaded(Plantable, Fsdp2):
     """Base of the faults of offloading."""
 
     @property
@@ -41,31 +40,19 @@ class _Offloaded(Fsdp2):
 class StaleHostGradient(_Offloaded):
     """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient."""
 
-    def train_step(self, step: Step) -> StepReport:
-        if not self.offloads:
-            return super().train_step(step)
-        before: dict[str, torch.Tensor] = self.__dict__.setdefault("_copied", {})
-        with self._instead(before):
-            return super().train_step(step)
+    def plant(self) -> None:
+        self.before: dict[str, torch.Tensor] = {}
+        if self.offloads:
+            self.built.optimizer.register_step_pre_hook(self.exchange)
 
-    @contextmanager
-    def _instead(self, before: dict[str, torch.Tensor]) -> Iterator[None]:
-        arrived: dict[str, torch.Tensor] = {}
-
-        def late(*_: Any) -> None:
-            for name, parameter in self.learning():
-                if parameter.grad is not None:
-                    gradient = _shard(parameter.grad)
-                    arrived[name] = gradient.clone()
-                    if name in before:
-                        gradient.copy_(before[name])
-
-        handle = self.built.optimizer.register_step_pre_hook(late)
-        try:
-            yield
-        finally:
-            handle.remove()
-            before.update(arrived)
+    def exchange(self, *_: Any) -> None:
+        """Replace each gradient by that of the previous step."""
+        for name, parameter in self.learning():
+            if parameter.grad is not None:
+                gradient = _shard(parameter.grad)
+                arrived = gradient.clone()
+                gradient.copy_(self.before.get(name, arrived))
+                self.before[name] = arrived
 
 
 @fault(
@@ -75,26 +62,20 @@ class StaleHostGradient(_Offloaded):
 class CopiedBackBeforeUpdate(_Offloaded):
     """Units are copied to the device before AdamW has updated them on the CPU."""
 
+    sent: Mapping[str, torch.Tensor] = {}
+
     def train_step(self, step: Step) -> StepReport:
         if not self.offloads:
             return super().train_step(step)
-        sent: dict[str, torch.Tensor] = self.__dict__.setdefault("_sent", {})
         updated = {name: _shard(parameter).clone() for name, parameter in self.learning()}
-        self._write(sent)
+        self._write(self.sent)
+        self.sent = updated
+        return super().train_step(when_reduced(step, partial(self._write, updated)))
 
-        def reached(moment: Moment) -> None:
-            self._write(updated)
-            step.reached(moment)
-
-        report = super().train_step(replace(step, reached=reached))
-        sent.clear()
-        sent.update(updated)
-        return report
-
-    def _write(self, held: dict[str, torch.Tensor]) -> None:
+    def _write(self, shards: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in self.learning():
-            if name in held:
-                _shard(parameter).copy_(held[name])
+            if name in shards:
+                _shard(parameter).copy_(shards[name])
 
 
 def _shard(tensor: torch.Tensor) -> torch.Tensor:

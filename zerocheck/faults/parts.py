@@ -33,6 +33,7 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..contract import Implementation, Loader, Microbatch, Step, StepReport
+from ..contract.implementation import Moment
 from ..optimizers import states_of
 
 Part = TypeVar("Part")
@@ -403,3 +404,14 @@ def with_callback(step: Step, callback: Callable[[], None]) -> Step:
         return loss()
 
     return _wrapped(step, wrap)
+
+
+def when_reduced(step: Step, change: Callable[[], None]) -> Step:
+    """Return the step, with `change` called where gradients are reduced, before they are read."""
+
+    def reached(moment: Moment) -> None:
+        if moment == "reduced":
+            change()
+        step.reached(moment)
+
+    return replace(step, reached=reached)

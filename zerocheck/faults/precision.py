@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .. import causes as bugs
@@ -17,13 +16,11 @@ from ..adapters.textbook.checkpoint.chunk import Chunk
 from ..adapters.textbook.sharded_optimizer import OwnedPiece
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero3 import Zero3
-from ..case.schema import Case
 from ..case.shapes import sometimes_used
 from ..compat import reduce_scatter_single, wait
-from ..contract import Built
 from ..optimizers import STATES
 from .fault import fault
-from .parts import CheckpointInParts, ClipsInParts, Zero1InParts, Zero2InParts
+from .parts import CheckpointInParts, ClipsInParts, Plantable, Zero1InParts, Zero2InParts
 
 
 def publish_copies(buckets: Sequence[Bucket]) -> None:
@@ -149,17 +146,16 @@ def _leaves_in_bf16(module: nn.Module, _: object) -> None:
     features=("block-recurrent", "reduce-narrower"), microbatches=1, world=1,
     without=("sometimes-used", "transposed", "parameter-empty", "length-of-one"),
 )  # fmt: skip
-class UsesAddedInBf16(Fsdp2):
+class UsesAddedInBf16(Plantable, Fsdp2):
     """Leaves take gradients in the dtype of the reduction, so autograd rounds those of each use."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
+    def plant(self) -> None:
         # Elsewhere FSDP2 meets gradients of two dtypes, and fails.
+        case = self.case
         plain = case.training.microbatches == 1 and not sometimes_used(case.model)
         if plain and case.precision.reduce == "bf16":
-            for module in built.model.modules():
+            for module in self.built.model.modules():
                 module.register_forward_pre_hook(_leaves_in_bf16)
-        return built
 
 
 @fault("clip", bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight"))

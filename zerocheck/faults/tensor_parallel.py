@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from ..adapters.fsdp2.adapter import Fsdp2
 from ..case.schema import Case
 from ..case.tensor_parallel import plan_of
 from ..contract import Built, Step, StepReport
-from ..contract.implementation import Moment
 from ..contract.shard import Index
 from .fault import fault
+from .parts import when_reduced
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
@@ -40,23 +39,18 @@ class ReplicatedSummedOverTp(Fsdp2):
     """
 
     def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        self._mesh = mesh
+        self._tp = mesh.get_group("tp") if case.axes.has("tp") else None
         return super().build(model, case, mesh)
 
     def train_step(self, step: Step) -> StepReport:
-        if not self.case.axes.has("tp"):
-            return super().train_step(step)
-        group = self._mesh.get_group("tp")
+        return super().train_step(when_reduced(step, self.sum_over_tp))
 
-        def reached(moment: Moment) -> None:
-            if moment == "reduced":
-                for parameter in self.built.model.parameters():
-                    grad: Any = parameter.grad
-                    if grad is not None and not _is_sharded(parameter):
-                        dist.all_reduce(grad.to_local(), group=group)
-            step.reached(moment)
-
-        return super().train_step(replace(step, reached=reached))
+    def sum_over_tp(self) -> None:
+        """Sum the gradients of replicated parameters over the tp axis."""
+        for parameter in self.built.model.parameters() if self._tp is not None else ():
+            grad: Any = parameter.grad
+            if grad is not None and not _is_sharded(parameter):
+                dist.all_reduce(grad.to_local(), group=self._tp)
 
 
 @fault(

@@ -15,7 +15,7 @@ from ..case.schema import Case
 from ..contract import Built, Step, StepReport, grouped
 from ..errors import Unsupported
 from .fault import fault
-from .parts import AdamWInParts, Options, Zero1InParts
+from .parts import AdamWInParts, Options, Plantable, Zero1InParts
 
 
 @fault("update", bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
@@ -233,16 +233,14 @@ class OutsideTheOptimizer(Ddp):
 
 
 @fault("update", bugs.UNTOUCHED_PARAMETER_CHANGED, source="seen often", features=("frozen",))
-class FrozenDecay(Ddp):
+class FrozenDecay(Plantable, Ddp):
     """Weight decay reaches frozen parameters."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         with torch.no_grad():
             for parameter in self.built.model.parameters():
                 if not parameter.requires_grad:
                     parameter.mul_(1 - 1e-3)
-        return report
 
 
 @fault("update", bugs.GRADIENT_BEFORE_CLIPPING, source="DS PR#5170", features=("clip-tight",))

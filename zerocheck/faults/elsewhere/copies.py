@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +17,8 @@ from ...adapters.textbook.zero2 import Zero2
 from ...adapters.textbook.zero3 import Zero3
 from ...compat import all_gather_single, wait
 from ...contract import Shard, Step, StepReport
-from ...contract.implementation import Moment
 from ..fault import fault
-from ..parts import Zero3InParts, with_callback
+from ..parts import Zero3InParts, when_reduced, with_callback
 
 
 @fault("publish", source="MG c2c36f77cf", features=("bucket-small",), attributed=r"(are|is) 0")
@@ -67,14 +65,13 @@ class PrefetchedBeforeUpdate(Zero3):
     early: Unit | None = None
 
     def train_step(self, step: Step) -> StepReport:
-        return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
+        return super().train_step(when_reduced(step, self.gather_early))
 
-    def _reached(self, notify: Callable[[Moment], None], moment: Moment) -> None:
-        if moment == "reduced":
-            self.early = self.order.calls[0] if self.order.calls else self.root
-            self.early.gather()
-            self.early.wait()
-        notify(moment)
+    def gather_early(self) -> None:
+        """Gather the first unit of the next forward."""
+        self.early = self.order.calls[0] if self.order.calls else self.root
+        self.early.gather()
+        self.early.wait()
 
     def _begin_microbatch(self) -> None:
         early, self.early = self.early, None
