@@ -4,36 +4,32 @@
 - `article.py`: two sharders of a well-known tutorial on ZeRO
 - `buffers.py`: faults in buffers, such as the running statistics of batch norm
 - `causes_page.py`: page of all causes (docs/causes.md)
-- `checkpoints.py`: faults in the content of a checkpoint, in what a load takes from it, or in a
-  restored state
+- `checkpoints.py`: faults in the content of a checkpoint, in what a load or a restore takes, and in
+  exports
 - `clipping.py`: faults in the norm of the gradient and in clipping
 - `communication.py`: faults in communication: more is sent than necessary
 - `compiling.py`: faults of a compiled model, which estimated bounds must still detect
 - `deepspeed.py`: faults planted into DeepSpeed's engine; they need the extra `deepspeed`
-- `exports.py`: faults in the whole state that a library exports
 - `fault.py`: description of a fault: its source, and the finding that it must cause
 - `factored.py`: faults in factored states: means and norms of shards, and checkpoints of them
 - `files.py`: faults in the commit of a checkpoint's files, and in the detection of damage
 - `forward.py`: faults in the forward: other samples, other random numbers, other parameters
-- `gradient.py`: faults in the reduction of gradients over ranks
-- `hosts.py`: faults that are hidden on one host
+- `gradient.py`: faults in the reduction of gradients, and what silently leaves something out of it
 - `loss_scaling.py`: faults in dynamic loss scaling, in looking for an overflow, and in skipping
   such steps
 - `memory.py`: faults of memory: every number is right, and a rank holds more than it should
 - `muon.py`: faults in Muon: its update, its momentum and decay, its checkpoints, and what is left
   to AdamW
 - `offloading.py`: faults of CPU offload: copies that come too late, or too early
-- `omissions.py`: faults that silently leave something out of the reduction or the update
 - `ownership.py`: faults in the ownership of elements
-- `padding.py`: faults that read padding
+- `padding.py`: faults that read padding, and with parameters of unusual shape
 - `parts.py`: parts shared by several faults
 - `precision.py`: faults that only mixed precision, or parameters of two dtypes, show
 - `publishing.py`: faults in the publishing of updated parameters
 - `races.py`: faults in waiting: right if a collective is already over, wrong if it is late
 - `registry.py`: all faults by name
-- `replicas.py`: faults of a mesh of two axes: sums, divisions and groups of the wrong axis
+- `replicas.py`: faults of a mesh: sums, divisions and groups of the wrong axis, or of one host
 - `sgd.py`: faults in SGD itself, in its momentum, and in its inputs
-- `shapes.py`: faults with parameters of unusual shape or memory: 0-d, empty, transposed
 - `tensor_parallel.py`: faults of tensor parallelism: an axis of the mesh taken for the other
 - `unsharded.py`: faults in optimizers of torch that are their own reference
 - `unused.py`: faults with parameters that have no gradient, no place in the buffers, or are

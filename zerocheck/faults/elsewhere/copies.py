@@ -1,4 +1,4 @@
-"""Faults in the copies that ranks compute with, in buffers, and in exposed shapes."""
+"""Faults in the copies that ranks compute with, in buffers, in exposed shapes, and of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...adapters.textbook.zero3 import Zero3
 from ...compat import all_gather_single, wait
 from ...contract import Shard, Step, StepReport
 from ..fault import fault
-from ..parts import Zero3InParts, when_reduced, with_callback
+from ..parts import Plantable, Zero3InParts, when_reduced, with_callback
 
 
 @fault("publish", source="MG c2c36f77cf", features=("bucket-small",), attributed=r"(are|is) 0")
@@ -126,3 +126,35 @@ class ConvolutionsFlattened(Zero3):
                 yield replace(shard, shape=(first, math.prod(others)))
             else:
                 yield shard
+
+
+@fault("persistent", source="CA PR#1955")
+class GraphRetained(Zero2):
+    """The backward keeps the graph, so activations live until the next loss replaces this one."""
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+
+
+@fault("persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"))
+class NarrowGradientsKept(Zero1):
+    """Gradients in bf16 are cleared and not freed after they were added to their fp32 sums."""
+
+    def _add(self, total: torch.Tensor, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad.zero_()
+
+
+@fault("persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",))
+class FrozenInBuffers(Plantable, Zero1):
+    """Flat buffers of gradients and masters have room for frozen parameters, too."""
+
+    def plant(self) -> None:
+        self.room = [
+            torch.zeros_like(parameter, dtype=torch.float32) for _, parameter in self.replicated()
+        ]
+
+    def close(self) -> None:
+        super().close()
+        self.room.clear()
