@@ -21,9 +21,8 @@ from .parts import Plantable, Zero1InParts, Zero2InParts, scaled, when_reduced, 
 
 
 @fault(
-    "gradient", bugs.LAST_MICROBATCH_ONLY, source="open-instruct PR#1498; TT #3575; DS #7718",
-    microbatches=3,
-)  # fmt: skip
+    bugs.LAST_MICROBATCH_ONLY, source="open-instruct PR#1498; TT #3575; DS #7718", microbatches=3
+)
 class LastMicrobatchOnly(Zero2InParts):
     """The accumulator is reset at every microbatch."""
 
@@ -31,7 +30,7 @@ class LastMicrobatchOnly(Zero2InParts):
         super().add(part, into.zero_())
 
 
-@fault("gradient", bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
+@fault(bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
 class ScaleAccumulatedShard(Zero2InParts):
     """The accumulator is divided, not what is added to it.
 
@@ -42,7 +41,7 @@ class ScaleAccumulatedShard(Zero2InParts):
         into.add_(part).div_(self.world_size)
 
 
-@fault("gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
+@fault(bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
 class MicrostepOffByOne(Plantable, Zero2):
     """The first step loses its first microbatch.
 
@@ -63,7 +62,7 @@ class MicrostepOffByOne(Plantable, Zero2):
                 gradient.shard.zero_()
 
 
-@fault("gradient", bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877", microbatches=3)
+@fault(bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877", microbatches=3)
 class DividedTwiceByGa(Fsdp2):
     """The loss is divided by the number of microbatches twice."""
 
@@ -71,7 +70,7 @@ class DividedTwiceByGa(Fsdp2):
         return super().train_step(scaled(step, over=len(step.microbatches)))
 
 
-@fault("gradient", bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
+@fault(bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
 class NotDividedByGa(Zero1):
     """The loss is not divided by the number of microbatches."""
 
@@ -79,10 +78,7 @@ class NotDividedByGa(Zero1):
         return super().train_step(scaled(step, times=len(step.microbatches)))
 
 
-@fault(
-    "gradient", bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4,
-    features=("past-wrapper",),
-)  # fmt: skip
+@fault(bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4, features=("past-wrapper",))
 class DividedInTheOutputs(Zero1):
     """Gradients of what the wrapper returns are divided by the microbatches, and losses are not."""
 
@@ -101,7 +97,7 @@ class DividedInTheOutputs(Zero1):
         return report
 
 
-@fault("gradient", bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
+@fault(bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
 class MeanOfMeans(Fsdp2):
     """All microbatches have equal weight, though their numbers of tokens differ."""
 
@@ -110,14 +106,14 @@ class MeanOfMeans(Fsdp2):
         return super().train_step(replace(step, microbatches=alike))
 
 
-@fault("gradient", bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
+@fault(bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
 class TokensUndeclared(Zero1):
     """The mean over tokens, declared as the mean of means."""
 
     semantics = replace(Zero1.semantics, weight="microbatch")
 
 
-@fault("gradient", bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
+@fault(bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
 class FirstMicrobatchDoubled(Zero1):
     """The first microbatch is added twice."""
 
@@ -128,9 +124,8 @@ class FirstMicrobatchDoubled(Zero1):
 
 
 @fault(
-    "gradient", bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3,
-    without=("sometimes-used",),
-)  # fmt: skip
+    bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3, without=("sometimes-used",)
+)
 class StaleBoundary(Ddp):
     """Each microbatch acts on the boundary flag of the one before.
 
@@ -144,7 +139,7 @@ class StaleBoundary(Ddp):
         return super().accumulating(last=stale)
 
 
-@fault("gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
+@fault(bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
 class NeverZeroed(Plantable, Fsdp2):
     """Gradients are not cleared between steps."""
 
@@ -153,7 +148,7 @@ class NeverZeroed(Plantable, Fsdp2):
 
 
 @fault(
-    "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
+    bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
     features=("clip-tight", "several-steps"),
 )  # fmt: skip
 class UnclippedKept(Zero2):
@@ -174,7 +169,7 @@ class UnclippedKept(Zero2):
         self.before = [gradient.shard.clone() for gradient in self.gradients]
 
 
-@fault("gradient", bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
+@fault(bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
 class AccumulateGated(Zero1):
     """Gradients are accumulated only if several microbatches are configured, and one is."""
 
@@ -189,7 +184,7 @@ class AccumulateGated(Zero1):
                 gradients.zero_()
 
 
-@fault("gradient", bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
+@fault(bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
 class ClearedTooEarly(Zero1InParts):
     """When one bucket is reduced, the gradients of all others are cleared."""
 

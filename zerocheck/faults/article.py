@@ -23,7 +23,7 @@ from .parts import average
 
 
 @fault(
-    "gradient", bugs.LOCAL_GRADIENT_ONLY, parent="zerocheck.faults.article:Repaired",
+    bugs.LOCAL_GRADIENT_ONLY, parent="zerocheck.faults.article:Repaired",
     source="a tutorial on ZeRO from scratch", world=3, without=("sometimes-used", "clip"),
 )  # fmt: skip
 class ArticleStage1(Implementation):
@@ -91,7 +91,7 @@ class ArticleStage1(Implementation):
 
 
 @fault(
-    None, bugs.DIFFERENT_COLLECTIVES, parent="zerocheck.faults.article:Repaired",
+    bugs.DIFFERENT_COLLECTIVES, parent="zerocheck.faults.article:Repaired",
     source="a tutorial on ZeRO from scratch", without=("sometimes-used", "clip"),
 )  # fmt: skip
 class ArticleStage2(ArticleStage1):

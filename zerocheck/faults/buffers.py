@@ -23,7 +23,7 @@ from .parts import Plantable, average
 
 
 @fault(
-    "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
+    bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
     features=("block-batch-norm", "several-steps"), world=3,
 )  # fmt: skip
 class BuffersNotBroadcast(Plantable, Ddp):
@@ -34,9 +34,8 @@ class BuffersNotBroadcast(Plantable, Ddp):
 
 
 @fault(
-    "buffers", bugs.BUFFERS_LOCAL, source="seen often",
-    features=("block-batch-norm", "microbatches"), without=("static-graph",), world=3,
-    microbatches=3,
+    bugs.BUFFERS_LOCAL, source="seen often", features=("block-batch-norm", "microbatches"),
+    without=("static-graph",), world=3, microbatches=3,
 )  # fmt: skip
 class BuffersSentOnce(Ddp):
     """Rank 0's buffers are broadcast only at the first forward of a step.
@@ -59,9 +58,7 @@ class BuffersSentOnce(Ddp):
         self.built.model.broadcast_buffers = False  # type: ignore[assignment]
 
 
-@fault(
-    "buffers", bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",), world=3
-)
+@fault(bugs.BUFFERS_AVERAGED, source="seen often", features=("block-batch-norm",), world=3)
 class BuffersAveraged(Plantable, Zero1):
     """Buffers are averaged over ranks, though declared local."""
 
@@ -71,9 +68,7 @@ class BuffersAveraged(Plantable, Zero1):
                 average(buffer, self.group)
 
 
-@fault(
-    "buffers", bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",), world=3
-)
+@fault(bugs.BUFFERS_OF_RANK_0, source="seen often", features=("block-batch-norm",), world=3)
 class BuffersOfRank0(Plantable, Zero2):
     """Rank 0's buffers overwrite the others', though declared local."""
 
@@ -82,7 +77,7 @@ class BuffersOfRank0(Plantable, Zero2):
             dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
 
 
-@fault("buffers", bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427", features=("block-batch-norm",))
+@fault(bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427", features=("block-batch-norm",))
 class BuffersRounded(Plantable, Zero3):
     """All buffers are cast to half precision."""
 
@@ -91,7 +86,7 @@ class BuffersRounded(Plantable, Zero3):
             buffer.copy_(buffer.bfloat16())
 
 
-@fault("buffers", bugs.BUFFERS_NOT_UPDATED, source="seen often", features=("block-batch-norm",))
+@fault(bugs.BUFFERS_NOT_UPDATED, source="seen often", features=("block-batch-norm",))
 class BuffersForgotten(Fsdp2):
     """Buffers are reset after every step, as if never registered."""
 

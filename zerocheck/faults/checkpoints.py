@@ -27,7 +27,7 @@ from .fault import fault
 from .parts import CheckpointInParts
 
 
-@fault("roundtrip", bugs.STEP_COUNT_LOST, source="DS PR#564, #5263", features=("resume",))
+@fault(bugs.STEP_COUNT_LOST, source="DS PR#564, #5263", features=("resume",))
 class StepCountLost(CheckpointInParts, Zero1):
     """The step count restarts after a load."""
 
@@ -37,8 +37,9 @@ class StepCountLost(CheckpointInParts, Zero1):
 
 
 @fault(
-    "continuation", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("resume", "groups")
-)
+    bugs.OPTIONS_OF_ANOTHER_GROUP, obligation="continuation", source="MG #4705",
+    features=("resume", "groups"),
+)  # fmt: skip
 class GroupsCollapseOnLoad(Zero1):
     """After a load all groups have the options of the first."""
 
@@ -47,7 +48,7 @@ class GroupsCollapseOnLoad(Zero1):
         super().take_groups([first] * len(saved))
 
 
-@fault("roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG #761", features=("resume",))
+@fault(bugs.OPTIMIZER_STATE_LOST, source="MG #761", features=("resume",))
 class StateForAnotherOptimizer(CheckpointInParts, Zero1):
     """The state is loaded into an optimizer that is not the one that steps."""
 
@@ -56,7 +57,7 @@ class StateForAnotherOptimizer(CheckpointInParts, Zero1):
 
 
 @fault(
-    "roundtrip", source="DS PR#7601", features=("resume-more",),
+    obligation="roundtrip", source="DS PR#7601", features=("resume-more",),
     attributed=r"in the shards? of ranks? .* further (back|on) in|another order of shards",
 )  # fmt: skip
 class LocalRankShards(Zero3):
@@ -85,26 +86,21 @@ class OneBucketSaved(CheckpointInParts):
         return [chunk] if not chunk.key.startswith("optimizer") or name in saved else []
 
 
-@fault(
-    "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS PR#7585", features=("resume", "bucket-small")
-)
+@fault(bugs.OPTIMIZER_STATE_LOST, source="DS PR#7585", features=("resume", "bucket-small"))
 class FirstBucketSaved(OneBucketSaved, Zero1):
     """Only the optimizer state of the first bucket is written."""
 
     bucket = 0
 
 
-@fault(
-    "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="MG 9a8420c90a",
-    features=("resume", "bucket-small"),
-)  # fmt: skip
+@fault(bugs.OPTIMIZER_STATE_LOST, source="MG 9a8420c90a", features=("resume", "bucket-small"))
 class EarlierBucketsForgotten(OneBucketSaved, Zero2):
     """Collecting a bucket discards the buckets before it."""
 
     bucket = -1
 
 
-@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
+@fault(bugs.ROUNDED_TO_BF16, obligation="roundtrip", source="PT #104770", features=("resume",))
 class SavesComputeCopy(CheckpointInParts, Zero3):
     """Parameters are written in the compute dtype."""
 
@@ -114,7 +110,7 @@ class SavesComputeCopy(CheckpointInParts, Zero3):
         return [chunk]
 
 
-@fault("roundtrip", bugs.COPIES_DIFFER, source="MG #6920", features=("resume",))
+@fault(bugs.COPIES_DIFFER, obligation="roundtrip", source="MG #6920", features=("resume",))
 class NotPublishedAfterLoad(Zero1):
     """Each rank loads the parameters that it updates, and none are sent."""
 
@@ -130,7 +126,7 @@ class NotPublishedAfterLoad(Zero1):
             super()._publish()
 
 
-@fault("roundtrip", bugs.DATA_POSITION_OF_ONE_RANK, source="TT #816", features=("resume",))
+@fault(bugs.DATA_POSITION_OF_ONE_RANK, source="TT #816", features=("resume",))
 class DataPositionOfOneRank(CheckpointInParts, Zero3):
     """The state of the loader is as if only this rank read."""
 
@@ -138,7 +134,7 @@ class DataPositionOfOneRank(CheckpointInParts, Zero3):
         return count // self.group.size()
 
 
-@fault("roundtrip", bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))
+@fault(bugs.DATA_POSITION_LOST, source="TT #816", features=("resume",))
 class DataPositionLost(CheckpointInParts, Zero2):
     """The data loader restarts."""
 
@@ -146,10 +142,7 @@ class DataPositionLost(CheckpointInParts, Zero2):
         return 0
 
 
-@fault(
-    "roundtrip", bugs.RANDOM_STATE_OF_RANK_0_ON_ALL_RANKS, source="MG #6858",
-    features=("resume-same",),
-)  # fmt: skip
+@fault(bugs.RANDOM_STATE_OF_RANK_0_ON_ALL_RANKS, source="MG #6858", features=("resume-same",))
 class RngOneForAll(Zero1):
     """Every rank draws rank 0's random numbers."""
 
@@ -172,10 +165,7 @@ class LoadsWhatIsThere(Resumable):
             super().take_whole(tensors, chunks)
 
 
-@fault(
-    "roundtrip", bugs.BUFFERS_NOT_LOADED, source="PT #178569",
-    features=("resume", "block-batch-norm"),
-)  # fmt: skip
+@fault(bugs.BUFFERS_NOT_LOADED, source="PT #178569", features=("resume", "block-batch-norm"))
 class BuffersNotLoaded(LoadsWhatIsThere, Zero3):
     """Buffers are not restored."""
 
@@ -183,9 +173,7 @@ class BuffersNotLoaded(LoadsWhatIsThere, Zero3):
         return iter(())
 
 
-@fault(
-    "roundtrip", bugs.BUFFERS_NOT_LOADED, source="FS #427", features=("resume", "block-batch-norm")
-)
+@fault(bugs.BUFFERS_NOT_LOADED, source="FS #427", features=("resume", "block-batch-norm"))
 class BuffersCast(Zero1):
     """All buffers pass through half precision."""
 
@@ -194,9 +182,7 @@ class BuffersCast(Zero1):
             yield replace(chunk, tensor=chunk.tensor.half().to(chunk.tensor.dtype))
 
 
-@fault(
-    "roundtrip", bugs.LOSS_SCALE_BEGINS_ANEW, source="none known", features=("resume", "overflow")
-)
+@fault(bugs.LOSS_SCALE_BEGINS_ANEW, source="none known", features=("resume", "overflow"))
 class LossScaleLost(Zero3):
     """The loss scale restarts at its initial value."""
 
@@ -204,7 +190,7 @@ class LossScaleLost(Zero3):
         return msgspec.structs.replace(super().training_facts(loader), loss_scaler=None)
 
 
-@fault("roundtrip", bugs.MOMENTS_LOST, source="none known", features=("resume", "amsgrad"))
+@fault(bugs.MOMENTS_LOST, source="none known", features=("resume", "amsgrad"))
 class MaximumLost(CheckpointInParts, Zero1):
     """The maximum of amsgrad is left out."""
 
@@ -217,7 +203,7 @@ class MaximumLost(CheckpointInParts, Zero1):
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
 
 
-@fault("roundtrip", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
+@fault(bugs.MOMENTS_SWAPPED, obligation="roundtrip", source="none known", features=("resume",))
 class SavedMomentsSwapped(CheckpointInParts, Zero3):
     """exp_avg_sq is written as exp_avg, and the other way round."""
 
@@ -227,10 +213,7 @@ class SavedMomentsSwapped(CheckpointInParts, Zero3):
         return [replace(chunk, key=f"{head}.{other.get(role, role)}")]
 
 
-@fault(
-    "roundtrip", bugs.FROZEN_PARAMETER_NOT_LOADED, source="none known",
-    features=("resume", "frozen"),
-)  # fmt: skip
+@fault(bugs.FROZEN_PARAMETER_NOT_LOADED, source="none known", features=("resume", "frozen"))
 class FrozenNotSaved(LoadsWhatIsThere, Zero2):
     """Only trainable parameters are saved and loaded."""
 
@@ -238,9 +221,7 @@ class FrozenNotSaved(LoadsWhatIsThere, Zero2):
         return iter(())
 
 
-@fault(
-    "roundtrip", bugs.STATE_OF_A_LATER_STEP, source="none known", features=("resume-background",)
-)
+@fault(bugs.STATE_OF_A_LATER_STEP, source="none known", features=("resume-background",))
 class WrittenWhileTraining(Zero3):
     """State is written in the background without a copy."""
 
@@ -253,7 +234,7 @@ class WrittenWhileTraining(Zero3):
 
 
 @fault(
-    "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, obligation="continuation", source="TT #275",
     features=("resume", "schedule-warmup"),
 )  # fmt: skip
 class ScheduleLost(Zero1):
@@ -267,7 +248,7 @@ class ScheduleLost(Zero1):
         return super().train_step(replace(step, lr=rates))
 
 
-@fault("roundtrip", bugs.CHANGED_BY_SAVING, source="none known", features=("resume",))
+@fault(bugs.CHANGED_BY_SAVING, source="none known", features=("resume",))
 class SavingSteps(Zero2):
     """Saving takes an optimizer step, to have a state to write."""
 
@@ -280,7 +261,7 @@ class SavingSteps(Zero2):
 Full = Mapping[tuple[str, str], torch.Tensor]
 
 
-@fault("publish", bugs.INITIAL_STATE, source="DS PR#564, #5263", features=("mid-training",))
+@fault(bugs.INITIAL_STATE, source="DS PR#564, #5263", features=("mid-training",))
 class StepLostOnLoad(Zero1):
     """The step count of a restored state restarts."""
 
@@ -290,7 +271,7 @@ class StepLostOnLoad(Zero1):
         )
 
 
-@fault("publish", bugs.COPIES_DIFFER, source="MG #6920", features=("mid-training",))
+@fault(bugs.COPIES_DIFFER, source="MG #6920", features=("mid-training",))
 class NoGatherAfterLoad(Zero1):
     """Each rank loads the parameters that it updates, and none are sent."""
 
@@ -305,9 +286,7 @@ class NoGatherAfterLoad(Zero1):
             bucket.shard.copy_(shard)
 
 
-@fault(
-    "publish", bugs.INITIAL_STATE, source="MG #761", features=("mid-training", "moments-typical")
-)
+@fault(bugs.INITIAL_STATE, source="MG #761", features=("mid-training", "moments-typical"))
 class StateStaleAfterLoad(Zero1):
     """The state is loaded into an optimizer that is not the one that steps."""
 
@@ -316,7 +295,7 @@ class StateStaleAfterLoad(Zero1):
         self.optimizer.optimizer.state.clear()
 
 
-@fault("roundtrip", bugs.CHANGED_BY_SAVING, source="DS PR#6792", features=("resume",))
+@fault(bugs.CHANGED_BY_SAVING, source="DS PR#6792", features=("resume",))
 class ExportMutates(Zero1):
     """The exporter gathers into live memory."""
 
@@ -328,7 +307,7 @@ class ExportMutates(Zero1):
 
 
 @fault(
-    "export", source="DS #1380", features=("resume", "uneven"),
+    obligation="export", source="DS #1380", features=("resume", "uneven"),
     attributed=r"elements? further (back|on) in (its|their) flat buffers?",
 )  # fmt: skip
 class PaddingStrippedWrong(Zero3):
@@ -342,7 +321,7 @@ class PaddingStrippedWrong(Zero3):
         )
 
 
-@fault("export", bugs.PART_OF_IT_IS_0, source="DS PR#7585", features=("resume",))
+@fault(bugs.PART_OF_IT_IS_0, source="DS PR#7585", features=("resume",))
 class ExportOfOneRank(Zero1):
     """Exported moments are those of rank 0, and 0 elsewhere."""
 
@@ -350,7 +329,7 @@ class ExportOfOneRank(Zero1):
         return super().owned_state(role) if self.group.rank() == 0 or role == "step" else {}
 
 
-@fault("export", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("resume",))
+@fault(bugs.ROUNDED_TO_BF16, obligation="export", source="PT #104770", features=("resume",))
 class ExportRounded(Zero2):
     """Parameters are exported in the compute dtype."""
 
@@ -360,7 +339,7 @@ class ExportRounded(Zero2):
         return super().split(flat, role, whole)
 
 
-@fault("export", bugs.LEFT_OUT, source="none known", features=("resume", "frozen"))
+@fault(bugs.LEFT_OUT, source="none known", features=("resume", "frozen"))
 class ExportWithoutFrozen(Zero1):
     """Frozen parameters are left out of the export."""
 

@@ -20,9 +20,7 @@ from .fault import FORWARD, fault
 from .parts import ClipsInParts
 
 
-@fault(
-    "clip", bugs.NORM_TIMES_ROOT_W, source="PT #88621", features=("clip",), without=("clip-inf",)
-)
+@fault(bugs.NORM_TIMES_ROOT_W, source="PT #88621", features=("clip",), without=("clip-inf",))
 class ReplicatedCountedWTimes(Ddp):
     """The norm of replicated gradients is summed over ranks."""
 
@@ -43,9 +41,7 @@ class ReplicatedCountedWTimes(Ddp):
         return replace(built, clip=clip)
 
 
-@fault(
-    "clip", bugs.NORM_TIMES_ROOT_W, source="DS PR#551", features=("clip",), without=("clip-inf",)
-)
+@fault(bugs.NORM_TIMES_ROOT_W, source="DS PR#551", features=("clip",), without=("clip-inf",))
 class NormExtraReduce(ClipsInParts):
     """The total norm is summed over ranks once more."""
 
@@ -53,7 +49,7 @@ class NormExtraReduce(ClipsInParts):
         return self.summed(super().total(p))
 
 
-@fault("clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
+@fault(bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
 class LocalNorm(ClipsInParts):
     """Each rank clips by the norm of its own shard."""
 
@@ -61,7 +57,7 @@ class LocalNorm(ClipsInParts):
         return self.local(p)
 
 
-@fault("clip", bugs.SUM_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",))
+@fault(bugs.SUM_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",))
 class SumOfLocalNorms(ClipsInParts):
     """The norms of the shards are added up, not their squares."""
 
@@ -71,7 +67,7 @@ class SumOfLocalNorms(ClipsInParts):
         return norm
 
 
-@fault("clip", bugs.MEAN_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",))
+@fault(bugs.MEAN_OF_LOCAL_NORMS, source="seen often", world=3, features=("clip-tight",))
 class MeanOfLocalNorms(SumOfLocalNorms):
     """The norms of the shards are averaged."""
 
@@ -79,7 +75,7 @@ class MeanOfLocalNorms(SumOfLocalNorms):
         return super().total(p) / self.group.size()
 
 
-@fault("clip", bugs.LARGEST_LOCAL_NORM, source="seen often", world=3, features=("clip-tight",))
+@fault(bugs.LARGEST_LOCAL_NORM, source="seen often", world=3, features=("clip-tight",))
 class LargestLocalNorm(ClipsInParts):
     """The largest norm of a shard counts, which is right for the infinity norm alone."""
 
@@ -87,7 +83,7 @@ class LargestLocalNorm(ClipsInParts):
         return self.largest(self.local(p))
 
 
-@fault("clip", bugs.CLIPPED_BY_THE_LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
+@fault(bugs.CLIPPED_BY_THE_LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",))
 class ClippedByLocalNorm(ClipsInParts):
     """The total norm is reported, and the own shard's clips."""
 
@@ -97,7 +93,7 @@ class ClippedByLocalNorm(ClipsInParts):
         return total
 
 
-@fault("clip", bugs.LOCAL_NORM, source="miles PR#35", features=("clip",), spares=FORWARD, mild=True)
+@fault(bugs.LOCAL_NORM, source="miles PR#35", features=("clip",), spares=FORWARD, mild=True)
 class LoggedNormOnly(ClipsInParts):
     """The norm of the own shard is reported, the total one clips."""
 
@@ -107,7 +103,7 @@ class LoggedNormOnly(ClipsInParts):
         return local
 
 
-@fault("clip", bugs.COEFFICIENT_ABOVE_1, source="DS PR#5150", features=("clip-loose",))
+@fault(bugs.COEFFICIENT_ABOVE_1, source="DS PR#5150", features=("clip-loose",))
 class ClipAmplifies(ClipsInParts):
     """Small gradients are scaled up: max for min."""
 
@@ -115,7 +111,7 @@ class ClipAmplifies(ClipsInParts):
         return torch.clamp(max_norm / (norm + 1e-6), min=1.0)
 
 
-@fault("clip", bugs.ANOTHER_NORM, source="CA #4795", features=("clip-inf", "clip-tight"))
+@fault(bugs.ANOTHER_NORM, source="CA #4795", features=("clip-inf", "clip-tight"))
 class NormWrongP(ClipsInParts):
     """The 2-norm, whichever is asked for."""
 
@@ -123,7 +119,7 @@ class NormWrongP(ClipsInParts):
         return super().total(2.0)
 
 
-@fault("clip", bugs.NOT_CLIPPED, source="DS PR#3166", features=("clip-tight",))
+@fault(bugs.NOT_CLIPPED, source="DS PR#3166", features=("clip-tight",))
 class Unclipped(ClipsInParts):
     """Clipping depends on a flag that is not set; the norm is right."""
 
@@ -131,7 +127,7 @@ class Unclipped(ClipsInParts):
         pass
 
 
-@fault("clip", bugs.NOT_CLIPPED, source="DS #1801", features=("clip-tight",))
+@fault(bugs.NOT_CLIPPED, source="DS #1801", features=("clip-tight",))
 class Rank0Clips(ClipsInParts):
     """Only rank 0 clips."""
 
@@ -140,7 +136,7 @@ class Rank0Clips(ClipsInParts):
             super().scale(factor)
 
 
-@fault("clip", bugs.NORM_OF_NOTHING, source="MG a82fa72d52", features=("clip-tight",))
+@fault(bugs.NORM_OF_NOTHING, source="MG a82fa72d52", features=("clip-tight",))
 class NormOfNothing(ClipsInParts):
     """The norm is read from an attribute that does not exist."""
 
@@ -153,7 +149,7 @@ class NormOfNothing(ClipsInParts):
 
 
 @fault(
-    "clip", bugs.NORM_WITHOUT_SOME_PARAMETERS, source="DeepSpeed, seen here", world=3,
+    bugs.NORM_WITHOUT_SOME_PARAMETERS, source="DeepSpeed, seen here", world=3,
     features=("clip-tight",), without=("tied",),
 )  # fmt: skip
 class NormWithoutHead(ClipsInParts):
@@ -166,9 +162,7 @@ class NormWithoutHead(ClipsInParts):
         return [one for one in super().counted() if not one.piece.name.startswith("head.")]
 
 
-@fault(
-    "clip", bugs.NORM_OF_ANOTHER_STEP, source="CA #5002", features=("clip-tight", "several-steps")
-)
+@fault(bugs.NORM_OF_ANOTHER_STEP, source="CA #5002", features=("clip-tight", "several-steps"))
 class StaleNorm(ClipsInParts):
     """The norm of the first step is kept for all."""
 
@@ -180,7 +174,7 @@ class StaleNorm(ClipsInParts):
         return self.cached
 
 
-@fault("clip", bugs.CLIPPED_TWICE, source="seen often", features=("clip-tight",))
+@fault(bugs.CLIPPED_TWICE, source="seen often", features=("clip-tight",))
 class ClippedTwice(ClipsInParts):
     """Clipping runs twice with one coefficient."""
 
@@ -189,7 +183,7 @@ class ClippedTwice(ClipsInParts):
         super().scale(factor)
 
 
-@fault("clip", source="FS #263", features=("clip-tight",))
+@fault(obligation="clip", source="FS #263", features=("clip-tight",))
 class NormInHalf(ClipsInParts):
     """The norm is computed in half precision."""
 

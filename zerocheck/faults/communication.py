@@ -22,8 +22,8 @@ from .parts import Plantable, with_callback
 
 
 @fault(
-    "communication", bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418",
-    features=("find-unused",), without=("bucket-small", "parameter-empty", "static-graph"),
+    bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418", features=("find-unused",),
+    without=("bucket-small", "parameter-empty", "static-graph"),
 )  # fmt: skip
 class OneCollectivePerParameter(Ddp):
     """A bucket counts as full from the first parameter on."""
@@ -40,9 +40,7 @@ class _AllReduces(Reduction):
         self._in_flight.append((work, whole[mine], into))
 
 
-@fault(
-    "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946"
-)
+@fault(bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946")
 class AllReduceForReduceScatter(Plantable, Zero2):
     """Buckets are all-reduced, and all but the rank's own shard is thrown away."""
 
@@ -50,9 +48,7 @@ class AllReduceForReduceScatter(Plantable, Zero2):
         self.reduction = _AllReduces(self.group)
 
 
-@fault(
-    "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946"
-)
+@fault(bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946")
 class AllReduceForReduceScatterOfUnits(Plantable, Zero3):
     """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away."""
 
@@ -60,7 +56,7 @@ class AllReduceForReduceScatterOfUnits(Plantable, Zero3):
         self.reduction = _AllReduces(self.group)
 
 
-@fault("communication", bugs.GATHERED_TWICE, source="seen often")
+@fault(bugs.GATHERED_TWICE, source="seen often")
 class GatheredTwice(Zero2):
     """Updated parameters are gathered after the update, and once more."""
 
@@ -69,7 +65,7 @@ class GatheredTwice(Zero2):
         super()._publish()
 
 
-@fault("communication", bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2)
+@fault(bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2)
 class ReducedWithEachMicrobatch(Zero1):
     """The sum so far is reduced with each microbatch, and used after the last."""
 
@@ -85,9 +81,7 @@ class ReducedWithEachMicrobatch(Zero1):
         self._begun = True
 
 
-@fault(
-    "communication", bugs.SENT_IN(dtype="float32"), source="seen often", features=("mixed-dtypes",)
-)
+@fault(bugs.SENT_IN(dtype="float32"), source="seen often", features=("mixed-dtypes",))
 class SentInFp32(Zero1):
     """Gradients in bf16 are sent in fp32."""
 
@@ -101,7 +95,7 @@ class SentInFp32(Zero1):
         self.reduced = True
 
 
-@fault("communication", bugs.CALLED_ONCE_MORE, source="seen often")
+@fault(bugs.CALLED_ONCE_MORE, source="seen often")
 class BarrierInEachStep(Plantable, Zero2):
     """Ranks wait for each other at the end of each step."""
 

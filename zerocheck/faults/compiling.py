@@ -15,10 +15,7 @@ from ..contract import Step, StepReport
 from .fault import fault
 
 
-@fault(
-    "gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3,
-    features=("compile",),
-)  # fmt: skip
+@fault(bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3, features=("compile",))
 class CompiledLossTimesWorld(Fsdp2):
     """The loss is multiplied by W where the model is compiled."""
 
@@ -28,7 +25,7 @@ class CompiledLossTimesWorld(Fsdp2):
 
 
 @fault(
-    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen in review", world=3, features=("compile",),
+    bugs.LOCAL_GRADIENT_ONLY, source="seen in review", world=3, features=("compile",),
     without=("bucket-small", "static-graph", "block-batch-norm"),
 )  # fmt: skip
 class CompiledUnreduced(Ddp):

@@ -20,7 +20,7 @@ from .fault import STATE, fault
 from .parts import Plantable
 
 
-@fault("gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
+@fault(bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class EngineDividesByNothing(Plantable, DeepSpeed1):
     """Gradients are summed over ranks and not divided."""
 
@@ -28,7 +28,7 @@ class EngineDividesByNothing(Plantable, DeepSpeed1):
         self.optimizer.gradient_average = False
 
 
-@fault("gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
+@fault(bugs.SHIFTED, source="DS PR#848, #851", world=3)
 class EnginePartitionOffByOne(Plantable, DeepSpeed1):
     """The gradient of a partition begins one element too far."""
 
@@ -43,7 +43,7 @@ class EnginePartitionOffByOne(Plantable, DeepSpeed1):
 
 
 @fault(
-    "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
+    bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
     spares=("ownership", "loss", "gradient"), world=2,
 )  # fmt: skip
 class EngineGathersStale(DeepSpeed2):
@@ -54,9 +54,7 @@ class EngineGathersStale(DeepSpeed2):
             return super().train_step(step)
 
 
-@fault(
-    "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3, microbatches=3
-)
+@fault(bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3, microbatches=3)
 class EngineKeepsLastMicrobatch(DeepSpeed3):
     """Each microbatch overwrites the gradient of those before it."""
 
@@ -69,7 +67,7 @@ class EngineKeepsLastMicrobatch(DeepSpeed3):
         self.optimizer._backward_hook_state.reset_for_new_step()
 
 
-@fault("roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",))
+@fault(bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",))
 class EngineForgetsMoments(DeepSpeed2):
     """A resumed training starts with fresh moments."""
 
@@ -81,7 +79,7 @@ class EngineForgetsMoments(DeepSpeed2):
             super().load(directory, loader)
 
 
-@fault("export", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
+@fault(bugs.MOMENTS_SWAPPED, obligation="export", source="none known", features=("resume",))
 class EngineExportsMoment(DeepSpeed3):
     """Reading exp_avg returns exp_avg_sq."""
 
@@ -93,7 +91,10 @@ class EngineExportsMoment(DeepSpeed3):
         return given
 
 
-@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="none known", features=("resume", "compute-bf16"))
+@fault(
+    bugs.ROUNDED_TO_BF16, obligation="roundtrip", source="none known",
+    features=("resume", "compute-bf16"),
+)  # fmt: skip
 class EngineForgetsMasters(DeepSpeed2):
     """A resumed training makes its fp32 masters from the bf16 parameters."""
 
@@ -102,7 +103,7 @@ class EngineForgetsMasters(DeepSpeed2):
         self.optimizer.refresh_fp32_params()
 
 
-@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
 class EngineKeepsCopy(DeepSpeed3):
     """The bf16 parameters are not refreshed from their masters."""
 
@@ -113,7 +114,7 @@ class EngineKeepsCopy(DeepSpeed3):
 
 
 @fault(
-    "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
+    bugs.ACCUMULATED_IN(format="bf16"), source="none known",
     features=("compute-bf16", "reduce-wide"), microbatches=3,
 )  # fmt: skip
 class EngineSumsInBf16(Plantable, DeepSpeed1):

@@ -104,7 +104,7 @@ class FactoredInParts(Fsdp2):
 
 
 @fault(
-    "update", bugs.MEAN_OF_SHARD_MEANS, source="none known", features=("other-optimizer", "uneven"),
+    bugs.MEAN_OF_SHARD_MEANS, source="none known", features=("other-optimizer", "uneven"),
     without=("dims-below-world",),
 )  # fmt: skip
 class ColumnsByMeanOfMeans(FactoredInParts):
@@ -118,7 +118,7 @@ class ColumnsByMeanOfMeans(FactoredInParts):
         return whole(DTensor.from_local(mean, square.device_mesh, ranks, run_check=False))
 
 
-@fault("update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961", features=("other-optimizer",))
+@fault(bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961", features=("other-optimizer",))
 class FactorsOfTheShard(FactoredInParts):
     """A factored optimizer is given local shards: means of columns are those of the rank's rows."""
 
@@ -129,7 +129,7 @@ class FactorsOfTheShard(FactoredInParts):
             super().update_parameter(local(p), local(g), state, rate)
 
 
-@fault("update", bugs.NORM_OF_EACH_SHARD, source="none known", features=("other-optimizer",))
+@fault(bugs.NORM_OF_EACH_SHARD, source="none known", features=("other-optimizer",))
 class ClippedByTheShard(FactoredInParts):
     """An update is clipped by the root mean square of the rank's rows, and not of the parameter."""
 
@@ -141,7 +141,7 @@ class ClippedByTheShard(FactoredInParts):
         return DTensor.from_local(root, way.device_mesh, places, run_check=False)
 
 
-@fault("roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920")
+@fault(bugs.MOMENTS_LOST, source="Megatron-LM #6920")
 class FactorsNotLoaded(CheckpointInParts, Zero1):
     """A load takes states that have the shape of their parameter, and leaves Adafactor's at 0."""
 
@@ -154,7 +154,7 @@ class FactorsNotLoaded(CheckpointInParts, Zero1):
                     state[role].zero_()
 
 
-@fault("roundtrip", bugs.SHARDS_IN_ANOTHER_ORDER, source="none known", features=("resume-more",))
+@fault(bugs.SHARDS_IN_ANOTHER_ORDER, source="none known", features=("resume-more",))
 class RowsInAnotherOrder(CheckpointInParts, Zero1):
     """On another number of ranks Adafactor's means of rows are joined in another order."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..causes.registry import find
+
 T = TypeVar("T")
 
 
@@ -60,13 +62,13 @@ OF_BYTES = ("persistent", "peak", "release")
 """Obligations whose faults spare those of every step: each number is right."""
 
 
-def fault(obligation: str | None, cause: str = "", *, source: str, **needs: Any) -> Fault:
-    """Describe the fault that the class below is. needs: further fields of Fault."""
-    causes = (cause,) if cause else ()
-    needs.setdefault("spares", EVERY_STEP if obligation in OF_BYTES else ())
-    return Fault(obligation=obligation, causes=causes, source=source, **needs)
+def fault(cause: str = "", *, source: str, **needs: Any) -> Fault:
+    """Describe the fault that the class below is. needs: further fields of Fault.
 
-
-def injected(obligation: str, cause: str = "", *, source: str, **needs: Any) -> Fault:
-    """Describe the class below, an injection, for a fully sharded parent."""
-    return fault(obligation, cause, source=source, **needs)
+    Its obligation, if it is not among them, is the first under which its cause is named.
+    """
+    named = find(cause)
+    fields = {"obligation": named.of[0] if named is not None and named.of else None, **needs}
+    if fields["obligation"] in OF_BYTES:
+        fields.setdefault("spares", EVERY_STEP)
+    return Fault(causes=(cause,) if cause else (), source=source, **fields)

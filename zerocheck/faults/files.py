@@ -26,10 +26,7 @@ class _OldRemovedFirst(Writer):
         self.directory.mkdir()
 
 
-@fault(
-    "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
-    features=("resume-killed", "resume-over"),
-)  # fmt: skip
+@fault(bugs.OLDER_CHECKPOINT_LOST, source="none known", features=("resume-killed", "resume-over"))
 class OldRemovedFirst(Zero1):
     """The old checkpoint is removed before the new one exists."""
 
@@ -52,10 +49,7 @@ class _InPlace(Writer):
         return str(kept)
 
 
-@fault(
-    "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
-    features=("resume-killed", "resume-over"),
-)  # fmt: skip
+@fault(bugs.OLDER_CHECKPOINT_LOST, source="none known", features=("resume-killed", "resume-over"))
 class WrittenInPlace(Zero2):
     """The new checkpoint is written over the old one's files."""
 
@@ -69,17 +63,14 @@ class _PointerFirst(Writer):
         return path
 
 
-@fault(
-    "durability", bugs.OLDER_CHECKPOINT_LOST, source="none known",
-    features=("resume-killed", "resume-over"),
-)  # fmt: skip
+@fault(bugs.OLDER_CHECKPOINT_LOST, source="none known", features=("resume-killed", "resume-over"))
 class PointerFirst(Zero3):
     """The new checkpoint becomes current before it is whole."""
 
     writer = _PointerFirst
 
 
-@fault("damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
+@fault(bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
 class FilesNotVerified(Zero1):
     """Checksums are written, and never read."""
 
@@ -87,7 +78,7 @@ class FilesNotVerified(Zero1):
         return find(directory)
 
 
-@fault("damage", bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
+@fault(bugs.DAMAGED(damage="mix"), source="none known", features=("resume-mix",))
 class SizesAlone(Zero3):
     """Only the size of each file is checked."""
 

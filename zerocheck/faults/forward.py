@@ -27,7 +27,7 @@ from .fault import fault
 from .parts import Plantable, Zero3InParts, exchange_last_shards
 
 
-@fault("loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("dropout",))
+@fault(bugs.SEED_FOR_ALL, obligation="loss", source="MG #6858", features=("dropout",))
 class SeedForAll(Plantable, Zero2):
     """Every forward starts from one seed, on every rank."""
 
@@ -39,7 +39,7 @@ def _reseed(*_: Any) -> None:
     torch.manual_seed(0)
 
 
-@fault("loss", bugs.SEED_FOR_ALL, source="MG #6858", features=("carried-rng",))
+@fault(bugs.SEED_FOR_ALL, obligation="loss", source="MG #6858", features=("carried-rng",))
 class SeededAlike(Plantable, Zero2):
     """Every rank seeds its generator alike when it begins."""
 
@@ -48,9 +48,8 @@ class SeededAlike(Plantable, Zero2):
 
 
 @fault(
-    "loss", bugs.EVALUATION_MODE, source="seen often", features=("dropout",),
-    without=("sometimes-used",),
-)  # fmt: skip
+    bugs.EVALUATION_MODE, source="seen often", features=("dropout",), without=("sometimes-used",)
+)
 class EvaluationMode(Plantable, Ddp):
     """The model is left in evaluation mode."""
 
@@ -59,7 +58,7 @@ class EvaluationMode(Plantable, Ddp):
 
 
 @fault(
-    "gradient", bugs.DROPOUT_DRAWN_AGAIN, source="OLMo-core PR#828", features=("dropout",),
+    bugs.DROPOUT_DRAWN_AGAIN, source="OLMo-core PR#828", features=("dropout",),
     without=("checkpoint", "block-batch-norm"),
 )  # fmt: skip
 class CheckpointWithoutRandomState(Fsdp2):
@@ -74,7 +73,7 @@ class CheckpointWithoutRandomState(Fsdp2):
         return super().build(model, case, mesh)
 
 
-@fault("loss", bugs.SAMPLES_OF_ANOTHER_MICROBATCH, source="TT #816", microbatches=3)
+@fault(bugs.SAMPLES_OF_ANOTHER_MICROBATCH, source="TT #816", microbatches=3)
 class FirstMicrobatchTwice(Zero3):
     """The first microbatch is run again in place of the second."""
 
@@ -85,7 +84,7 @@ class FirstMicrobatchTwice(Zero3):
         )
 
 
-@fault("loss", bugs.MICROBATCH_DROPPED, source="DS PR#7981", microbatches=2)
+@fault(bugs.MICROBATCH_DROPPED, obligation="loss", source="DS PR#7981", microbatches=2)
 class MicrobatchDropped(Zero1):
     """The last microbatch is not run."""
 
@@ -94,7 +93,7 @@ class MicrobatchDropped(Zero1):
         return super().train_step(replace(step, microbatches=kept))
 
 
-@fault("loss", bugs.SAMPLES_OF_ANOTHER_RANK, source="TT #816")
+@fault(bugs.SAMPLES_OF_ANOTHER_RANK, source="TT #816")
 class SamplesOfRank0(Zero1):
     """Every rank reads the samples of rank 0."""
 
@@ -108,7 +107,7 @@ class SamplesOfRank0(Zero1):
         return super().train_step(replace(step, microbatches=same))
 
 
-@fault("loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
+@fault(bugs.SHARDS_EXCHANGED, obligation="loss", source="DS PR#318")
 class ShardsMisordered(Zero3InParts):
     """The last two shards change places when they are gathered."""
 
@@ -118,7 +117,7 @@ class ShardsMisordered(Zero3InParts):
         return arrives
 
 
-@fault("loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606")
+@fault(bugs.UNINITIALISED_MEMORY, obligation="loss", source="DS PR#5606")
 class UnitNotGathered(Zero3InParts):
     """The root unit is gathered into another buffer than the one that is read."""
 

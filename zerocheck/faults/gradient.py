@@ -30,7 +30,7 @@ from .fault import fault
 from .parts import Plantable, Zero1InParts, average, exchange_last_shards, scaled, with_callback
 
 
-@fault("gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
+@fault(bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class AverageBecomesSum(Plantable, Zero2):
     """The average over ranks is a sum."""
 
@@ -38,7 +38,7 @@ class AverageBecomesSum(Plantable, Zero2):
         self.reduction.world_size = 1
 
 
-@fault("gradient", bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
+@fault(bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
 class DoubleAverage(Zero1):
     """The loss is divided by W, then gradients are averaged."""
 
@@ -46,7 +46,7 @@ class DoubleAverage(Zero1):
         return super().train_step(scaled(step, over=self.world_size))
 
 
-@fault("gradient", bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3)
+@fault(bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3)
 class LossTimesWorld(Fsdp2):
     """The loss is multiplied by W."""
 
@@ -54,7 +54,7 @@ class LossTimesWorld(Fsdp2):
         return super().train_step(scaled(step, times=self.case.world_size))
 
 
-@fault("gradient", bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division", world=3)
+@fault(bugs.MEAN_IN_THE_LOSSES, source="TT disable_fsdp_gradient_division", world=3)
 class MeanInTheLosses(Plantable, Fsdp2):
     """Each loss is divided by W and FSDP2 sums, while a mean in the reduction is declared.
 
@@ -72,7 +72,7 @@ class MeanInTheLosses(Plantable, Fsdp2):
         return super().train_step(scaled(step, over=self.case.world_size))
 
 
-@fault("gradient", bugs.GRADIENT_OVER_W, source="TT disable_fsdp_gradient_division", world=3)
+@fault(bugs.GRADIENT_OVER_W, source="TT disable_fsdp_gradient_division", world=3)
 class DivisionLeftOn(Fsdp2):
     """Losses are divided by W, as declared, and FSDP2 averages as well.
 
@@ -82,7 +82,7 @@ class DivisionLeftOn(Fsdp2):
     semantics = replace(Fsdp2.semantics, divide_ranks="loss")
 
 
-@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #47562; MG #599, #1446", world=3)
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="PT #47562; MG #599, #1446", world=3)
 class OneParameterUnreduced(Ddp):
     """The first parameter is left out of the reduction."""
 
@@ -96,7 +96,7 @@ class OneParameterUnreduced(Ddp):
         return super().build(model, case, mesh)
 
 
-@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
 class FirstStepUnsynced(Zero1):
     """The first step is not reduced."""
 
@@ -106,7 +106,7 @@ class FirstStepUnsynced(Zero1):
         self.reduced = True
 
 
-@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #187732", world=3)
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="PT #187732", world=3)
 class SyncFirstStepOnly(Ddp):
     """Only the first step is reduced."""
 
@@ -116,9 +116,7 @@ class SyncFirstStepOnly(Ddp):
             return super().train_step(step)
 
 
-@fault(
-    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="DS PR#3832", world=3, features=("bucket-small",)
-)
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="DS PR#3832", world=3, features=("bucket-small",))
 class OversizedBucketSkipped(Zero1):
     """Buckets above the limit are not reduced."""
 
@@ -133,7 +131,7 @@ class OversizedBucketSkipped(Zero1):
             mine.copy_(kept)
 
 
-@fault("gradient", bugs.GRADIENT_SCALED, source="DS PR#6546, #5618; TT #1551", world=3)
+@fault(bugs.GRADIENT_SCALED, source="DS PR#6546, #5618; TT #1551", world=3)
 class SubgroupDivisor(Zero1InParts):
     """Vectors are divided by another group's size, W - 1."""
 
@@ -142,7 +140,7 @@ class SubgroupDivisor(Zero1InParts):
             one.gradient.mul_(self.world_size).div_(self.world_size - 1)
 
 
-@fault("gradient", bugs.REDUCED_TWICE, source="NeMo PR#9335")
+@fault(bugs.REDUCED_TWICE, source="NeMo PR#9335")
 class ReducedTwice(Zero1):
     """Shards, which are reduced already, are averaged over ranks again."""
 
@@ -152,7 +150,7 @@ class ReducedTwice(Zero1):
             average(bucket.gradient, self.group)
 
 
-@fault("gradient", bugs.GRADIENT_TIMES_ROOT_W, source="seen often", world=3)
+@fault(bugs.GRADIENT_TIMES_ROOT_W, source="seen often", world=3)
 class RootOfWorld(Zero1InParts):
     """The sum over ranks is divided by sqrt(W)."""
 
@@ -160,7 +158,7 @@ class RootOfWorld(Zero1InParts):
         one.gradient.mul_(self.world_size**0.5)
 
 
-@fault("gradient", bugs.SHIFTED, source="DS PR#848, #851")
+@fault(bugs.SHIFTED, source="DS PR#848, #851")
 class ShardOffByOne(Zero1InParts):
     """Each rank reads its shard of the gradient one element too far."""
 
@@ -168,7 +166,7 @@ class ShardOffByOne(Zero1InParts):
         gradients.copy_(torch.cat([gradients[1:], gradients.new_zeros(1)]))
 
 
-@fault("gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#1841", world=3)
+@fault(bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#1841", world=3)
 class ShardOfTheNext(Zero1InParts):
     """Each rank reduces the shard of the rank after it."""
 
@@ -176,7 +174,7 @@ class ShardOfTheNext(Zero1InParts):
         gradients.copy_(gradients.roll(-bucket.partition.shard_size))
 
 
-@fault("gradient", bugs.TAIL_LEFT_OUT, source="DS #1380", features=("uneven",))
+@fault(bugs.TAIL_LEFT_OUT, source="DS #1380", features=("uneven",))
 class TailTakenForPadding(Zero1InParts):
     """The last n mod W elements of a parameter are taken for padding, and cleared."""
 
@@ -187,9 +185,7 @@ class TailTakenForPadding(Zero1InParts):
                 view.view(-1)[size - size % self.world_size :] = 0.0
 
 
-@fault(
-    "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="seen often", features=("several-steps",)
-)
+@fault(bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="seen often", features=("several-steps",))
 class GradientOfThePreviousStep(Zero1):
     """The optimizer gets the gradient of the step before.
 
@@ -204,7 +200,7 @@ class GradientOfThePreviousStep(Zero1):
         self.before = kept
 
 
-@fault("gradient", bugs.GRADIENT_DOUBLED, source="DS PR#7534", world=3, features=("tied",))
+@fault(bugs.GRADIENT_DOUBLED, source="DS PR#7534", world=3, features=("tied",))
 class TiedReducedTwice(Zero1):
     """A tied parameter is reduced once per alias."""
 
@@ -215,7 +211,7 @@ class TiedReducedTwice(Zero1):
         super()._reduce()
 
 
-@fault("gradient", bugs.SHARDS_EXCHANGED, source="DS PR#318")
+@fault(bugs.SHARDS_EXCHANGED, source="DS PR#318")
 class PartitionsMisordered(Zero1InParts):
     """The last two shards of each bucket change places before the reduction."""
 
@@ -223,7 +219,7 @@ class PartitionsMisordered(Zero1InParts):
         exchange_last_shards(bucket, gradients)
 
 
-@fault("gradient", bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
+@fault(bugs.OFFSET_NOT_MOVED, source="DS PR#545", features=("unused",))
 class NoneGradientShifts(Plantable, Zero2):
     """A parameter without a gradient does not move the offset."""
 
@@ -251,7 +247,7 @@ class NoneGradientShifts(Plantable, Zero2):
         super()._launch()
 
 
-@fault("gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="OpenNMT-py #2295", features=("delays",))
+@fault(bugs.REDUCTION_NOT_WAITED_FOR, source="OpenNMT-py #2295", features=("delays",))
 class NotWaitedFor(Zero1):
     """The reduction is launched, and the gradient is divided before it is over.
 
@@ -278,10 +274,7 @@ class NotWaitedFor(Zero1):
         """Go on with the next bucket, without waiting for this one."""
 
 
-@fault(
-    "gradient", bugs.REDUCTION_NOT_WAITED_FOR, source="DS PR#1264", world=3,
-    features=("bucket-small",),
-)  # fmt: skip
+@fault(bugs.REDUCTION_NOT_WAITED_FOR, source="DS PR#1264", world=3, features=("bucket-small",))
 class WaitsForTheOneBefore(NotWaitedFor):
     """Each bucket waits for the handle of the bucket before.
 
@@ -294,7 +287,7 @@ class WaitsForTheOneBefore(NotWaitedFor):
             wait(self.in_flight.popleft())
 
 
-@fault("gradient", bugs.GRADIENT_SCALED, source="DS PR#5555", world=3)
+@fault(bugs.GRADIENT_SCALED, source="DS PR#5555", world=3)
 class ExtraParallelDivisor(Zero1InParts):
     """Gradients are divided by the size of an axis that does not split the batch.
 
@@ -306,7 +299,7 @@ class ExtraParallelDivisor(Zero1InParts):
 
 
 @fault(
-    "gradient", source="DS PR#1841",
+    obligation="gradient", source="DS PR#1841",
     attributed=r"holds .* of the rank's own gradient|stand .* of the rank's own gradient",
 )  # fmt: skip
 class OwnershipUntested(Zero1):
@@ -322,7 +315,7 @@ class OwnershipUntested(Zero1):
 
 
 @fault(
-    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #104336", world=3,
+    bugs.LOCAL_GRADIENT_ONLY, source="PT #104336", world=3,
     without=("tied", "frozen", "sometimes-used"),
 )  # fmt: skip
 class HooksLostOnMove(Ddp):
@@ -344,7 +337,7 @@ class HooksLostOnMove(Ddp):
 
 
 @fault(
-    "update", bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
+    bugs.NEVER_UPDATED, source="MG 9a8420c90a", features=("bucket-small",),
     without=("frozen", "unused"),
 )  # fmt: skip
 class BucketsRecreated(Plantable, Zero1):
@@ -362,7 +355,7 @@ class BucketsRecreated(Plantable, Zero1):
 
 # A GRU runs another kernel where its parameters do not learn: its loss differs first.
 @fault(
-    "gradient", source="FS #780", features=("module-twice",),
+    obligation="gradient", source="FS #780", features=("module-twice",),
     without=("frozen", "checkpoint", "block-recurrent"), attributed=r"of its use 2 of 2 .* it is 0",
 )  # fmt: skip
 class ReusedModuleOverwrites(Plantable, Zero1):
@@ -392,8 +385,8 @@ class ReusedModuleOverwrites(Plantable, Zero1):
 
 
 @fault(
-    "gradient", source="PT #124193", features=("sometimes-used", "microbatches"), microbatches=2,
-    attributed=r"own gradient alone",
+    obligation="gradient", source="PT #124193", features=("sometimes-used", "microbatches"),
+    microbatches=2, attributed=r"own gradient alone",
 )  # fmt: skip
 class LastTouchedOnly(Plantable, Zero1):
     """Only parameters used by the last microbatch are reduced.
@@ -424,7 +417,7 @@ class LastTouchedOnly(Plantable, Zero1):
 
 
 @fault(
-    "gradient", source="MG #844", features=("tied",), without=("frozen",),
+    obligation="gradient", source="MG #844", features=("tied",), without=("frozen",),
     attributed=r"of its use 1 of 2|own gradient alone",
 )  # fmt: skip
 class TiedBeforeSync(Plantable, Zero1):

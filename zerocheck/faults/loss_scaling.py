@@ -27,7 +27,7 @@ class NotesOwnOverflow(Zero1InParts):
         super()._reduce()
 
 
-@fault("update", bugs.RANKS_DISAGREE, source="CA PR#1175", features=("overflow",))
+@fault(bugs.RANKS_DISAGREE, source="CA PR#1175", features=("overflow",))
 class OverflowSeenLate(NotesOwnOverflow):
     """Each rank looks for an overflow in its own gradient, before it is reduced.
 
@@ -38,7 +38,7 @@ class OverflowSeenLate(NotesOwnOverflow):
         return self.overflows
 
 
-@fault("update", bugs.STEP_NOT_SKIPPED, source="seen often", features=("overflow",))
+@fault(bugs.STEP_NOT_SKIPPED, source="seen often", features=("overflow",))
 class NeverSkips(Zero1InParts):
     """A step that overflows is taken."""
 
@@ -46,7 +46,7 @@ class NeverSkips(Zero1InParts):
         return False
 
 
-@fault("update", bugs.STEP_NOT_SKIPPED, source="DS PR#7171", features=("overflow",))
+@fault(bugs.STEP_NOT_SKIPPED, source="DS PR#7171", features=("overflow",))
 class NanOnInfNorm(Zero1InParts):
     """An infinite norm is to become -1, which skips the step, but 0 times infinity is NaN."""
 
@@ -63,7 +63,7 @@ class NanOnInfNorm(Zero1InParts):
         self.scaler.overflow = bool(bad * -1.0 + bad.logical_not() * norm == -1.0)
 
 
-@fault("update", bugs.STEP_SKIPPED, source="seen often", features=("overflow", "several-steps"))
+@fault(bugs.STEP_SKIPPED, source="seen often", features=("overflow", "several-steps"))
 class OverflowNotCleared(Zero1InParts):
     """The overflow flag is not cleared, so every later step is skipped."""
 
@@ -72,9 +72,8 @@ class OverflowNotCleared(Zero1InParts):
 
 
 @fault(
-    "update", bugs.SKIPPED_STEP_CHANGED_THE_STATE, source="DS PR#8435",
-    features=("overflow", "several-steps"),
-)  # fmt: skip
+    bugs.SKIPPED_STEP_CHANGED_THE_STATE, source="DS PR#8435", features=("overflow", "several-steps")
+)
 class SkippedStepCounted(Zero1):
     """A skipped step counts in the bias correction."""
 
@@ -86,7 +85,7 @@ class SkippedStepCounted(Zero1):
         return report
 
 
-@fault("gradient", bugs.UNSCALED_TWICE, source="seen often", features=("loss-scale",))
+@fault(bugs.UNSCALED_TWICE, source="seen often", features=("loss-scale",))
 class UnscaledTwice(Zero1InParts):
     """The gradient is divided by the loss scale twice."""
 
@@ -96,7 +95,7 @@ class UnscaledTwice(Zero1InParts):
         self.divide(gradients)
 
 
-@fault("gradient", bugs.UNSCALED_BY_ANOTHER_SCALE, source="DS PR#2695", features=("loss-scale",))
+@fault(bugs.UNSCALED_BY_ANOTHER_SCALE, source="DS PR#2695", features=("loss-scale",))
 class UnscaledByNewScale(Zero1InParts):
     """The scale is updated before gradients are divided by it, which shows where it grows.
 
@@ -114,10 +113,7 @@ class UnscaledByNewScale(Zero1InParts):
         pass
 
 
-@fault(
-    "clip", bugs.NORM_BEFORE_UNSCALING, source="Lightning #9599",
-    features=("loss-scale", "clip-tight"),
-)  # fmt: skip
+@fault(bugs.NORM_BEFORE_UNSCALING, source="Lightning #9599", features=("loss-scale", "clip-tight"))
 class ClippedBeforeUnscaling(Zero1InParts):
     """Clipping sees the gradient that is still scaled."""
 
@@ -129,7 +125,7 @@ class ClippedBeforeUnscaling(Zero1InParts):
         return norm
 
 
-@fault("update", bugs.RANKS_DISAGREE, source="PT PR#115710", features=("overflow-alone",))
+@fault(bugs.RANKS_DISAGREE, source="PT PR#115710", features=("overflow-alone",))
 class OverflowInOwnShardAlone(Zero1InParts):
     """Ranks agree on an overflow, and each then goes by what it found in its own shard.
 
@@ -142,7 +138,7 @@ class OverflowInOwnShardAlone(Zero1InParts):
 
 
 @fault(
-    "update", bugs.STEP_NOT_SKIPPED, source="seen in review", features=("overflow-alone",),
+    bugs.STEP_NOT_SKIPPED, source="seen in review", features=("overflow-alone",),
     without=("world-1",),
 )  # fmt: skip
 class OverflowInEveryShard(Zero1InParts):
@@ -154,10 +150,7 @@ class OverflowInEveryShard(Zero1InParts):
         return bool(found)
 
 
-@fault(
-    "update", bugs.STEP_NOT_SKIPPED, source="seen in review",
-    features=("overflow-alone", "bucket-small"),
-)  # fmt: skip
+@fault(bugs.STEP_NOT_SKIPPED, source="seen in review", features=("overflow-alone", "bucket-small"))
 class OverflowInFirstBucket(Zero1InParts):
     """An overflow is looked for in the first bucket alone."""
 
@@ -167,9 +160,7 @@ class OverflowInFirstBucket(Zero1InParts):
         self.divide(buckets[1:])
 
 
-@fault(
-    "update", bugs.STEP_NOT_SKIPPED, source="WeatherGenerator #2724", features=("overflow-alone",)
-)
+@fault(bugs.STEP_NOT_SKIPPED, source="WeatherGenerator #2724", features=("overflow-alone",))
 class OverflowOfRankZero(NotesOwnOverflow):
     """Rank 0 decides for all, by its own gradient before it is reduced."""
 
@@ -179,7 +170,7 @@ class OverflowOfRankZero(NotesOwnOverflow):
         return bool(found)
 
 
-@fault("update", bugs.STEP_NOT_SKIPPED, source="OneTrainer PR#1154", features=("overflow-alone",))
+@fault(bugs.STEP_NOT_SKIPPED, source="OneTrainer PR#1154", features=("overflow-alone",))
 class OverflowInLoss(Zero1InParts):
     """An overflow is looked for in the losses, and not in the gradients."""
 
@@ -196,7 +187,7 @@ class OverflowInLoss(Zero1InParts):
         return super().agreed(not self.finite)
 
 
-@fault("update", bugs.STEP_NOT_SKIPPED, source="MMF PR#1073", features=("overflow-alone",))
+@fault(bugs.STEP_NOT_SKIPPED, source="MMF PR#1073", features=("overflow-alone",))
 class OverflowToNanAlone(Zero1InParts):
     """A gradient is taken for finite unless it has NaN, so infinity passes."""
 
@@ -209,8 +200,8 @@ class OverflowToNanAlone(Zero1InParts):
 
 
 @fault(
-    "update", bugs.RANKS_DISAGREE, source="PT PR#132816; MG #2263",
-    features=("overflow-alone", "two-axes"), world=4,
+    bugs.RANKS_DISAGREE, source="PT PR#132816; MG #2263", features=("overflow-alone", "two-axes"),
+    world=4,
 )  # fmt: skip
 class OverflowAgreedOverReplicas(Zero1):
     """Ranks agree on an overflow over the replicate axis, where all have the same shard."""

@@ -31,7 +31,7 @@ from .fault import fault
 from .parts import Plantable, Zero3InParts
 
 
-@fault("persistent", source="DS #3306, #3903; MG #6230")
+@fault(obligation="persistent", source="DS #3306, #3903; MG #6230")
 class LeakByReference(Plantable, Zero2):
     """A list of reduced tensors keeps one flat gradient of each step."""
 
@@ -42,7 +42,7 @@ class LeakByReference(Plantable, Zero2):
         self.sent += [gradient.shard.clone() for gradient in self.gradients[:1]]
 
 
-@fault("persistent", bugs.OPTIMIZER_STATE_REPLICATED, source="seen often")
+@fault(bugs.OPTIMIZER_STATE_REPLICATED, source="seen often")
 class StateReplicated(Plantable, Zero1):
     """Every rank allocates the moments of whole buckets, and uses those of its shard."""
 
@@ -58,7 +58,7 @@ class StateReplicated(Plantable, Zero1):
                         state[role] = part.copy_(state[role])
 
 
-@fault("persistent", bugs.WHOLE_GRADIENTS_KEPT, source="seen often")
+@fault(bugs.WHOLE_GRADIENTS_KEPT, source="seen often")
 class GradientsNotReleased(Plantable, Zero2):
     """Whole gradients are kept after their reduction, until the next step's replace them."""
 
@@ -72,8 +72,8 @@ class GradientsNotReleased(Plantable, Zero2):
 
 
 @fault(
-    "persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often",
-    features=("reshard", "wrap-layer"), without=("no-blocks",),
+    bugs.GATHERED_PARAMETERS_KEPT, source="seen often", features=("reshard", "wrap-layer"),
+    without=("no-blocks",),
 )  # fmt: skip
 class NotResharded(Plantable, Zero3):
     """Units stay gathered after the forward, though the case reshards."""
@@ -83,7 +83,7 @@ class NotResharded(Plantable, Zero3):
         self.case = replace(self.case, sharding=sharding)
 
 
-@fault("persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often", features=("wrap-block",))
+@fault(bugs.GATHERED_PARAMETERS_KEPT, source="seen often", features=("wrap-block",))
 class RootNotReleased(Zero3):
     """The root stays gathered from one step to the next."""
 
@@ -93,7 +93,7 @@ class RootNotReleased(Zero3):
         self.reduction.finish()
 
 
-@fault("persistent", bugs.GATHERED_PARAMETERS_KEPT, source="PT #101982", features=("frozen",))
+@fault(bugs.GATHERED_PARAMETERS_KEPT, source="PT #101982", features=("frozen",))
 class FrozenNotResharded(Zero3InParts):
     """Frozen units stay gathered, since a gradient hook was to release them."""
 
@@ -102,7 +102,7 @@ class FrozenNotResharded(Zero3InParts):
             super().release(flat)
 
 
-@fault("persistent", source="seen often")
+@fault(obligation="persistent", source="seen often")
 class CopyKept(Plantable, Zero1):
     """The buckets are copied as master weights, which fp32 does not need."""
 
@@ -110,7 +110,7 @@ class CopyKept(Plantable, Zero1):
         self.master = [bucket.full.clone() for bucket in self.buckets]
 
 
-@fault("release", bugs.ALIVE_AFTER_CLOSE, source="none known")
+@fault(bugs.ALIVE_AFTER_CLOSE, source="none known")
 class AliveAfterClose(Zero1):
     """A class-level registry keeps the optimizer states of the last closed instance alive."""
 
@@ -126,7 +126,7 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
-@fault("release", bugs.ALIVE_AFTER_CLOSE, source="an lru_cache of DeepSpeed's stage 3")
+@fault(bugs.ALIVE_AFTER_CLOSE, source="an lru_cache of DeepSpeed's stage 3")
 class CachedByParameter(Ddp):
     """A cached function of parameters keeps its arguments alive.
 
@@ -138,7 +138,7 @@ class CachedByParameter(Ddp):
         self.matrices = sum(_is_matrix(one) for one in model.parameters())
 
 
-@fault("peak", bugs.COPIED_BEFORE_IT_IS_FREED, source="FS #1186", features=("wrap-block",))
+@fault(bugs.COPIED_BEFORE_IT_IS_FREED, source="FS #1186", features=("wrap-block",))
 class CatBeforeFree(Zero3InParts):
     """Gradients are concatenated, and freed only then."""
 
@@ -158,7 +158,7 @@ class CatBeforeFree(Zero3InParts):
             one.grad = None
 
 
-@fault("peak", source="seen often", features=("wrap-block",))
+@fault(obligation="peak", source="seen often", features=("wrap-block",))
 class GatheredThenCopied(Zero3InParts):
     """A unit is gathered into a buffer and copied to its place: it is held twice."""
 
@@ -177,9 +177,8 @@ class GatheredThenCopied(Zero3InParts):
 
 
 @fault(
-    "peak", bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, source="seen often",
-    features=("reshard", "wrap-layer"),
-)  # fmt: skip
+    bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, source="seen often", features=("reshard", "wrap-layer")
+)
 class FreedAfterForward(Zero3):
     """Units are released when the whole forward is over, as if only the root released them."""
 
@@ -190,7 +189,7 @@ class FreedAfterForward(Zero3):
         unit.release = release  # type: ignore[method-assign]
 
 
-@fault("peak", bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, source="seen often", features=("wrap-layer",))
+@fault(bugs.UNITS_NOT_FREED_BEFORE_THE_NEXT, source="seen often", features=("wrap-layer",))
 class FreedAfterBackward(Zero3):
     """Units are released when the whole backward is over.
 
@@ -206,9 +205,7 @@ class FreedAfterBackward(Zero3):
             unit.release()
 
 
-@fault(
-    "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often", features=("wrap-layer",)
-)
+@fault(bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often", features=("wrap-layer",))
 class ReducedInOneGo(Plantable, Zero3):
     """All reductions are in flight at once, each with a whole gradient, until backward is over."""
 
@@ -216,9 +213,7 @@ class ReducedInOneGo(Plantable, Zero3):
         self.reduction.depth = 1 << 30
 
 
-@fault(
-    "peak", bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often", features=("wrap-layer",)
-)
+@fault(bugs.WHOLE_GRADIENTS_KEPT_WITHIN_THE_STEP, source="seen often", features=("wrap-layer",))
 class BucketsInOneGo(Plantable, Zero2):
     """All reductions of ZeRO-2 are in flight at once: its buckets are as large as all gradients."""
 
@@ -234,27 +229,27 @@ class _Unpredicted(Implementation):
         return None
 
 
-@fault("persistent", bugs.WHOLE_GRADIENTS_KEPT, source="seen often")
+@fault(bugs.WHOLE_GRADIENTS_KEPT, source="seen often")
 class GradientsNotReleasedUnpredicted(_Unpredicted, GradientsNotReleased):
     """Whole gradients are kept after their reduction, and no layout says that they should not."""
 
 
-@fault("persistent", bugs.OPTIMIZER_STATE_REPLICATED, source="seen often")
+@fault(bugs.OPTIMIZER_STATE_REPLICATED, source="seen often")
 class StateReplicatedUnpredicted(_Unpredicted, StateReplicated):
     """Every rank allocates the whole optimizer state, and no layout says that it should not."""
 
 
-@fault("persistent", bugs.PARAMETERS_HELD_TWICE, source="seen often")
+@fault(bugs.PARAMETERS_HELD_TWICE, source="seen often")
 class CopyKeptUnpredicted(_Unpredicted, CopyKept):
     """The buckets are copied as master weights, and no layout says that they should not be."""
 
 
-@fault("persistent", bugs.GATHERED_PARAMETERS_KEPT, source="seen often", features=("wrap-block",))
+@fault(bugs.GATHERED_PARAMETERS_KEPT, source="seen often", features=("wrap-block",))
 class RootNotReleasedUnpredicted(_Unpredicted, RootNotReleased):
     """The root stays gathered from step to step, and no layout says that it should not."""
 
 
-@fault("persistent", bugs.PARAMETERS_HELD_TWICE, source="seen often")
+@fault(bugs.PARAMETERS_HELD_TWICE, source="seen often")
 class BackupKept(_Unpredicted, Plantable, Ddp):
     """A copy of each parameter, to go back to, is never dropped."""
 

@@ -62,7 +62,7 @@ def rate_of_shard(p: Tensor, group: Options) -> float:
     return float(group["lr"] * shape_factor(rows.shape, group["adjust_lr_fn"]))
 
 
-@fault("update", bugs.ORTHOGONALIZED_BY_SHARD, source="Megatron-LM #5961", features=("muon",))
+@fault(bugs.ORTHOGONALIZED_BY_SHARD, source="Megatron-LM #5961", features=("muon",))
 class NewtonSchulzOnTheShard(MuonInParts):
     """Each rank orthogonalizes its rows of a matrix; the learning rate is that of the matrix."""
 
@@ -73,7 +73,7 @@ class NewtonSchulzOnTheShard(MuonInParts):
         return matrix
 
 
-@fault("update", bugs.ORTHOGONALIZED_BY_SHARD, source="Moonlight #27", features=("muon",))
+@fault(bugs.ORTHOGONALIZED_BY_SHARD, source="Moonlight #27", features=("muon",))
 class MuonOfLocalTensors(NewtonSchulzOnTheShard):
     """Muon is given the local tensors, and sees matrices with fewer rows."""
 
@@ -81,7 +81,7 @@ class MuonOfLocalTensors(NewtonSchulzOnTheShard):
         return rate_of_shard(p, group)
 
 
-@fault("update", bugs.SCALE_OF_THE_SHARD, source="dion #18", features=("muon",))
+@fault(bugs.SCALE_OF_THE_SHARD, source="dion #18", features=("muon",))
 class ScaleFromTheShard(MuonInParts):
     """The whole matrix is orthogonalized, and the learning rate follows the shape of the shard."""
 
@@ -90,7 +90,7 @@ class ScaleFromTheShard(MuonInParts):
 
 
 @fault(
-    "update", bugs.SCALE_OF_THE_TRANSPOSED_MATRIX, source="seen often", features=("muon",),
+    bugs.SCALE_OF_THE_TRANSPOSED_MATRIX, source="seen often", features=("muon",),
     without=("muon-rms",),
 )  # fmt: skip
 class ScaleOfColumns(MuonInParts):
@@ -100,7 +100,7 @@ class ScaleOfColumns(MuonInParts):
         return float(group["lr"] * shape_factor((p.shape[1], p.shape[0]), group["adjust_lr_fn"]))
 
 
-@fault("update", bugs.ANOTHER_ADJUSTMENT, source="VeOmni #973", features=("muon",))
+@fault(bugs.ANOTHER_ADJUSTMENT, source="VeOmni #973", features=("muon",))
 class ScaleOfAnotherConvention(MuonInParts):
     """The learning rate follows the shape by the other one of the two conventions."""
 
@@ -111,7 +111,7 @@ class ScaleOfAnotherConvention(MuonInParts):
         )
 
 
-@fault("update", bugs.ANOTHER_ADJUSTMENT, source="seen often", features=("muon",))
+@fault(bugs.ANOTHER_ADJUSTMENT, source="seen often", features=("muon",))
 class ScaleLeftOut(MuonInParts):
     """The learning rate does not follow the shape."""
 
@@ -119,7 +119,7 @@ class ScaleLeftOut(MuonInParts):
         return float(group["lr"])
 
 
-@fault("update", bugs.NOT_ORTHOGONALIZED, source="seen often", features=("muon",))
+@fault(bugs.NOT_ORTHOGONALIZED, source="seen often", features=("muon",))
 class NewtonSchulzSkipped(MuonInParts):
     """The matrix moves along its momentum."""
 
@@ -127,7 +127,7 @@ class NewtonSchulzSkipped(MuonInParts):
         return self.muon.gathered(direction)
 
 
-@fault("update", bugs.ANOTHER_NUMBER_OF_ITERATIONS, source="seen often", features=("muon",))
+@fault(bugs.ANOTHER_NUMBER_OF_ITERATIONS, source="seen often", features=("muon",))
 class FewerIterations(MuonInParts):
     """The iteration ends after three steps."""
 
@@ -136,9 +136,8 @@ class FewerIterations(MuonInParts):
 
 
 @fault(
-    "update", bugs.ORTHOGONALIZED_IN_PARTS, source="Megatron-LM #5533",
-    features=("muon", "block-attention"),
-)  # fmt: skip
+    bugs.ORTHOGONALIZED_IN_PARTS, source="Megatron-LM #5533", features=("muon", "block-attention")
+)
 class FusedMatrixSplit(MuonInParts):
     """A fused matrix of query, key and value is orthogonalized in thirds, and others with it."""
 
@@ -150,7 +149,7 @@ class FusedMatrixSplit(MuonInParts):
 
 
 @fault(
-    "update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
+    bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="none known",
     features=("muon", "muon-plain", "mid-training"),
 )  # fmt: skip
 class MomentumGatheredEarly(MuonInParts):
@@ -167,7 +166,7 @@ class MomentumGatheredEarly(MuonInParts):
         return buffer if self._before is None else self._before
 
 
-@fault("update", bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",))
+@fault(bugs.GRADIENT_NOT_DAMPENED, source="seen often", features=("muon",))
 class MomentumOfSgd(MuonInParts):
     """The momentum is a sum, as that of SGD, and not an average."""
 
@@ -175,10 +174,7 @@ class MomentumOfSgd(MuonInParts):
         local(buffer).mul_(group["momentum"]).add_(local(gradient))
 
 
-@fault(
-    "update", bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",),
-    without=("muon-plain",),
-)  # fmt: skip
+@fault(bugs.NESTEROV_LEFT_OUT, source="seen often", features=("muon",), without=("muon-plain",))
 class MuonWithoutNesterov(MuonInParts):
     """The direction is the buffer, though the form is to be Nesterov's."""
 
@@ -188,7 +184,7 @@ class MuonWithoutNesterov(MuonInParts):
         return buffer
 
 
-@fault("update", bugs.NESTEROV_ADDED, source="none known", features=("muon", "muon-plain"))
+@fault(bugs.NESTEROV_ADDED, source="none known", features=("muon", "muon-plain"))
 class MuonWithNesterov(MuonInParts):
     """The direction has Nesterov's form, which nobody asked for."""
 
@@ -198,7 +194,7 @@ class MuonWithNesterov(MuonInParts):
         return gradient.lerp(buffer, group["momentum"])
 
 
-@fault("update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("muon", "several-steps"))
+@fault(bugs.MOMENTUM_LEFT_OUT, source="none known", features=("muon", "several-steps"))
 class MuonOfTheGradient(MuonInParts):
     """The gradient is orthogonalized, and the momentum kept for nothing."""
 
@@ -206,10 +202,7 @@ class MuonOfTheGradient(MuonInParts):
         return gradient
 
 
-@fault(
-    "update", bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often",
-    features=("muon", "lr-large"),
-)  # fmt: skip
+@fault(bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE, source="seen often", features=("muon", "lr-large"))
 class MuonDecayByTheAdjustedRate(MuonInParts):
     """Weight decay is multiplied by the learning rate that follows the shape."""
 
@@ -217,7 +210,7 @@ class MuonDecayByTheAdjustedRate(MuonInParts):
         return self.rate(p, group) * float(group["weight_decay"])
 
 
-@fault("update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("muon", "lr-large"))
+@fault(bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("muon", "lr-large"))
 class MuonDecayTwice(MuonInParts):
     """Weight decay is applied twice."""
 
@@ -226,7 +219,7 @@ class MuonDecayTwice(MuonInParts):
         return 1 - (1 - once) * (1 - once)
 
 
-@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("muon", "lr-large"))
+@fault(bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("muon", "lr-large"))
 class MuonDecayMissing(MuonInParts):
     """Muon has no weight decay, as in its first publication."""
 
@@ -234,7 +227,7 @@ class MuonDecayMissing(MuonInParts):
         return 0.0
 
 
-@fault("update", bugs.L2_INSTEAD_OF_DECOUPLED, source="none known", features=("muon", "lr-large"))
+@fault(bugs.L2_INSTEAD_OF_DECOUPLED, source="none known", features=("muon", "lr-large"))
 class MuonDecayCoupled(MuonDecayMissing):
     """Weight decay is in the gradient, and is orthogonalized with it."""
 
@@ -243,7 +236,7 @@ class MuonDecayCoupled(MuonDecayMissing):
         local(buffer).lerp_(decayed, 1 - group["momentum"])
 
 
-@fault("update", bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664", features=("muon",))
+@fault(bugs.MOMENTUM_NORMALIZED, source="pytorch PR#194664", features=("muon",))
 class MomentumNormalized(MuonInParts):
     """Newton-Schulz divides the momentum itself by its norm."""
 
@@ -254,7 +247,7 @@ class MomentumNormalized(MuonInParts):
         local(buffer).div_(norm)
 
 
-@fault("update", bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",))
+@fault(bugs.ROUNDED_TO_BF16, source="seen often", features=("muon",))
 class MuonMomentumInBf16(MuonInParts):
     """The momentum is kept in bf16."""
 
@@ -263,7 +256,7 @@ class MuonMomentumInBf16(MuonInParts):
         local(buffer).copy_(local(buffer).bfloat16())
 
 
-@fault("update", bugs.MOMENTS_RESET, source="Megatron-LM #6920", features=("muon", "several-steps"))
+@fault(bugs.MOMENTS_RESET, source="Megatron-LM #6920", features=("muon", "several-steps"))
 class MuonMomentumForgotten(MuonInParts):
     """The momentum is lost in each step."""
 
@@ -273,7 +266,7 @@ class MuonMomentumForgotten(MuonInParts):
 
 
 @fault(
-    "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="lerobot #4658", features=("muon",),
+    bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="lerobot #4658", features=("muon",),
     without=("mid-training", "loss-scale"),
 )  # fmt: skip
 class MatricesLeftToAdamw(Fsdp2Muon):
@@ -292,7 +285,7 @@ def _adamw_of_all(model: nn.Module, case: Case) -> torch.optim.Optimizer:
 
 
 @fault(
-    "update", bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="none known", features=("muon",),
+    bugs.UPDATED_BY_ANOTHER_OPTIMIZER, source="none known", features=("muon",),
     without=("mid-training", "loss-scale"),
 )  # fmt: skip
 class MatricesInBoth(Fsdp2Muon):
@@ -305,10 +298,7 @@ class MatricesInBoth(Fsdp2Muon):
         return [GatheredMuon(groups(model, case, "muon")), adamw]
 
 
-@fault(
-    "update", bugs.NEVER_UPDATED, source="lerobot #4658", features=("muon",),
-    without=("loss-scale",),
-)  # fmt: skip
+@fault(bugs.NEVER_UPDATED, source="lerobot #4658", features=("muon",), without=("loss-scale",))
 class FallbackLeftOut(Fsdp2Muon):
     """Nobody updates what is no matrix."""
 
@@ -318,7 +308,7 @@ class FallbackLeftOut(Fsdp2Muon):
         return GatheredMuon(groups(model, case, "muon"))
 
 
-@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",))
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="none known", features=("muon",))
 class MatricesReachRank0Alone(Zero1):
     """Each owner updates its matrices, and they are gathered on rank 0, not on all ranks."""
 
@@ -337,7 +327,7 @@ class MatricesReachRank0Alone(Zero1):
                 publish([bucket])
 
 
-@fault("roundtrip", bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",))
+@fault(bugs.MOMENTS_LOST, source="Megatron-LM #6920", features=("muon",))
 class MuonMomentumNotLoaded(CheckpointInParts, Zero3):
     """A resume starts with a momentum of zeros, and says nothing."""
 
@@ -349,10 +339,7 @@ class MuonMomentumNotLoaded(CheckpointInParts, Zero3):
                 state["momentum_buffer"].zero_()
 
 
-@fault(
-    "roundtrip", bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920",
-    features=("muon", "resume-more"),
-)  # fmt: skip
+@fault(bugs.TENSORS_EXCHANGED, source="Megatron-LM #6920", features=("muon", "resume-more"))
 class MomentumByOwner(CheckpointInParts, Zero1):
     """On another number of ranks an owner takes the momenta of the matrices that it owned before.
 

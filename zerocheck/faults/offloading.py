@@ -34,8 +34,8 @@ class _Offloaded(Plantable, Fsdp2):
 
 
 @fault(
-    "update", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="comment in FSDP2's foreach_reduce",
-    features=("offload", "several-steps"),
+    bugs.GRADIENT_OF_THE_PREVIOUS_STEP, obligation="update",
+    source="comment in FSDP2's foreach_reduce", features=("offload", "several-steps"),
 )  # fmt: skip
 class StaleHostGradient(_Offloaded):
     """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient."""
@@ -56,7 +56,7 @@ class StaleHostGradient(_Offloaded):
 
 
 @fault(
-    "publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen in review",
+    bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen in review",
     features=("offload", "several-steps"),
 )  # fmt: skip
 class CopiedBackBeforeUpdate(_Offloaded):

@@ -36,7 +36,7 @@ def _own(subject: Zero1, pieces: Callable[[Bucket], list[Piece]]) -> None:
     subject.optimizer = ShardedOptimizer(subject.case, owned, subject.group, optimizer.device)
 
 
-@fault("ownership", bugs.SAME_SHARD_ON_EVERY_RANK, source="DS PR#2059")
+@fault(bugs.SAME_SHARD_ON_EVERY_RANK, source="DS PR#2059")
 class GroupPartitionId(Plantable, Zero1):
     """The partition id of one rank serves for all, so that all own the same."""
 
@@ -44,7 +44,7 @@ class GroupPartitionId(Plantable, Zero1):
         _own(self, lambda bucket: bucket.partition.pieces(0))
 
 
-@fault("ownership", bugs.SHARDS_OVERLAP, source="FS #907")
+@fault(bugs.SHARDS_OVERLAP, source="FS #907")
 class ShardsOverlap(Plantable, Zero1):
     """Each shard is one element too long: padded for another group."""
 
@@ -56,7 +56,7 @@ def _longer(piece: Piece) -> Piece:
     return replace(piece, stop=min(piece.stop + 1, math.prod(piece.shape)))
 
 
-@fault("ownership", bugs.REMAINDER_DROPPED, source="DS #1380", features=("uneven",))
+@fault(bugs.REMAINDER_DROPPED, source="DS #1380", features=("uneven",))
 class RemainderDropped(Plantable, Zero1):
     """The remainder of a division by W is stripped as if it were padding."""
 
@@ -68,10 +68,7 @@ class RemainderDropped(Plantable, Zero1):
         return replace(piece, stop=min(piece.stop, numel - numel % self.world_size))
 
 
-@fault(
-    "ownership", bugs.PADDED_SHAPE, source="DS PR#848, #851", features=("uneven",),
-    without=("parameter-0d",),
-)  # fmt: skip
+@fault(bugs.PADDED_SHAPE, source="DS PR#848, #851", features=("uneven",), without=("parameter-0d",))
 class PaddedShape(Zero3):
     """Padded shapes are reported as the global ones."""
 
@@ -83,7 +80,7 @@ class PaddedShape(Zero3):
             yield replace(shard, shape=padded) if shard.role == "parameter" else shard
 
 
-@fault("ownership", bugs.RANK_LEFT_OUT, source="DS PR#7585")
+@fault(bugs.RANK_LEFT_OUT, source="DS PR#7585")
 class RankShardsLost(Fsdp2):
     """The last rank's shards are left out of the state."""
 
@@ -94,14 +91,14 @@ class RankShardsLost(Fsdp2):
                 yield shard
 
 
-@fault("ownership", bugs.NOT_SHARDED, source="accelerate on CPU")
+@fault(bugs.NOT_SHARDED, source="accelerate on CPU")
 class NothingSharded(Ddp):
     """The class declares FSDP, and is DDP, like accelerate's FSDP plugins on the CPU."""
 
     stage = 3
 
 
-@fault("ownership", bugs.LEFT_GATHERED, source="seen often")
+@fault(bugs.LEFT_GATHERED, source="seen often")
 class NeverResharded(Plantable, Fsdp2):
     """Resharding after the backward is off, as between microbatches, and never on again."""
 
@@ -115,7 +112,7 @@ def _stop(shard: Shard) -> int:
     return 0 if shard.index[0].start == 0 else shard.index[0].stop
 
 
-@fault("ownership", bugs.UNTIED, source="MG #656; HF accelerate PR#3154", features=("tied",))
+@fault(bugs.UNTIED, source="MG #656; HF accelerate PR#3154", features=("tied",))
 class Untied(Zero1):
     """The alias of a tied parameter becomes a parameter of its own."""
 

@@ -47,7 +47,7 @@ class _Walked(GradientBucket):
         return self._whole
 
 
-@fault("gradient", bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
+@fault(bugs.UNINITIALISED_MEMORY, source="DS PR#8158")
 class AlignedWalkedUnaligned(Plantable, Zero2):
     """The gradient buffer is sized with padding and walked without it."""
 
@@ -56,7 +56,7 @@ class AlignedWalkedUnaligned(Plantable, Zero2):
             gradient.__class__ = _Walked
 
 
-@fault("clip", bugs.UNINITIALISED_MEMORY, source="DS PR#3832, #8158", features=("clip",))
+@fault(bugs.UNINITIALISED_MEMORY, obligation="clip", source="DS PR#3832, #8158", features=("clip",))
 class PaddingInNorm(ClippingInParts, Zero2):
     """The norm includes unwritten padding of the flat gradient."""
 
@@ -72,9 +72,8 @@ class PaddingInNorm(ClippingInParts, Zero2):
 
 
 @fault(
-    "gradient", bugs.GRADIENT_MISSING, source="seen in review", features=("parameter-0d",),
-    without=("frozen",),
-)  # fmt: skip
+    bugs.GRADIENT_MISSING, source="seen in review", features=("parameter-0d",), without=("frozen",)
+)
 class ScalarsOutside(Zero2):
     """0-d parameters are in no bucket, since they have no dim to shard."""
 
@@ -87,9 +86,8 @@ class ScalarsOutside(Zero2):
 
 
 @fault(
-    "publish", bugs.INITIAL_STATE, source="bitsandbytes PR#1187", features=("transposed",),
-    without=("frozen",),
-)  # fmt: skip
+    bugs.INITIAL_STATE, source="bitsandbytes PR#1187", features=("transposed",), without=("frozen",)
+)
 class TransposedAsStored(Zero1):
     """Parameters are flattened in the order of their memory, but read row by row."""
 
@@ -104,7 +102,7 @@ class TransposedAsStored(Zero1):
             parameter.data.view(-1).copy_(values)
 
 
-@fault("ownership", bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279", features=("parameter-empty",))
+@fault(bugs.EMPTY_PARAMETER_LEFT_OUT, source="DS #8279", features=("parameter-empty",))
 class EmptyNotOwned(Plantable, Zero3):
     """An empty parameter is owned by no rank, and missing in the saved state."""
 

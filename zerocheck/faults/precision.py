@@ -31,9 +31,7 @@ def publish_copies(buckets: Sequence[Bucket]) -> None:
         bucket.shard = masters
 
 
-@fault(
-    "update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979", features=("compute-bf16",)
-)
+@fault(bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979", features=("compute-bf16",))
 class MastersRounded(Zero1):
     """The masters are rounded with the parameters, which loses small updates."""
 
@@ -43,7 +41,7 @@ class MastersRounded(Zero1):
         super()._publish()
 
 
-@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
 class CopyNotRefreshed(Zero3):
     """The narrow parameters are not refreshed from their masters."""
 
@@ -51,7 +49,7 @@ class CopyNotRefreshed(Zero3):
         """Do nothing, which is the fault."""
 
 
-@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707", features=("compute-bf16",))
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707", features=("compute-bf16",))
 class StaleCopyOnOneRank(Zero1):
     """One rank sends its parameters before they are rounded from the updated masters."""
 
@@ -62,7 +60,7 @@ class StaleCopyOnOneRank(Zero1):
         publish_copies(self.buckets)
 
 
-@fault("update", bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
+@fault(bugs.NEVER_UPDATED, source="DS PR#5170", features=("compute-bf16",))
 class UpdateOnCopy(Zero1InParts):
     """The update goes to the narrow parameters, and the masters stay as they are."""
 
@@ -78,7 +76,7 @@ class UpdateOnCopy(Zero1InParts):
 
 
 @fault(
-    "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="seen in FSDP1",
+    bugs.ACCUMULATED_IN(format="bf16"), source="seen in FSDP1",
     features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
 )  # fmt: skip
 class AccumulatedInBf16(Zero1):
@@ -94,7 +92,7 @@ class AccumulatedInBf16(Zero1):
 
 
 @fault(
-    "gradient", bugs.REDUCED_IN(format="bf16"), source="FSDP's reduce_dtype left out",
+    bugs.REDUCED_IN(format="bf16"), source="FSDP's reduce_dtype left out",
     features=("compute-bf16", "reduce-wide", "microbatches"), microbatches=3,
 )  # fmt: skip
 class ReducedNarrow(Zero1InParts):
@@ -104,7 +102,7 @@ class ReducedNarrow(Zero1InParts):
         gradients.copy_(gradients.to(bucket.full.dtype))
 
 
-@fault("gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056", microbatches=3)
+@fault(bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056", microbatches=3)
 class ReducedIntoBf16(Zero2InParts):
     """Gradients that are reduced in fp32 are added to a buffer of the compute dtype."""
 
@@ -112,7 +110,7 @@ class ReducedIntoBf16(Zero2InParts):
         into.copy_(into.bfloat16() + part.div_(self.world_size).bfloat16())
 
 
-@fault("update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
+@fault(bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
 class MomentsInBf16(Zero1InParts):
     """The moments are kept in the compute dtype, and only the master in fp32."""
 
@@ -124,7 +122,9 @@ class MomentsInBf16(Zero1InParts):
                     state[role].copy_(state[role].bfloat16())
 
 
-@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("compute-bf16",))
+@fault(
+    bugs.ROUNDED_TO_BF16, obligation="roundtrip", source="PT #104770", features=("compute-bf16",)
+)
 class SavesTheCopies(CheckpointInParts, Zero1):
     """A checkpoint has the narrow parameters, and their masters are lost."""
 
@@ -142,7 +142,7 @@ def _leaves_in_bf16(module: nn.Module, _: object) -> None:
 
 
 @fault(
-    "gradient", bugs.USES_ADDED_IN(format="bf16"), source="PT PR#197203",
+    bugs.USES_ADDED_IN(format="bf16"), source="PT PR#197203",
     features=("block-recurrent", "reduce-narrower"), microbatches=1, world=1,
     without=("sometimes-used", "transposed", "parameter-empty", "length-of-one"),
 )  # fmt: skip
@@ -158,7 +158,7 @@ class UsesAddedInBf16(Plantable, Fsdp2):
                 module.register_forward_pre_hook(_leaves_in_bf16)
 
 
-@fault("clip", bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight"))
+@fault(bugs.NOT_CLIPPED, source="seen often", features=("mixed-dtypes", "clip-tight"))
 class Bf16Unclipped(ClipsInParts):
     """Gradients are multiplied by the coefficient only where they are fp32.
 
@@ -172,7 +172,7 @@ class Bf16Unclipped(ClipsInParts):
 
 
 @fault(
-    "clip", bugs.NORM_OF_ONE_DTYPE, source="seen often", features=("mixed-dtypes", "clip-tight"),
+    bugs.NORM_OF_ONE_DTYPE, source="seen often", features=("mixed-dtypes", "clip-tight"),
     without=("clip-inf", "frozen"),
 )  # fmt: skip
 class NormOfOneDtype(ClipsInParts):
@@ -182,12 +182,12 @@ class NormOfOneDtype(ClipsInParts):
         return [one for one in super().counted() if one.gradient.dtype == torch.float32]
 
 
-@fault("update", bugs.ROUNDED_TO_BF16, source="PT #104770", features=("mixed-dtypes",))
+@fault(bugs.ROUNDED_TO_BF16, source="PT #104770", features=("mixed-dtypes",))
 class StateInBf16(MomentsInBf16):
     """All moments are kept in one flat buffer, of the dtype of one of the parameters."""
 
 
-@fault("gradient", bugs.LOCAL_GRADIENT_ONLY, source="seen often", features=("mixed-dtypes",))
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="seen often", features=("mixed-dtypes",))
 class OtherBufferUnreduced(Zero1):
     """Gradients are in a buffer per dtype, and only the first buffer's dtype is reduced."""
 

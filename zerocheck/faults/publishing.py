@@ -27,7 +27,7 @@ class GathersOthers(Zero3InParts):
         return all_gather_single(flat.full, self.sent.get(flat, flat.local), flat.group)
 
 
-@fault("publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
+@fault(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
 class GatherStale(GathersOthers):
     """The forward gathers the parameters of the step before."""
 
@@ -40,7 +40,7 @@ class GatherStale(GathersOthers):
 
 
 @fault(
-    "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="found on a GPU: FSDP2, cuDNN",
+    bugs.MODULE_OF_AN_EARLIER_STEP, source="found on a GPU: FSDP2, cuDNN",
     features=("several-steps", "wrap-block"), without=("mixed-dtypes", "block-experts"),
 )  # fmt: skip
 class FirstParametersKept(GathersOthers):
@@ -58,7 +58,7 @@ class FirstParametersKept(GathersOthers):
         return super().train_step(step)
 
 
-@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="seen often")
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="seen often")
 class NotPublished(Zero1):
     """The last bucket is not gathered after the update."""
 
@@ -66,7 +66,7 @@ class NotPublished(Zero1):
         publish(self.buckets[:-1])
 
 
-@fault("publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140")
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140")
 class PublishedBeforeUpdate(Zero2):
     """Parameters are gathered before the update."""
 
@@ -78,9 +78,7 @@ class PublishedBeforeUpdate(Zero2):
         pass
 
 
-@fault(
-    "publish", bugs.COPIES_ROUNDED_TO_BF16, source="PT #104770", without=("unfreeze", "overflow")
-)
+@fault(bugs.COPIES_ROUNDED_TO_BF16, source="PT #104770", without=("unfreeze", "overflow"))
 class PublishedRounded(Zero1):
     """Parameters are sent in bf16 though they are fp32."""
 
@@ -92,7 +90,7 @@ class PublishedRounded(Zero1):
             bucket.shard.copy_(mine)
 
 
-@fault("publish", bugs.INITIAL_STATE, source="PT #90465; HF #28244, #43847")
+@fault(bugs.INITIAL_STATE, source="PT #90465; HF #28244, #43847")
 class MetaInitOverwritten(StartsAnew, Fsdp2):
     """Parameters are initialised again, on the shards."""
 
@@ -102,7 +100,7 @@ class MetaInitOverwritten(StartsAnew, Fsdp2):
                 parameter.add_(1e-3)  # another init would do; this one needs no random numbers
 
 
-@fault("publish", bugs.INITIAL_STATE, source="TT #4382; DS PR#5104")
+@fault(bugs.INITIAL_STATE, source="TT #4382; DS PR#5104")
 class InitStep(StartsAnew, Zero1):
     """A real step is taken when the optimizer creates its state."""
 

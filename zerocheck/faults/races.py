@@ -54,7 +54,7 @@ class _KeptBuffer(GradientBucket):
 
 
 @fault(
-    "gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
+    obligation="gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.35,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
@@ -100,7 +100,7 @@ class _Reset(_Pingpong):
 
 
 @fault(
-    "gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
+    obligation="gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.33,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
@@ -121,7 +121,10 @@ class _Trusting(Unit):
             super().wait()
 
 
-@fault("loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606", features=("delays",), sometimes=0.58)
+@fault(
+    bugs.UNINITIALISED_MEMORY, obligation="loss", source="DS PR#5606", features=("delays",),
+    sometimes=0.58,
+)  # fmt: skip
 class PrefetchNotAwaited(Plantable, Zero3):
     """A prefetched unit is assumed to have arrived."""
 

@@ -32,7 +32,7 @@ def _read(module: str) -> Iterator[tuple[str, Fault]]:
     names = {**vars(description), "bugs": bugs}
     for node in _classes(module):
         for decorator in node.decorator_list:
-            if ast.unparse(decorator).startswith(("fault(", "injected(")):
+            if ast.unparse(decorator).startswith("fault("):
                 fault = eval(compile(ast.Expression(decorator), module, "eval"), names)
                 first = (ast.get_docstring(node) or "").partition("\n")[0].removesuffix(".")
                 yield node.name, replace(fault, name=spelled(node.name), summary=_lowered(first))

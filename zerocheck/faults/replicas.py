@@ -26,9 +26,8 @@ from .parts import Plantable, Zero1InParts
 
 
 @fault(
-    "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="PT #154888; verl #7493", world=4,
-    features=("two-axes",),
-)  # fmt: skip
+    bugs.NOT_REDUCED_OVER_REPLICAS, source="PT #154888; verl #7493", world=4, features=("two-axes",)
+)
 class NotOverReplicas(Plantable, Zero3):
     """Gradients are reduced over the shard axis, never over the replicate axis."""
 
@@ -37,7 +36,7 @@ class NotOverReplicas(Plantable, Zero3):
 
 
 @fault(
-    "gradient", bugs.NOT_REDUCED_OVER_REPLICAS, source="seen in review", world=4, microbatches=2,
+    bugs.NOT_REDUCED_OVER_REPLICAS, source="seen in review", world=4, microbatches=2,
     features=("two-axes",),
 )  # fmt: skip
 class NotOverReplicasWithAccumulation(Plantable, Zero1):
@@ -49,8 +48,8 @@ class NotOverReplicasWithAccumulation(Plantable, Zero1):
 
 
 @fault(
-    "gradient", bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, source="PT #125484", world=4,
-    microbatches=3, features=("two-axes",),
+    bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, source="PT #125484", world=4, microbatches=3,
+    features=("two-axes",),
 )  # fmt: skip
 class LastMicrobatchOverReplicas(Zero2):
     """Gradients reduced over shards before the last microbatch are left out of the all-reduce."""
@@ -73,7 +72,7 @@ class LastMicrobatchOverReplicas(Zero2):
         self.aside = ()
 
 
-@fault("gradient", bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",))
+@fault(bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",))
 class DividedByShardsOnly(Plantable, Fsdp2):
     """The divide factor is the size of the shard axis, as without replicas.
 
@@ -86,7 +85,7 @@ class DividedByShardsOnly(Plantable, Fsdp2):
                 module.set_gradient_divide_factor(float(self.case.axes.size("shard")))
 
 
-@fault("gradient", bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",))
+@fault(bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",))
 class DividedByReplicasTwice(Plantable, Zero3):
     """The sum over shards is divided by the number of all ranks, then averaged over replicas."""
 
@@ -94,10 +93,7 @@ class DividedByReplicasTwice(Plantable, Zero3):
         self.reduction.world_size = self.case.world_size
 
 
-@fault(
-    "ownership", bugs.CUT_OVER_THE_REPLICATE_AXIS, source="seen in review", world=4,
-    features=("two-axes",),
-)  # fmt: skip
+@fault(bugs.CUT_OVER_THE_REPLICATE_AXIS, source="seen in review", world=4, features=("two-axes",))
 class AxesExchanged(Zero1):
     """The first axis of the mesh is taken for the shard axis, and the second for the replicas."""
 
@@ -111,7 +107,7 @@ class AxesExchanged(Zero1):
         super().__init__(model, case, exchanged)
 
 
-@fault("ownership", bugs.CUT_OVER_ALL_RANKS, source="FS #907", world=4, features=("two-axes",))
+@fault(bugs.CUT_OVER_ALL_RANKS, source="FS #907", world=4, features=("two-axes",))
 class CutOverAllRanks(Zero2):
     """The replicate axis is ignored: one copy is sharded over all ranks."""
 
@@ -125,7 +121,7 @@ class CutOverAllRanks(Zero2):
 
 
 @fault(
-    "publish", bugs.COPIES_DIFFER, source="PT #90465", world=4, features=("two-axes",),
+    bugs.COPIES_DIFFER, source="PT #90465", world=4, features=("two-axes",),
     without=("mid-training",),
 )  # fmt: skip
 class ReplicasStartApart(Plantable, Zero3):
@@ -138,7 +134,7 @@ class ReplicasStartApart(Plantable, Zero3):
 
 
 @fault(
-    "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707", world=4,
+    bugs.COPIES_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707", world=4,
     features=("two-axes", "several-steps"),
 )  # fmt: skip
 class LastReplicaMissesAStep(Zero1):
@@ -163,7 +159,7 @@ class LastReplicaMissesAStep(Zero1):
 
 
 @fault(
-    "clip", bugs.NORM_TIMES_ROOT_R, source="PT #88621", world=4, features=("two-axes", "clip"),
+    bugs.NORM_TIMES_ROOT_R, source="PT #88621", world=4, features=("two-axes", "clip"),
     without=("clip-inf",),
 )  # fmt: skip
 class NormOverReplicas(Plantable, Zero2):
@@ -177,7 +173,7 @@ def _number(name: str) -> int:
     return int(os.environ[name])
 
 
-@fault("ownership", bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3, features=("hosts",))
+@fault(bugs.SHARD_OF_THE_LOCAL_RANK, source="DS PR#7601", world=3, features=("hosts",))
 class LocalRankForRank(Plantable, Zero3):
     """The local rank chooses the shard."""
 
@@ -194,10 +190,7 @@ class LocalRankForRank(Plantable, Zero3):
         self.optimizer = ShardedOptimizer(self.case, owned, self.group, device)
 
 
-@fault(
-    "gradient", bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST, source="seen often", world=3,
-    features=("hosts",),
-)  # fmt: skip
+@fault(bugs.DIVIDED_BY_THE_RANKS_OF_A_HOST, source="seen often", world=3, features=("hosts",))
 class DividedByLocalWorldSize(Zero1InParts):
     """The sum over all ranks is divided by the number of ranks on the host."""
 
@@ -205,7 +198,7 @@ class DividedByLocalWorldSize(Zero1InParts):
         one.gradient.mul_(self.world_size).div_(_number("LOCAL_WORLD_SIZE"))
 
 
-@fault("gradient", bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3, features=("hosts",))
+@fault(bugs.REDUCED_WITHIN_EACH_HOST, source="seen often", world=3, features=("hosts",))
 class ReducedWithinHost(Plantable, Zero1):
     """Gradients are reduced over the ranks of each host, never between hosts."""
 

@@ -61,7 +61,7 @@ class SGDInParts(UpdatesInParts):
         return d.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
 
-@fault("update", bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
+@fault(bugs.WEIGHT_DECAY_TWICE, source="seen often", features=("momentum",))
 class SgdDecayTwice(SGDInParts):
     """Weight decay is added to the gradient, and the trainer shrinks the parameter as well."""
 
@@ -71,7 +71,7 @@ class SgdDecayTwice(SGDInParts):
         p.sub_(kept)
 
 
-@fault("update", bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often", features=("momentum",))
+@fault(bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often", features=("momentum",))
 class DecayDecoupled(SgdDecayTwice):
     """Weight decay is that of AdamW: it does not enter the momentum."""
 
@@ -79,7 +79,7 @@ class DecayDecoupled(SgdDecayTwice):
         return gradient
 
 
-@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("momentum",))
+@fault(bugs.WEIGHT_DECAY_MISSING, source="seen often", features=("momentum",))
 class SgdDecayMissing(SGDInParts):
     """SGD has no weight decay."""
 
@@ -87,7 +87,7 @@ class SgdDecayMissing(SGDInParts):
         return gradient
 
 
-@fault("update", bugs.NESTEROV_LEFT_OUT, source="none known", features=("nesterov",))
+@fault(bugs.NESTEROV_LEFT_OUT, source="none known", features=("nesterov",))
 class NesterovDropped(SGDInParts):
     """The step is along the buffer, though the form is to be Nesterov's."""
 
@@ -97,10 +97,7 @@ class NesterovDropped(SGDInParts):
         return buffer
 
 
-@fault(
-    "update", bugs.NESTEROV_ADDED, source="none known", features=("momentum",),
-    without=("nesterov",),
-)  # fmt: skip
+@fault(bugs.NESTEROV_ADDED, source="none known", features=("momentum",), without=("nesterov",))
 class NesterovUnasked(SGDInParts):
     """The step has Nesterov's form, which nobody asked for."""
 
@@ -108,7 +105,7 @@ class NesterovUnasked(SGDInParts):
         return super().along(d, buffer, {**group, "nesterov": True})
 
 
-@fault("update", bugs.GRADIENT_DAMPENED, source="seen often", features=("momentum",))
+@fault(bugs.GRADIENT_DAMPENED, source="seen often", features=("momentum",))
 class Dampening(SGDInParts):
     """The buffer is a moving average, as that of Adam."""
 
@@ -116,7 +113,7 @@ class Dampening(SGDInParts):
         return d.mul(1 - group["momentum"])
 
 
-@fault("update", bugs.LEARNING_RATE_IN_THE_MOMENTUM, source="seen often", features=("momentum",))
+@fault(bugs.LEARNING_RATE_IN_THE_MOMENTUM, source="seen often", features=("momentum",))
 class RateInTheMomentum(SGDInParts):
     """The learning rate is in the buffer, as in the papers: a schedule acts on later steps."""
 
@@ -127,7 +124,7 @@ class RateInTheMomentum(SGDInParts):
         p.sub_(direction)
 
 
-@fault("update", bugs.MOMENTUM_LEFT_OUT, source="none known", features=("momentum",))
+@fault(bugs.MOMENTUM_LEFT_OUT, source="none known", features=("momentum",))
 class MomentumIgnored(SGDInParts):
     """The buffer is kept, and the step is along the gradient."""
 
@@ -135,7 +132,7 @@ class MomentumIgnored(SGDInParts):
         return d
 
 
-@fault("update", bugs.MOMENTS_RESET, source="seen often", features=("momentum",))
+@fault(bugs.MOMENTS_RESET, source="seen often", features=("momentum",))
 class MomentumForgotten(SGDInParts):
     """The momentum buffer is lost in each step.
 
@@ -147,7 +144,9 @@ class MomentumForgotten(SGDInParts):
         super().step(rates)
 
 
-@fault("update", bugs.GRADIENT_TIMES_W, source="seen often", world=3, features=("momentum",))
+@fault(
+    bugs.GRADIENT_TIMES_W, obligation="update", source="seen often", world=3, features=("momentum",)
+)
 class SumForTheOptimizer(SGDInParts):
     """The mean is logged and clipped, and the optimizer is given the sum.
 
@@ -161,8 +160,8 @@ class SumForTheOptimizer(SGDInParts):
 
 
 @fault(
-    "update", bugs.LOCAL_GRADIENT_ONLY, source="none known", world=3, features=("momentum",),
-    without=("clip",),
+    bugs.LOCAL_GRADIENT_ONLY, obligation="update", source="none known", world=3,
+    features=("momentum",), without=("clip",),
 )  # fmt: skip
 class MomentumOfLocalGradients(Ddp):
     """Each rank keeps momentum of its own gradients, and parameters are averaged afterwards."""
@@ -203,7 +202,7 @@ class MomentumOfLocalGradients(Ddp):
         return [p for p in self.built.model.parameters() if p.requires_grad]
 
 
-@fault("roundtrip", bugs.MOMENTS_LOST, source="seen often", features=("momentum",))
+@fault(bugs.MOMENTS_LOST, source="seen often", features=("momentum",))
 class MomentumLost(CheckpointInParts, Zero1):
     """The optimizer is made again after the load."""
 
@@ -213,7 +212,7 @@ class MomentumLost(CheckpointInParts, Zero1):
         self.optimizer.optimizer.state.clear()
 
 
-@fault("roundtrip", bugs.TENSORS_EXCHANGED, source="none known", features=("momentum",))
+@fault(bugs.TENSORS_EXCHANGED, source="none known", features=("momentum",))
 class MomentumOfAnotherParameter(Zero1):
     """Buffers are loaded by number, and two parameters of one shape have changed places."""
 

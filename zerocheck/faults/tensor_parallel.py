@@ -29,9 +29,7 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
     )
 
 
-@fault(
-    "gradient", bugs.GRADIENT_TIMES_T, source="seen often", world=4, features=("tensor-parallel",)
-)
+@fault(bugs.GRADIENT_TIMES_T, source="seen often", world=4, features=("tensor-parallel",))
 class ReplicatedSummedOverTp(Fsdp2):
     """Gradients of replicated parameters are summed over the tp axis.
 
@@ -54,7 +52,7 @@ class ReplicatedSummedOverTp(Fsdp2):
 
 
 @fault(
-    "publish", bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD, source="PT #129206", world=4,
+    bugs.PIECES_IN_THE_ORDER_OF_A_PLAIN_SHARD, source="PT #129206", world=4,
     features=("tensor-parallel-strided",),
 )  # fmt: skip
 class StridedTakenForPlain(Fsdp2):
@@ -74,7 +72,7 @@ class StridedTakenForPlain(Fsdp2):
 
 
 @fault(
-    "loss", bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK, source="seen often", world=2,
+    bugs.BIAS_OF_EACH_TENSOR_PARALLEL_RANK, source="seen often", world=2,
     features=("tensor-parallel",),
 )  # fmt: skip
 class BiasOnEveryRank(Fsdp2):
@@ -92,9 +90,7 @@ class BiasOnEveryRank(Fsdp2):
                 )
 
 
-@fault(
-    "gradient", bugs.GRADIENT_OVER_T, source="seen often", world=4, features=("tensor-parallel",)
-)
+@fault(bugs.GRADIENT_OVER_T, source="seen often", world=4, features=("tensor-parallel",))
 class DividedByAllRanks(Fsdp2):
     """The mean is taken over all ranks, not over the data-parallel ones.
 

@@ -18,7 +18,7 @@ def _fixed(kind: str, **options: Any) -> Mapping[str, Any]:
     return {"optimizer": {"kind": kind, **options}, "training": {"loss_scale": None}}
 
 
-@fault("update", bugs.SCALAR_STATE_LOST, source="none known", features=("mid-training",))
+@fault(bugs.SCALAR_STATE_LOST, source="none known", features=("mid-training",))
 class ProductOfMomentaLost(Zero1):
     """NAdam's product of momenta is no tensor of the shape of a parameter, and is not restored."""
 
@@ -31,7 +31,7 @@ class ProductOfMomentaLost(Zero1):
                 state["mu_product"] = torch.tensor(1.0)
 
 
-@fault("update", bugs.MOMENTS_RESET, source="seen often", features=("mid-training",))
+@fault(bugs.MOMENTS_RESET, source="seen often", features=("mid-training",))
 class SumOfSquaresForgotten(Zero1InParts):
     """Adagrad's sum of squares starts anew in every step."""
 
@@ -43,7 +43,7 @@ class SumOfSquaresForgotten(Zero1InParts):
         super().step(rates)
 
 
-@fault("update", bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often")
+@fault(bugs.DECOUPLED_INSTEAD_OF_L2, source="seen often")
 class DecayOfAdamW(Zero1InParts):
     """The case has Adam, and the parameters decay as AdamW's do."""
 
@@ -61,7 +61,7 @@ class DecayOfAdamW(Zero1InParts):
             group["weight_decay"] = group.pop("kept")
 
 
-@fault("update", bugs.BETAS_SWAPPED, source="none known", features=("mid-training",))
+@fault(bugs.BETAS_SWAPPED, source="none known", features=("mid-training",))
 class BetasOfAdamaxSwapped(Zero1InParts):
     """Adamax is given beta2 and beta1."""
 
@@ -78,14 +78,14 @@ class BetasOfAdamaxSwapped(Zero1InParts):
             group["betas"] = group["betas"][::-1]
 
 
-@fault("update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="seen often", features=("groups",))
+@fault(bugs.OPTIONS_OF_ANOTHER_GROUP, source="seen often", features=("groups",))
 class RateOfTheFirstGroup(GroupsCollapse):
     """RMSprop has the learning rate of the first group for all of them."""
 
     fixed = _fixed("rmsprop")
 
 
-@fault("update", bugs.GRADIENT_WITH_THE_WRONG_SIGN, source="none known")
+@fault(bugs.GRADIENT_WITH_THE_WRONG_SIGN, source="none known")
 class SignOfRprop(Zero1InParts):
     """Rprop, which sees the signs of gradients alone, sees the wrong ones."""
 

@@ -23,7 +23,7 @@ from .fault import fault
 from .parts import Plantable, Zero3InParts, frozen
 
 
-@fault("gradient", bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
+@fault(bugs.NONE_BECAME_ZERO, source="FS #605", features=("unused",))
 class NoneBecomesZero(Plantable, Ddp):
     """A gradient that is None becomes zeros, so AdamW moves and decays."""
 
@@ -37,7 +37,7 @@ class NoneBecomesZero(Plantable, Ddp):
                 parameter.grad = torch.zeros_like(parameter)
 
 
-@fault("gradient", bugs.GRADIENT_MISSING, source="MG #565")
+@fault(bugs.GRADIENT_MISSING, source="MG #565")
 class OutsideFlatBuffer(Zero1):
     """The head is in no bucket: neither reduced nor updated."""
 
@@ -49,10 +49,7 @@ class OutsideFlatBuffer(Zero1):
             super().__init__(model, case, mesh)
 
 
-@fault(
-    "gradient", bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE, source="seen in review",
-    features=("block-experts",),
-)  # fmt: skip
+@fault(bugs.LEFT_OUT_AFTER_AN_UNUSED_ONE, source="seen in review", features=("block-experts",))
 class NoneEndsUnit(Zero3InParts):
     """The first parameter without a gradient ends the collection of its unit.
 
@@ -68,10 +65,7 @@ class NoneEndsUnit(Zero3InParts):
         super().reduce(flat, reduction)
 
 
-@fault(
-    "gradient", bugs.AVERAGED_OVER_USERS, source="DS #5618, #6545", features=("sometimes-used",),
-    world=3,
-)  # fmt: skip
+@fault(bugs.AVERAGED_OVER_USERS, source="DS #5618, #6545", features=("sometimes-used",), world=3)
 class AveragedOverUsers(Zero1):
     """A gradient is averaged over the ranks that used the parameter, not over all."""
 
@@ -88,7 +82,7 @@ class AveragedOverUsers(Zero1):
 
 
 @fault(
-    None, bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747", features=("side",),
+    bugs.DIFFERENT_COLLECTIVES, source="PT #158719; torchtitan #2747", features=("side",),
     without=("block-experts", "frozen"), microbatches=1,
 )  # fmt: skip
 class UnusedNotReduced(Plantable, Fsdp2):
@@ -100,7 +94,7 @@ class UnusedNotReduced(Plantable, Fsdp2):
 
 # Without a gradient other kernels run there: the loss differs in its last bits.
 @fault(
-    "gradient", bugs.NOT_UNFROZEN, source="seen often", features=("unfreeze",),
+    bugs.NOT_UNFROZEN, source="seen often", features=("unfreeze",),
     without=("block-conv", "block-recurrent"),
 )  # fmt: skip
 class RequiresGradCached(Fsdp2):
@@ -111,8 +105,8 @@ class RequiresGradCached(Fsdp2):
 
 
 @fault(
-    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3,
-    features=("unfreeze",), without=("sometimes-used", "static-graph"),
+    bugs.LOCAL_GRADIENT_ONLY, source="Lightning #20340", world=3, features=("unfreeze",),
+    without=("sometimes-used", "static-graph"),
 )  # fmt: skip
 class NotWrappedAgain(Plantable, Ddp):
     """DDP keeps its reducer, which does not reduce unfrozen parameters."""
@@ -122,7 +116,7 @@ class NotWrappedAgain(Plantable, Ddp):
 
 
 @fault(
-    "gradient", bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
+    bugs.GRADIENT_OF_A_FROZEN_PARAMETER, source="FS #605 (unused parameters)",
     features=("unfreeze",),
 )  # fmt: skip
 class FrozenDecays(Plantable, Zero1):

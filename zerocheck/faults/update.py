@@ -18,7 +18,7 @@ from .fault import fault
 from .parts import AdamWInParts, Options, Plantable, Zero1InParts
 
 
-@fault("update", bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
+@fault(bugs.L2_INSTEAD_OF_DECOUPLED, source="TT #4382; DS PR#5104")
 class L2InsteadOfDecoupled(AdamWInParts):
     """Weight decay goes through the moments, as in Adam."""
 
@@ -26,7 +26,7 @@ class L2InsteadOfDecoupled(AdamWInParts):
         return gradient.add(p, alpha=group["weight_decay"])
 
 
-@fault("update", bugs.WEIGHT_DECAY_TWICE, source="seen often")
+@fault(bugs.WEIGHT_DECAY_TWICE, source="seen often")
 class DecayTwice(AdamWInParts):
     """Weight decay is applied twice."""
 
@@ -34,10 +34,7 @@ class DecayTwice(AdamWInParts):
         return super().decay(p, super().decay(p, gradient, group), group)
 
 
-@fault(
-    "update", bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, source="seen often",
-    features=("lr-large",),
-)  # fmt: skip
+@fault(bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE, source="seen often", features=("lr-large",))
 class DecayByStepSize(AdamWInParts):
     """The parameter decays by lr / (1 - beta1^t), the step size, in place of lr."""
 
@@ -46,7 +43,7 @@ class DecayByStepSize(AdamWInParts):
         return super().decay(p, gradient, {**group, "weight_decay": size})
 
 
-@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
+@fault(bugs.WEIGHT_DECAY_MISSING, source="seen often")
 class DecayMissing(AdamWInParts):
     """There is no weight decay."""
 
@@ -54,9 +51,7 @@ class DecayMissing(AdamWInParts):
         return gradient
 
 
-@fault(
-    "update", bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, source="MG #4705", features=("some-decay",)
-)
+@fault(bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, source="MG #4705", features=("some-decay",))
 class DecayOnExcluded(AdamWInParts):
     """Parameters without weight decay decay like the others."""
 
@@ -65,7 +60,7 @@ class DecayOnExcluded(AdamWInParts):
         return super().decay(p, gradient, {**group, "weight_decay": group["weight_decay"] or most})
 
 
-@fault("update", bugs.WEIGHT_DECAY_AFTER_THE_UPDATE, source="seen often", features=("lr-large",))
+@fault(bugs.WEIGHT_DECAY_AFTER_THE_UPDATE, source="seen often", features=("lr-large",))
 class DecayAfterUpdate(AdamWInParts):
     """Weight decay comes after the update."""
 
@@ -74,7 +69,7 @@ class DecayAfterUpdate(AdamWInParts):
         p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
-@fault("update", bugs.EPS_INSIDE_THE_ROOT, source="seen often", features=("eps-1e-3",))
+@fault(bugs.EPS_INSIDE_THE_ROOT, source="seen often", features=("eps-1e-3",))
 class EpsInRoot(AdamWInParts):
     """eps is added inside of the root."""
 
@@ -82,7 +77,7 @@ class EpsInRoot(AdamWInParts):
         return (v / root**2).add_(eps).sqrt_()
 
 
-@fault("update", bugs.EPS_BEFORE_THE_BIAS_CORRECTION, source="seen often", features=("eps-1e-3",))
+@fault(bugs.EPS_BEFORE_THE_BIAS_CORRECTION, source="seen often", features=("eps-1e-3",))
 class EpsBeforeCorrection(AdamWInParts):
     """eps is added before the bias correction."""
 
@@ -90,7 +85,7 @@ class EpsBeforeCorrection(AdamWInParts):
         return v.sqrt().add_(eps).div_(root)
 
 
-@fault("update", bugs.STEP_OFF_BY_1, source="TT #4382")
+@fault(bugs.STEP_OFF_BY_1, source="TT #4382")
 class BiasCorrectionOffByOne(AdamWInParts):
     """The bias corrections are those of the next step."""
 
@@ -98,7 +93,7 @@ class BiasCorrectionOffByOne(AdamWInParts):
         return float(state["step"]) + 1
 
 
-@fault("update", bugs.MICROBATCHES_COUNTED_AS_STEPS, source="seen often", microbatches=3)
+@fault(bugs.MICROBATCHES_COUNTED_AS_STEPS, source="seen often", microbatches=3)
 class MicrobatchesCountedAsSteps(AdamWInParts):
     """The bias corrections count microbatches."""
 
@@ -106,7 +101,7 @@ class MicrobatchesCountedAsSteps(AdamWInParts):
         return float(state["step"]) * self.case.training.microbatches
 
 
-@fault("update", bugs.BETAS_SWAPPED, source="seen often")
+@fault(bugs.BETAS_SWAPPED, source="seen often")
 class BetasSwapped(AdamWInParts):
     """beta1 and beta2 are exchanged."""
 
@@ -115,7 +110,7 @@ class BetasSwapped(AdamWInParts):
         return beta2, beta1
 
 
-@fault("update", bugs.MOMENTS_SWAPPED, source="seen often")
+@fault(bugs.MOMENTS_SWAPPED, source="seen often")
 class MomentsSwapped(Zero1InParts):
     """exp_avg and exp_avg_sq are exchanged after a step."""
 
@@ -127,7 +122,7 @@ class MomentsSwapped(Zero1InParts):
             state["exp_avg_sq"].copy_(kept)
 
 
-@fault("update", bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
+@fault(bugs.MOMENTS_RESET, source="DS PR#5263", features=("several-steps",))
 class MomentsReset(Zero1InParts):
     """The moments of the step before are lost, the count of steps is not."""
 
@@ -138,7 +133,7 @@ class MomentsReset(Zero1InParts):
         super().step(rates)
 
 
-@fault("update", bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="seen often")
+@fault(bugs.MOMENTS_OF_THE_PREVIOUS_STEP, source="seen often")
 class StaleMoments(AdamWInParts):
     """The parameter is updated with the old moments, which are updated afterwards."""
 
@@ -152,7 +147,7 @@ class StaleMoments(AdamWInParts):
         super().move(p, self.before["exp_avg"], v, group)
 
 
-@fault("update", bugs.STEPS_COUNTED_FROM_0, source="DS PR#564, #5263", features=("mid-training",))
+@fault(bugs.STEPS_COUNTED_FROM_0, source="DS PR#564, #5263", features=("mid-training",))
 class StepsRestarted(AdamWInParts):
     """The bias corrections count only the steps since the start, even after a restore."""
 
@@ -168,7 +163,7 @@ class StepsRestarted(AdamWInParts):
         return float(state["step"]) - self.first[state["exp_avg"]]
 
 
-@fault("update", bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
+@fault(bugs.ROUNDED_TO_BF16, source="HF accelerate #2674, #3979")
 class MasterRounded(Zero1InParts):
     """The parameters that the optimizer updates are in bf16, without an fp32 master copy."""
 
@@ -179,7 +174,7 @@ class MasterRounded(Zero1InParts):
                 one.parameter.copy_(one.parameter.bfloat16())
 
 
-@fault("update", bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
+@fault(bugs.OPTIONS_OF_ANOTHER_GROUP, source="MG #4705", features=("groups",))
 class GroupsCollapse(Zero1InParts):
     """All groups use the first one's rate."""
 
@@ -188,7 +183,7 @@ class GroupsCollapse(Zero1InParts):
 
 
 @fault(
-    "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="TT #275",
     features=("schedule-warmup", "several-steps"),
 )  # fmt: skip
 class SchedulerLost(Zero1InParts):
@@ -201,7 +196,7 @@ class SchedulerLost(Zero1InParts):
         super().step(self.first)
 
 
-@fault("update", bugs.STEP_COUNT, source="DS PR#7982")
+@fault(bugs.STEP_COUNT, source="DS PR#7982")
 class StepPerSubgroup(Zero1InParts):
     """The step count goes up once per piece, not once per step."""
 
@@ -212,7 +207,7 @@ class StepPerSubgroup(Zero1InParts):
                 self.optimizer.optimizer.state[one.parameter]["step"] += number
 
 
-@fault("update", bugs.NEVER_UPDATED, source="MG #565")
+@fault(bugs.NEVER_UPDATED, source="MG #565")
 class OutsideTheOptimizer(Ddp):
     """The head is reduced, but it is not in the optimizer."""
 
@@ -232,7 +227,7 @@ class OutsideTheOptimizer(Ddp):
         return super().train_step(step)
 
 
-@fault("update", bugs.UNTOUCHED_PARAMETER_CHANGED, source="seen often", features=("frozen",))
+@fault(bugs.UNTOUCHED_PARAMETER_CHANGED, source="seen often", features=("frozen",))
 class FrozenDecay(Plantable, Ddp):
     """Weight decay reaches frozen parameters."""
 
@@ -243,7 +238,7 @@ class FrozenDecay(Plantable, Ddp):
                     parameter.mul_(1 - 1e-3)
 
 
-@fault("update", bugs.GRADIENT_BEFORE_CLIPPING, source="DS PR#5170", features=("clip-tight",))
+@fault(bugs.GRADIENT_BEFORE_CLIPPING, source="DS PR#5170", features=("clip-tight",))
 class UnclippedUpdate(Ddp):
     """A copy of the gradient is clipped and exposed, and the optimizer gets the original."""
 

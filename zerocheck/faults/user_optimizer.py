@@ -89,10 +89,7 @@ class _OfShards(NormalizedMomentum):
         super().move(local(p), local(momentum), rate)
 
 
-@fault(
-    "update", bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18",
-    features=("other-optimizer",),
-)  # fmt: skip
+@fault(bugs.STEP_OF_EACH_SHARD, source="Megatron-LM #5961; dion #18", features=("other-optimizer",))
 class NormOfTheShard(Fsdp2):
     """An optimizer that needs whole parameters is given the local shards."""
 
@@ -103,7 +100,7 @@ class NormOfTheShard(Fsdp2):
         return _OfShards(groups(model, case))
 
 
-@fault("roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920")
+@fault(bugs.STEP_COUNT_LOST, source="Megatron-LM #6920")
 class CountOfTheUsersLost(Zero1InParts):
     """A step count that is an int is in no checkpoint, and starts at 0 after a load."""
 
@@ -115,7 +112,7 @@ class CountOfTheUsersLost(Zero1InParts):
             state["step"] = 0
 
 
-@fault("roundtrip", bugs.STEP_COUNT_LOST, source="Megatron-LM #6920", features=("other-optimizer",))
+@fault(bugs.STEP_COUNT_LOST, source="Megatron-LM #6920", features=("other-optimizer",))
 class CountOfTheGroupLost(Fsdp2):
     """A step count in the parameter group is not restored, and starts at 0 after a load."""
 
@@ -131,7 +128,7 @@ class CountOfTheGroupLost(Fsdp2):
             group["step"] = 0
 
 
-@fault("update", bugs.WEIGHT_DECAY_MISSING, source="seen often")
+@fault(bugs.WEIGHT_DECAY_MISSING, source="seen often")
 class DecayOfTheUsersLost(Zero1InParts):
     """The options of the groups are lost when the user's optimizer is made of shards."""
 
@@ -143,7 +140,7 @@ class DecayOfTheUsersLost(Zero1InParts):
         super().step(rates)
 
 
-@fault("roundtrip", bugs.MOMENTS_LOST, source="lerobot #4658")
+@fault(bugs.MOMENTS_LOST, source="lerobot #4658")
 class MeanOfTheUsersLost(Zero1InParts):
     """The states of an optimizer that the checkpoint does not know are not loaded."""
 

@@ -43,7 +43,7 @@ class Regrouped(CheckpointInParts, Zero1):
 
 
 @fault(
-    "roundtrip", source="DS PR#5105", features=("resume-more",),
+    obligation="roundtrip", source="DS PR#5105", features=("resume-more",),
     attributed=r"elements? further back",
 )  # fmt: skip
 class MomentsMisaligned(Regrouped):
@@ -54,7 +54,7 @@ class MomentsMisaligned(Regrouped):
 
 
 @fault(
-    "roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
+    obligation="roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
     without=("resume-same", "two-axes"), world=11, attributed=r"in another order of shards",
 )  # fmt: skip
 class RankFilesSortedAsText(Regrouped):
@@ -77,7 +77,7 @@ def _end(bucket: ShardedBuffer) -> int:
 
 
 @fault(
-    "roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
+    obligation="roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
     attributed=r"further on in their flat buffers|in no regular order",
 )  # fmt: skip
 class BucketPaddingCounted(Zero2):
@@ -112,7 +112,7 @@ class BucketPaddingCounted(Zero2):
                 yield chunk
 
 
-@fault("roundtrip", bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
+@fault(bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
 class VectorMomentsLost(CheckpointInParts, Zero3):
     """On another number of ranks the moments of matrices alone are loaded, those of vectors are 0.
 
@@ -125,7 +125,10 @@ class VectorMomentsLost(CheckpointInParts, Zero3):
                 state.zero_()
 
 
-@fault("roundtrip", bugs.ROUNDED_TO_BF16, source="nanotron PR#245", features=("resume-fewer",))
+@fault(
+    bugs.ROUNDED_TO_BF16, obligation="roundtrip", source="nanotron PR#245",
+    features=("resume-fewer",),
+)  # fmt: skip
 class MomentsNarrowOnLoad(CheckpointInParts, Zero1):
     """On another number of ranks moments pass through memory of the compute dtype."""
 
@@ -135,7 +138,7 @@ class MomentsNarrowOnLoad(CheckpointInParts, Zero1):
 
 
 @fault(
-    "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="nanotron PR#245",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, obligation="continuation", source="nanotron PR#245",
     features=("resume", "schedule-warmup"),
 )  # fmt: skip
 class FirstRateAfterLoad(CheckpointInParts, Zero2):
@@ -154,8 +157,8 @@ class FirstRateAfterLoad(CheckpointInParts, Zero2):
 
 
 @fault(
-    "roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"), microbatches=3,
-    attributed=r"the data position is \d+ samples",
+    obligation="roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"),
+    microbatches=3, attributed=r"the data position is \d+ samples",
 )  # fmt: skip
 class DataPositionWithoutMicrobatches(CheckpointInParts, Zero1):
     """The loader resumes as if each step had read one microbatch of each rank."""
@@ -164,10 +167,7 @@ class DataPositionWithoutMicrobatches(CheckpointInParts, Zero1):
         return count // self.case.training.microbatches
 
 
-@fault(
-    "roundtrip", bugs.TENSORS_EXCHANGED, source="FS #380, PR#483; PT PR#54736",
-    features=("resume", "groups"),
-)  # fmt: skip
+@fault(bugs.TENSORS_EXCHANGED, source="FS #380, PR#483; PT PR#54736", features=("resume", "groups"))
 class StatesInModelOrder(ZeroRedundancy):
     """States are saved in the order of parameter groups, and loaded in the order of the model."""
 

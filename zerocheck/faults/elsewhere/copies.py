@@ -21,7 +21,10 @@ from ..fault import fault
 from ..parts import Plantable, Zero3InParts, when_reduced, with_callback
 
 
-@fault("publish", source="MG c2c36f77cf", features=("bucket-small",), attributed=r"(are|is) 0")
+@fault(
+    obligation="publish", source="MG c2c36f77cf", features=("bucket-small",),
+    attributed=r"(are|is) 0",
+)  # fmt: skip
 class SharedBufferCleared(Zero1):
     """The first bucket to arrive clears the buffer that holds what was gathered for the others."""
 
@@ -34,7 +37,7 @@ class SharedBufferCleared(Zero1):
 
 
 @fault(
-    "publish", source="MG b53d5e1ead", features=("bucket-small",),
+    obligation="publish", source="MG b53d5e1ead", features=("bucket-small",),
     attributed=r"further back in the flat vector|other elements of the owner",
 )  # fmt: skip
 class BucketsGatheredAtOneOffset(Zero2):
@@ -56,8 +59,8 @@ class BucketsGatheredAtOneOffset(Zero2):
 
 
 @fault(
-    "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388",
-    features=("wrap-block",), without=("no-blocks", "module-twice"),
+    bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388", features=("wrap-block",),
+    without=("no-blocks", "module-twice"),
 )  # fmt: skip
 class PrefetchedBeforeUpdate(Zero3):
     """The first unit of the next forward is gathered before the update of its shards."""
@@ -82,7 +85,7 @@ class PrefetchedBeforeUpdate(Zero3):
 
 
 @fault(
-    "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
+    bugs.COPIES_ROUNDED_TO_BF16, obligation="loss", source="DS PR#8073, PR#8128",
     features=("mixed-dtypes", "wrap-whole"),
 )  # fmt: skip
 class GatheredInOneDtype(Zero3InParts):
@@ -97,7 +100,7 @@ class GatheredInOneDtype(Zero3InParts):
 
 
 @fault(
-    "buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
+    obligation="buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
     without=("sync-each", "static-graph"), world=3, microbatches=3,
 )  # fmt: skip
 class BuffersSentWithEachMicrobatch(Ddp):
@@ -112,10 +115,7 @@ class BuffersSentWithEachMicrobatch(Ddp):
             model._sync_buffers()
 
 
-@fault(
-    "ownership", bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",),
-    without=("frozen",),
-)  # fmt: skip
+@fault(bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",), without=("frozen",))
 class ConvolutionsFlattened(Zero3):
     """Parameters of more than two dims are exposed with all dims after the first as one."""
 
@@ -128,7 +128,7 @@ class ConvolutionsFlattened(Zero3):
                 yield shard
 
 
-@fault("persistent", source="CA PR#1955")
+@fault(obligation="persistent", source="CA PR#1955")
 class GraphRetained(Zero2):
     """The backward keeps the graph, so activations live until the next loss replaces this one."""
 
@@ -136,7 +136,7 @@ class GraphRetained(Zero2):
         loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
 
 
-@fault("persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"))
+@fault(obligation="persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"))
 class NarrowGradientsKept(Zero1):
     """Gradients in bf16 are cleared and not freed after they were added to their fp32 sums."""
 
@@ -146,7 +146,7 @@ class NarrowGradientsKept(Zero1):
         parameter.grad.zero_()
 
 
-@fault("persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",))
+@fault(obligation="persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",))
 class FrozenInBuffers(Plantable, Zero1):
     """Flat buffers of gradients and masters have room for frozen parameters, too."""
 

@@ -24,7 +24,7 @@ from ..fault import fault
 from ..parts import ClipsInParts, Zero1InParts, with_callback
 
 
-@fault("gradient", bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3)
+@fault(bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3)
 class BoundaryMicrobatchLocal(Zero1):
     """The last microbatch is added after the reduction: each rank adds its own gradient of it."""
 
@@ -53,7 +53,7 @@ class BoundaryMicrobatchLocal(Zero1):
             wide.widen()
 
 
-@fault("gradient", bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
+@fault(bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
 class MiddleMicrobatchesDropped(Zero2):
     """Microbatches between the first and the last are reduced, and not added to the sum."""
 
@@ -73,8 +73,9 @@ class MiddleMicrobatchesDropped(Zero2):
 
 
 @fault(
-    "gradient", source="MG PR#4609", features=("several-steps",), attributed=r"plus the parameter"
-)
+    obligation="gradient", source="MG PR#4609", features=("several-steps",),
+    attributed=r"plus the parameter",
+)  # fmt: skip
 class ParametersLeftInGradients(Zero1):
     """Parameters are gathered into the gradient buffer, which is not cleared before it sums."""
 
@@ -91,7 +92,7 @@ class ParametersLeftInGradients(Zero1):
                 gradients.copy_(bucket.full)
 
 
-@fault("gradient", bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",), world=3)
+@fault(bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",), world=3)
 class ExpertsDividedTwice(Zero1InParts):
     """Gradients of experts are divided by the number of ranks before and after the reduction."""
 
@@ -101,7 +102,7 @@ class ExpertsDividedTwice(Zero1InParts):
 
 
 @fault(
-    "gradient", source="HF transformers #1563; HF accelerate #641",
+    obligation="gradient", source="HF transformers #1563; HF accelerate #641",
     features=("clip-tight", "microbatches"), without=("loss-scale", "sync-each"), microbatches=3,
     attributed=r"weights of local gradients are wrong",
 )  # fmt: skip
@@ -120,7 +121,7 @@ class ClippedWithEachMicrobatch(Ddp):
 
 
 @fault(
-    "gradient", source="TT PR#4637", features=("padding-idx",),
+    obligation="gradient", source="TT PR#4637", features=("padding-idx",),
     attributed=r"stem\.weight\[\d+:\d+\] is 0",
 )  # fmt: skip
 class PaddingIndexOfEachShard(Zero1InParts):
@@ -135,8 +136,8 @@ class PaddingIndexOfEachShard(Zero1InParts):
 
 
 @fault(
-    "gradient", bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",),
-    without=("frozen",), world=3,
+    bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",), without=("frozen",),
+    world=3,
 )  # fmt: skip
 class SparseEmbeddingDivided(Zero1):
     """The gradient of the embedding is averaged over ranks, though sums are declared."""
@@ -153,10 +154,7 @@ class SparseEmbeddingDivided(Zero1):
         Sharder._reduce(self)
 
 
-@fault(
-    "gradient", bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926", features=("block-layer-norm",),
-    world=3,
-)  # fmt: skip
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926", features=("block-layer-norm",), world=3)
 class NormLayersUnreduced(Zero2):
     """Gradients of layer norms are left out of the reduction: each rank keeps its own."""
 
@@ -175,8 +173,8 @@ class NormLayersUnreduced(Zero2):
 
 
 @fault(
-    None, bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218",
-    features=("sometimes-used", "bucket-small"), without=("frozen",),
+    bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218", features=("sometimes-used", "bucket-small"),
+    without=("frozen",),
 )  # fmt: skip
 class ReducedAsTheyFill(Zero2):
     """Buckets are reduced in the order in which they fill up, which differs between ranks."""
@@ -202,7 +200,7 @@ class ReducedAsTheyFill(Zero2):
         self.reduction.finish()
 
 
-@fault("clip", source="torchrec PR#3199", features=("clip-inf",))
+@fault(obligation="clip", source="torchrec PR#3199", features=("clip-inf",))
 class InfinityNormOfOne(ClipsInParts):
     """The infinity norm is raised to the power 1 / p too, which is 0: the norm is always 1."""
 
@@ -212,7 +210,7 @@ class InfinityNormOfOne(ClipsInParts):
 
 
 @fault(
-    "clip", source="MG PR#7227, PR#7228", features=("tied", "clip-tight"),
+    obligation="clip", source="MG PR#7227, PR#7228", features=("tied", "clip-tight"),
     without=("clip-inf", "frozen"),
 )  # fmt: skip
 class TiedNormTwice(ClipsInParts):
@@ -225,7 +223,7 @@ class TiedNormTwice(ClipsInParts):
 
 
 @fault(
-    "clip", source="MG PR#5916, PR#6470", features=("block-experts", "clip-tight"),
+    obligation="clip", source="MG PR#5916, PR#6470", features=("block-experts", "clip-tight"),
     without=("clip-inf", "frozen"), world=3,
 )  # fmt: skip
 class ExpertsOfRank0InNorm(ClipsInParts):
@@ -237,7 +235,7 @@ class ExpertsOfRank0InNorm(ClipsInParts):
         return [one for one in every if first or ".experts.mlps." not in one.piece.name]
 
 
-@fault("clip", source="MG abf10f8590", features=("clip-tight", "groups"))
+@fault(obligation="clip", source="MG abf10f8590", features=("clip-tight", "groups"))
 class NormOfEachGroup(ClipsInParts):
     """Each parameter group is clipped by its own norm, and the total norm is reported."""
 

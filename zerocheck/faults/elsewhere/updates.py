@@ -19,7 +19,7 @@ from ..fault import fault
 from ..parts import StartsAnew
 
 
-@fault("publish", bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
+@fault(bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
 class SyntheticStepCounted(StartsAnew, Zero1):
     """A step with rate 0 creates the optimizer's state, and the step count keeps it."""
 
@@ -38,7 +38,7 @@ class SyntheticStepCounted(StartsAnew, Zero1):
 
 
 @fault(
-    "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="HF transformers PR#24088",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="HF transformers PR#24088",
     features=("schedule-cosine", "several-steps"), world=3,
 )  # fmt: skip
 class RatePerRank(Fsdp2):
@@ -50,7 +50,7 @@ class RatePerRank(Fsdp2):
 
 
 @fault(
-    "update", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="Lightning #1476; HF accelerate #963",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="Lightning #1476; HF accelerate #963",
     features=("schedule-warmup", "several-steps"), without=("mid-training",), microbatches=3,
 )  # fmt: skip
 class RatePerMicrobatch(Ddp):
@@ -62,7 +62,7 @@ class RatePerMicrobatch(Ddp):
 
 
 @fault(
-    "publish", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
+    obligation="publish", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
     without=("one-replica",), attributed=r"lr of another step",
 )  # fmt: skip
 class RateStaleInLastReplica(Zero3):
@@ -80,7 +80,7 @@ class RateStaleInLastReplica(Zero3):
 
 
 @fault(
-    "update", bugs.NEVER_UPDATED, source="PT #149205",
+    bugs.NEVER_UPDATED, source="PT #149205",
     without=("optimizer-first", "frozen", "unused", "tensor-parallel"),
 )  # fmt: skip
 class OptimizerOverGatheredRoot(Fsdp2):
@@ -94,10 +94,7 @@ class OptimizerOverGatheredRoot(Fsdp2):
         return optimizer
 
 
-@fault(
-    "update", bugs.STEP_SKIPPED, source="DS PR#7645", features=("loss-scale",),
-    without=("overflow",),
-)  # fmt: skip
+@fault(bugs.STEP_SKIPPED, source="DS PR#7645", features=("loss-scale",), without=("overflow",))
 class ReturnsBeforeTheStep(Zero1):
     """With loss scaling a step ends after the check for overflow, whether there was one or not."""
 
