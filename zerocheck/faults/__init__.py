@@ -4,15 +4,12 @@
 - `article.py`: two sharders of a well-known tutorial on ZeRO
 - `buffers.py`: faults in buffers, such as the running statistics of batch norm
 - `causes_page.py`: page of all causes (docs/causes.md)
-- `checkpoints.py`: faults in the content of a checkpoint, in what a load or a restore takes, and in
-  exports
+- `checkpoints.py`: faults of checkpoints: content, loads, restores, exports, files, and damage
 - `clipping.py`: faults in the norm of the gradient and in clipping
 - `communication.py`: faults in communication: more is sent than necessary
 - `compiling.py`: faults of a compiled model, which estimated bounds must still detect
 - `deepspeed.py`: faults planted into DeepSpeed's engine; they need the extra `deepspeed`
 - `fault.py`: description of a fault: its source, and the finding that it must cause
-- `factored.py`: faults in factored states: means and norms of shards, and checkpoints of them
-- `files.py`: faults in the commit of a checkpoint's files, and in the detection of damage
 - `forward.py`: faults in the forward: other samples, other random numbers, other parameters
 - `gradient.py`: faults in the reduction of gradients, and what silently leaves something out of it
 - `loss_scaling.py`: faults in dynamic loss scaling, in looking for an overflow, and in skipping
@@ -21,8 +18,9 @@
 - `muon.py`: faults in Muon: its update, its momentum and decay, its checkpoints, and what is left
   to AdamW
 - `offloading.py`: faults of CPU offload: copies that come too late, or too early
+- `other_optimizers.py`: faults in other optimizers: torch's that are their own reference, the
+  user's, and factored
 - `ownership.py`: faults in the ownership of elements
-- `padding.py`: faults that read padding, and with parameters of unusual shape
 - `parts.py`: parts shared by several faults
 - `precision.py`: faults that only mixed precision, or parameters of two dtypes, show
 - `publishing.py`: faults in the publishing of updated parameters
@@ -31,11 +29,9 @@
 - `replicas.py`: faults of a mesh: sums, divisions and groups of the wrong axis, or of one host
 - `sgd.py`: faults in SGD itself, in its momentum, and in its inputs
 - `tensor_parallel.py`: faults of tensor parallelism: an axis of the mesh taken for the other
-- `unsharded.py`: faults in optimizers of torch that are their own reference
-- `unused.py`: faults with parameters that have no gradient, no place in the buffers, or are
-  unfrozen later
+- `unused.py`: faults with parameters without a gradient, frozen or of unusual shape, and with
+  padding
 - `update.py`: faults in AdamW itself and in its inputs
-- `user_optimizer.py`: faults in sharding optimizers of the user's own
 - `elsewhere/`: bugs of other frameworks, planted to measure a diagnosis that did not know them
 - `injections/`: faults injected at the collectives of any implementation
 """

@@ -13,7 +13,7 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 - `adapter.py`: template of a step, which ZeRO-1, -2 and -3 fill in
 - `bucket.py`: bucket of replicated parameters, shared by ZeRO-1 and ZeRO-2
 - `call_order.py`: order of the calls of the units of ZeRO-3, of units with tensors or without
-- `collectives.py`: collectives of ZeRO-1 and ZeRO-2, and the parts shared with ZeRO-3
+- `collectives.py`: collectives of the stages: their rules, replayed on the trace of the bare model
 - `flat.py`: flat buffer: parameters of one dtype end to end, of which each rank updates one shard
 - `layout.py`: layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone
 - `loss_scaling.py`: dynamic loss scaling for sharded gradients, and what a backward starts from
@@ -26,6 +26,5 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 - `zero1.py`: ZeRO-1: the optimizer state is partitioned (section 5.1 of the ZeRO paper, `P_os`)
 - `zero2.py`: ZeRO-2: gradients are partitioned too (section 5.2 of the ZeRO paper, `P_os+g`)
 - `zero3.py`: ZeRO-3: parameters are partitioned too (section 5.3 of the ZeRO paper, `P_os+g+p`)
-- `zero3_collectives.py`: collectives of ZeRO-3: its rules, replayed on the trace of the bare model
 - `checkpoint/`: checkpoints of the textbook sharders
 """

@@ -15,9 +15,8 @@ from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, CategoryBytes, layout_of
 from ..shared.calls import SIZES, with_collectives
 from ..shared.units import unit_modules
-from .collectives import FlatSpec, buckets, flat_of, zero1, zero2
+from .collectives import FlatSpec, buckets, flat_of, zero1, zero2, zero3
 from .unit import unit_parts
-from .zero3_collectives import zero3
 
 
 def layout_of_stage(stage: Stage, model: nn.Module, case: Case, rank: int) -> Layout | None:
