@@ -1,8 +1,15 @@
-"""Faults of tensor parallelism: one axis of the mesh taken for the other, or for none."""
+"""Faults of options of torch's wrappers: compiled models, tensor parallelism, CPU offload.
+
+Bounds of a compiled model are estimated, and must still detect them. On a machine without an
+accelerator torch copies nothing where it offloads, so each shows what such a copy would hold.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -11,13 +18,37 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from .. import causes as bugs
+from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
+from ..adapters.shared.compiling import compiles
 from ..case.schema import Case
 from ..case.tensor_parallel import plan_of
 from ..contract import Built, Step, StepReport
 from ..contract.shard import Index
 from .fault import fault
-from .parts import when_reduced
+from .parts import Plantable, when_reduced
+
+
+@fault(bugs.GRADIENT_TIMES_W, source="HF transformers #45994", world=3, features=("compile",))
+class CompiledLossTimesWorld(Fsdp2):
+    """The loss is multiplied by W where the model is compiled."""
+
+    def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
+        objective = super()._objective(loss, weight, count)
+        return objective * self.case.world_size if compiles(self.case) else objective
+
+
+@fault(
+    bugs.LOCAL_GRADIENT_ONLY, source="seen in review", world=3, features=("compile",),
+    without=("bucket-small", "static-graph", "block-batch-norm"),
+)  # fmt: skip
+class CompiledUnreduced(Ddp):
+    """The backward that was compiled never reduces."""
+
+    def train_step(self, step: Step) -> StepReport:
+        model: Any = self.built.model
+        with model.no_sync() if compiles(self.case) else nullcontext():
+            return super().train_step(step)
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
@@ -99,3 +130,65 @@ class DividedByAllRanks(Fsdp2):
 
     def _objective(self, loss: torch.Tensor, weight: float, count: int) -> torch.Tensor:
         return super()._objective(loss, weight, count) / self.case.axes.size("tp")
+
+
+class _Offloaded(Plantable, Fsdp2):
+    """Base of the faults of offloading."""
+
+    @property
+    def offloads(self) -> bool:
+        """True if the case offloads."""
+        return self.case.sharding.offload != "none"
+
+    def learning(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Iterate over the trainable parameters."""
+        return ((n, p) for n, p in self.built.model.named_parameters() if p.requires_grad)
+
+
+@fault(
+    bugs.GRADIENT_OF_THE_PREVIOUS_STEP, obligation="update",
+    source="comment in FSDP2's foreach_reduce", features=("offload", "several-steps"),
+)  # fmt: skip
+class StaleHostGradient(_Offloaded):
+    """AdamW does not wait for the copy to the CPU, and uses the previous step's gradient."""
+
+    def plant(self) -> None:
+        self.before: dict[str, torch.Tensor] = {}
+        if self.offloads:
+            self.built.optimizer.register_step_pre_hook(self.exchange)
+
+    def exchange(self, *_: Any) -> None:
+        """Replace each gradient by that of the previous step."""
+        for name, parameter in self.learning():
+            if parameter.grad is not None:
+                gradient = _shard(parameter.grad)
+                arrived = gradient.clone()
+                gradient.copy_(self.before.get(name, arrived))
+                self.before[name] = arrived
+
+
+@fault(
+    bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen in review",
+    features=("offload", "several-steps"),
+)  # fmt: skip
+class CopiedBackBeforeUpdate(_Offloaded):
+    """Units are copied to the device before AdamW has updated them on the CPU."""
+
+    sent: Mapping[str, torch.Tensor] = {}
+
+    def train_step(self, step: Step) -> StepReport:
+        if not self.offloads:
+            return super().train_step(step)
+        updated = {name: _shard(parameter).clone() for name, parameter in self.learning()}
+        self._write(self.sent)
+        self.sent = updated
+        return super().train_step(when_reduced(step, partial(self._write, updated)))
+
+    def _write(self, shards: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self.learning():
+            if name in shards:
+                _shard(parameter).copy_(shards[name])
+
+
+def _shard(tensor: torch.Tensor) -> torch.Tensor:
+    return cast(DTensor, tensor).to_local().detach()
