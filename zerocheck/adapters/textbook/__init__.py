@@ -22,7 +22,6 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 - `reduction.py`: reductions of gradients: over the ranks of a copy, in flight, and over copies
 - `sharded_optimizer.py`: partitioned optimizer state, shared by all stages (section 5.1, `P_os`)
 - `unit.py`: unit of ZeRO-3: a module whose parameters are gathered for its calls, then released
-- `unit_calls.py`: calls of the units of ZeRO-3: hooks on the model, and when a backward is over
 - `zero1.py`: ZeRO-1: the optimizer state is partitioned (section 5.1 of the ZeRO paper, `P_os`)
 - `zero2.py`: ZeRO-2: gradients are partitioned too (section 5.2 of the ZeRO paper, `P_os+g`)
 - `zero3.py`: ZeRO-3: parameters are partitioned too (section 5.3 of the ZeRO paper, `P_os+g+p`)
