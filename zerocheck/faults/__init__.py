@@ -17,10 +17,9 @@
   to AdamW
 - `other_optimizers.py`: faults in other optimizers: torch's that are their own reference, the
   user's, and factored
-- `ownership.py`: faults in the ownership of elements
+- `ownership.py`: faults in the ownership of elements, and in publishing what was updated
 - `parts.py`: parts shared by several faults
 - `precision.py`: faults that only mixed precision, or parameters of two dtypes, show
-- `publishing.py`: faults in the publishing of updated parameters
 - `races.py`: faults in waiting: right if a collective is already over, wrong if it is late
 - `registry.py`: all faults by name
 - `replicas.py`: faults of a mesh: sums, divisions and groups of the wrong axis, or of one host

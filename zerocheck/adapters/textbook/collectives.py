@@ -15,11 +15,10 @@ from ..shared.live_memory import terms_of
 from ..shared.trace import ROOT, UnitEvent, is_of_case, or_none, trace, traces
 from ..shared.units import unit_modules
 from .bucket import parts_of
-from .call_order import CallOrder
 from .flat import Named, needs_whole
 from .partition import Partition, aligned
 from .reduction import DEPTH
-from .unit import FlatUnit, unit_parts
+from .unit import CallOrder, FlatUnit, unit_parts
 
 
 class FlatSpec(NamedTuple):

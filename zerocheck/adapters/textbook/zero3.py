@@ -32,16 +32,15 @@ from ...contract import Semantics
 from ..shared.limits import same_units
 from ..shared.simulation import SimulationTraits
 from .adapter import Sharder
-from .call_order import CallOrder
 from .reduction import Reduction
-from .unit import FlatParameter, Unit, units_of
+from .unit import CallOrder, FlatParameter, Unit, units_of
 
 
 class Zero3(Sharder):
     """One rank of ZeRO-3. Every microbatch is reduced, and the results are summed in the shard.
 
-    Frozen parameters are sharded and gathered like others. The model may be called without gradients,
-    and a checkpoint calls units again in the backward.
+    Frozen parameters are sharded and gathered like others. The model may be called without
+    gradients, and a checkpoint calls units again in the backward.
     """
 
     units: list[Unit]
