@@ -99,6 +99,12 @@ def reduce_scatter_single(
     return call(part, whole, group=group, async_op=True)  # type: ignore[no-any-return]
 
 
+def wait(work: dist.Work | None) -> None:
+    """Wait for a collective; None is one that is over."""
+    if work is not None:
+        work.wait()
+
+
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode: while it is entered, `called` replaces each operator that runs.
 

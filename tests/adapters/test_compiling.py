@@ -83,7 +83,7 @@ def test_memory_alone_is_unsupported(pool: Pool) -> None:
 
 
 def test_a_finding_says_that_its_bound_is_estimated(pool: Pool) -> None:
-    name = "zerocheck.faults.compiling:CompiledLossTimesWorld"
+    name = "zerocheck.faults.wrapper_options:CompiledLossTimesWorld"
     case = compiled("eager", mesh=(3,))
     for asked, estimated in ((case, True), (replace(case, training=Training(steps=1)), False)):
         outcome = Trial(pool, name, asked).outcome()

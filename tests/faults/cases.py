@@ -16,7 +16,7 @@ from zerocheck.case.features import features as names
 from zerocheck.case.resume import draw_resumed
 from zerocheck.case.schema import Case
 from zerocheck.catalogue import family
-from zerocheck.faults import factored, unsharded, user_optimizer
+from zerocheck.faults import other_optimizers
 from zerocheck.faults.fault import Fault
 from zerocheck.protocol.verdicts import RESUME
 from zerocheck.run.known_issues.entries import ours
@@ -47,10 +47,9 @@ def optimizer_of(features: Collection[str]) -> str:
 def optimizer_of_fault(fault: Fault) -> str:
     """Return the optimizer that a fault is of, as JSON: what its class fixes, or its features."""
     module, _, name = fault.where.partition(":")
-    for one in (factored, unsharded, user_optimizer):
-        if module == one.__name__:
-            fixed = getattr(one, name).fixed["optimizer"]
-            return json.dumps({key: fixed[key] for key in ("kind", "user") if key in fixed})
+    if module == other_optimizers.__name__:
+        fixed = getattr(other_optimizers, name).fixed["optimizer"]
+        return json.dumps({key: fixed[key] for key in ("kind", "user") if key in fixed})
     return json.dumps({"kind": optimizer_of(fault.features)})
 
 

@@ -122,7 +122,7 @@ def test_late_copies_are_caught(pool: Pool, fault: str) -> None:
     asked = msgspec.structs.replace(
         case(BLOCKS["mlp"], 2), sharding=Sharding(offload="pinned"), training=Training(steps=3)
     )
-    found = outcome(pool, f"zerocheck.faults.offloading:{fault}", asked)
+    found = outcome(pool, f"zerocheck.faults.wrapper_options:{fault}", asked)
     assert found.status == "violated", (found.reason, found.judgement)
 
 

@@ -22,7 +22,7 @@ from slices import sliced
 
 from zerocheck.run.findings.case_file import read
 
-LOCAL_RANK = "zerocheck.faults.hosts:LocalRankForRank"
+LOCAL_RANK = "zerocheck.faults.replicas:LocalRankForRank"
 DIFFERENT = "zerocheck.faults.article:ArticleStage2"
 PATIENCE_S = 240
 EACH = sliced(4, 2)

@@ -2,83 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.ddp.adapter import Ddp
 from ..adapters.fsdp2.adapter import Fsdp2
-from ..adapters.textbook.reduction import Reduction
+from ..adapters.textbook.bucket import Bucket
 from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
-from ..case.schema import Case
-from ..contract import Built, Step, StepReport
-from ..contract.implementation import Moment
+from ..contract import Step, StepReport
 from .fault import fault
-from .parts import scaled, with_callback
-
-
-class _Overwriting(Reduction):
-    def _land(self) -> None:
-        self._in_flight[0][2].zero_()
-        super()._land()
+from .parts import Plantable, Zero1InParts, Zero2InParts, scaled, when_reduced, with_callback
 
 
 @fault(
-    "zero2", "gradient", bugs.LAST_MICROBATCH_ONLY,
-    source="open-instruct PR#1498; TT #3575; DS #7718", microbatches=3,
-)  # fmt: skip
-class LastMicrobatchOnly(Zero2):
+    bugs.LAST_MICROBATCH_ONLY, source="open-instruct PR#1498; TT #3575; DS #7718", microbatches=3
+)
+class LastMicrobatchOnly(Zero2InParts):
     """The accumulator is reset at every microbatch."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.reduction = _Overwriting(self.reduction.group)
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        super().add(part, into.zero_())
 
 
-class _Rescaling(Reduction):
-    def _land(self) -> None:
-        work, part, into = self._in_flight.popleft()
-        if work is not None:
-            work.wait()
-        into.add_(part).div_(self.world_size)
-
-
-@fault("zero2", "gradient", bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
-class ScaleAccumulatedShard(Zero2):
+@fault(bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
+class ScaleAccumulatedShard(Zero2InParts):
     """The accumulator is divided, not what is added to it.
 
     Microbatch i is scaled by W^(i - GA).
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.reduction = _Rescaling(self.reduction.group)
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        into.add_(part).div_(self.world_size)
 
 
-@fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
-class MicrostepOffByOne(Zero2):
+@fault(bugs.MICROBATCH_DROPPED, source="DS PR#6550, #7967", microbatches=3)
+class MicrostepOffByOne(Plantable, Zero2):
     """The first step loses its first microbatch.
 
     A counter decides where the accumulator is overwritten; at first it is one too low. Later
     steps are right.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.microstep = -1
+    microstep = -1
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         self.microstep = 0
-        return report
 
     def _end_microbatch(self) -> None:
         super()._end_microbatch()
@@ -88,10 +62,7 @@ class MicrostepOffByOne(Zero2):
                 gradient.shard.zero_()
 
 
-@fault(
-    "fsdp2", "gradient", bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877",
-    microbatches=3,
-)  # fmt: skip
+@fault(bugs.GRADIENT_OVER_GA, source="DS PR#7724; HF accelerate #3877", microbatches=3)
 class DividedTwiceByGa(Fsdp2):
     """The loss is divided by the number of microbatches twice."""
 
@@ -99,7 +70,7 @@ class DividedTwiceByGa(Fsdp2):
         return super().train_step(scaled(step, over=len(step.microbatches)))
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
+@fault(bugs.GRADIENT_TIMES_GA, source="seen often", microbatches=3)
 class NotDividedByGa(Zero1):
     """The loss is not divided by the number of microbatches."""
 
@@ -107,10 +78,7 @@ class NotDividedByGa(Zero1):
         return super().train_step(scaled(step, times=len(step.microbatches)))
 
 
-@fault(
-    "zero1", "gradient", bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4,
-    features=("past-wrapper",),
-)  # fmt: skip
+@fault(bugs.PAST_WRAPPER_X_GA, source="DS #8224", microbatches=4, features=("past-wrapper",))
 class DividedInTheOutputs(Zero1):
     """Gradients of what the wrapper returns are divided by the microbatches, and losses are not."""
 
@@ -129,7 +97,7 @@ class DividedInTheOutputs(Zero1):
         return report
 
 
-@fault("fsdp2", "gradient", bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
+@fault(bugs.MEAN_OF_MEANS, source="torchtune PR#1875", features=("masked",))
 class MeanOfMeans(Fsdp2):
     """All microbatches have equal weight, though their numbers of tokens differ."""
 
@@ -138,14 +106,14 @@ class MeanOfMeans(Fsdp2):
         return super().train_step(replace(step, microbatches=alike))
 
 
-@fault("zero1", "gradient", bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
+@fault(bugs.MEAN_OVER_TOKENS, source="seen often", features=("masked",))
 class TokensUndeclared(Zero1):
     """The mean over tokens, declared as the mean of means."""
 
     semantics = replace(Zero1.semantics, weight="microbatch")
 
 
-@fault("zero1", "gradient", bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
+@fault(bugs.MICROBATCH_DOUBLED, source="TT #816", microbatches=3)
 class FirstMicrobatchDoubled(Zero1):
     """The first microbatch is added twice."""
 
@@ -156,36 +124,31 @@ class FirstMicrobatchDoubled(Zero1):
 
 
 @fault(
-    "ddp", "gradient", bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3,
-    without=("sometimes-used",),
-)  # fmt: skip
+    bugs.ONE_MICROBATCH_REDUCED, source="DS PR#1264", microbatches=3, without=("sometimes-used",)
+)
 class StaleBoundary(Ddp):
     """Each microbatch acts on the boundary flag of the one before.
 
     So the first microbatch is reduced and the others are not.
     """
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.flag = True
+    flag = True
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
         stale, self.flag = self.flag, last
         return super().accumulating(last=stale)
 
 
-@fault("fsdp2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
-class NeverZeroed(Fsdp2):
+@fault(bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="seen often")
+class NeverZeroed(Plantable, Fsdp2):
     """Gradients are not cleared between steps."""
 
-    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
-        built = super().build(model, case, mesh)
-        built.optimizer.zero_grad = lambda set_to_none=True: None
-        return built
+    def plant(self) -> None:
+        self.built.optimizer.zero_grad = lambda set_to_none=True: None
 
 
 @fault(
-    "zero2", "gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
+    bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT, source="reports/findings",
     features=("clip-tight", "several-steps"),
 )  # fmt: skip
 class UnclippedKept(Zero2):
@@ -194,20 +157,19 @@ class UnclippedKept(Zero2):
     As in DeepSpeed's stage 3 for a parameter that the first microbatch did not use.
     """
 
-    kept: Sequence[torch.Tensor] = ()
+    before: Sequence[torch.Tensor] = ()
 
     def train_step(self, step: Step) -> StepReport:
-        return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
+        return super().train_step(when_reduced(step, self.add_unclipped))
 
-    def _reached(self, notify: Callable[[Moment], None], moment: Moment) -> None:
-        if moment == "reduced":
-            for number, kept in enumerate(self.kept):  # none before the first step
-                self.gradients[number].shard.add_(kept)
-            self.kept = [gradient.shard.clone() for gradient in self.gradients]
-        notify(moment)
+    def add_unclipped(self) -> None:
+        """Add the gradient of the previous step."""
+        for number, before in enumerate(self.before):  # none before the first step
+            self.gradients[number].shard.add_(before)
+        self.before = [gradient.shard.clone() for gradient in self.gradients]
 
 
-@fault("zero1", "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
+@fault(bugs.LAST_MICROBATCH_ONLY, source="DS PR#7981", microbatches=3)
 class AccumulateGated(Zero1):
     """Gradients are accumulated only if several microbatches are configured, and one is."""
 
@@ -222,11 +184,10 @@ class AccumulateGated(Zero1):
                 gradients.zero_()
 
 
-@fault("zero1", "gradient", bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
-class ClearedTooEarly(Zero1):
+@fault(bugs.GRADIENT_ZERO, source="DS PR#1273", features=("bucket-small",))
+class ClearedTooEarly(Zero1InParts):
     """When one bucket is reduced, the gradients of all others are cleared."""
 
-    def _reduce(self) -> None:
-        for gradients in self.gradients[1:]:
+    def before_reduction(self, bucket: Bucket, gradients: torch.Tensor) -> None:
+        if bucket is not self.buckets[0]:
             gradients.zero_()
-        super()._reduce()

@@ -19,10 +19,11 @@ from ..case.schema import Case
 from ..contract import Implementation, Semantics, Shard, Step, StepReport, grouped
 from ..optimizers import STATES
 from .fault import fault
+from .parts import average
 
 
 @fault(
-    "zerocheck.faults.article:Repaired", "gradient", bugs.LOCAL_GRADIENT_ONLY,
+    bugs.LOCAL_GRADIENT_ONLY, parent="zerocheck.faults.article:Repaired",
     source="a tutorial on ZeRO from scratch", world=3, without=("sometimes-used", "clip"),
 )  # fmt: skip
 class ArticleStage1(Implementation):
@@ -90,7 +91,7 @@ class ArticleStage1(Implementation):
 
 
 @fault(
-    "zerocheck.faults.article:Repaired", None, bugs.DIFFERENT_COLLECTIVES,
+    bugs.DIFFERENT_COLLECTIVES, parent="zerocheck.faults.article:Repaired",
     source="a tutorial on ZeRO from scratch", without=("sometimes-used", "clip"),
 )  # fmt: skip
 class ArticleStage2(ArticleStage1):
@@ -103,8 +104,7 @@ class ArticleStage2(ArticleStage1):
     def reduce(self) -> None:
         for _, parameter in self.owned:
             if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=self.group)
-                parameter.grad.div_(self.world_size)
+                average(parameter.grad, self.group)
 
 
 class Repaired(ArticleStage1):
@@ -113,8 +113,7 @@ class Repaired(ArticleStage1):
     def reduce(self) -> None:
         for _, parameter in self.trained:
             if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=self.group)
-                parameter.grad.div_(self.world_size)
+                average(parameter.grad, self.group)
 
     def train_step(self, step: Step) -> StepReport:
         self.model.zero_grad()

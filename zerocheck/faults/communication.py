@@ -15,15 +15,15 @@ from ..adapters.textbook.zero1 import Zero1
 from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
-from ..compat import reduce_scatter_single
+from ..compat import reduce_scatter_single, wait
 from ..contract import Built, Step, StepReport
 from .fault import fault
-from .parts import with_callback
+from .parts import Plantable, with_callback
 
 
 @fault(
-    "ddp", "communication", bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418",
-    features=("find-unused",), without=("bucket-small", "parameter-empty", "static-graph"),
+    bugs.ONE_COLLECTIVE_PER_PARAMETER, source="DS #7418", features=("find-unused",),
+    without=("bucket-small", "parameter-empty", "static-graph"),
 )  # fmt: skip
 class OneCollectivePerParameter(Ddp):
     """A bucket counts as full from the first parameter on."""
@@ -35,37 +35,28 @@ class OneCollectivePerParameter(Ddp):
 
 class _AllReduces(Reduction):
     def launch(self, whole: torch.Tensor, mine: slice, into: torch.Tensor) -> None:
-        while len(self._in_flight) >= self.depth:
-            self._land()
+        self.make_room()
         work = dist.all_reduce(whole, group=self.group, async_op=True)
         self._in_flight.append((work, whole[mine], into))
 
 
-@fault(
-    "zero2", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
-    source="DS #4946",
-)  # fmt: skip
-class AllReduceForReduceScatter(Zero2):
+@fault(bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946")
+class AllReduceForReduceScatter(Plantable, Zero2):
     """Buckets are all-reduced, and all but the rank's own shard is thrown away."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction = _AllReduces(self.group)
 
 
-@fault(
-    "zero3", "communication", bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"),
-    source="DS #4946",
-)  # fmt: skip
-class AllReduceForReduceScatterOfUnits(Zero3):
+@fault(bugs.IN_PLACE_OF(other="all_reduce", kind="reduce_scatter"), source="DS #4946")
+class AllReduceForReduceScatterOfUnits(Plantable, Zero3):
     """Units of ZeRO-3 are all-reduced, and all but the own shard is thrown away."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.reduction = _AllReduces(self.group)
 
 
-@fault("zero2", "communication", bugs.GATHERED_TWICE, source="seen often")
+@fault(bugs.GATHERED_TWICE, source="seen often")
 class GatheredTwice(Zero2):
     """Updated parameters are gathered after the update, and once more."""
 
@@ -74,9 +65,7 @@ class GatheredTwice(Zero2):
         super()._publish()
 
 
-@fault(
-    "zero1", "communication", bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2
-)
+@fault(bugs.REDUCED_WITH_EACH_MICROBATCH, source="seen often", microbatches=2)
 class ReducedWithEachMicrobatch(Zero1):
     """The sum so far is reduced with each microbatch, and used after the last."""
 
@@ -88,16 +77,11 @@ class ReducedWithEachMicrobatch(Zero1):
         if self._begun:
             for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
                 whole = gradients.clone()
-                work = reduce_scatter_single(whole[bucket.mine], whole, self.group)
-                if work is not None:
-                    work.wait()
+                wait(reduce_scatter_single(whole[bucket.mine], whole, self.group))
         self._begun = True
 
 
-@fault(
-    "zero1", "communication", bugs.SENT_IN(dtype="float32"), source="seen often",
-    features=("mixed-dtypes",),
-)  # fmt: skip
+@fault(bugs.SENT_IN(dtype="float32"), source="seen often", features=("mixed-dtypes",))
 class SentInFp32(Zero1):
     """Gradients in bf16 are sent in fp32."""
 
@@ -105,19 +89,15 @@ class SentInFp32(Zero1):
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
             whole = gradients.float()
             part = whole[bucket.mine]
-            work = reduce_scatter_single(part, whole, self.group)
-            if work is not None:
-                work.wait()
+            wait(reduce_scatter_single(part, whole, self.group))
             bucket.gradient.copy_(part.div_(self.world_size))
         self.replicas.average(bucket.gradient for bucket in self.buckets)
         self.reduced = True
 
 
-@fault("zero2", "communication", bugs.CALLED_ONCE_MORE, source="seen often")
-class BarrierInEachStep(Zero2):
+@fault(bugs.CALLED_ONCE_MORE, source="seen often")
+class BarrierInEachStep(Plantable, Zero2):
     """Ranks wait for each other at the end of each step."""
 
-    def train_step(self, step: Step) -> StepReport:
-        report = super().train_step(step)
+    def end_step(self) -> None:
         dist.barrier(group=self.group)
-        return report

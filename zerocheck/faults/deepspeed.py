@@ -11,32 +11,28 @@ from unittest import mock
 
 import torch
 from deepspeed.runtime.zero import stage_1_and_2
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.deepspeed.stage3 import DeepSpeed3
 from ..adapters.deepspeed.stage12 import DeepSpeed1, DeepSpeed2
-from ..case.schema import Case
 from ..contract import Loader, Step, StepReport
 from .fault import STATE, fault
+from .parts import Plantable
 
 
-@fault("deepspeed1", "gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
-class EngineDividesByNothing(DeepSpeed1):
+@fault(bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
+class EngineDividesByNothing(Plantable, DeepSpeed1):
     """Gradients are summed over ranks and not divided."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         self.optimizer.gradient_average = False
 
 
-@fault("deepspeed1", "gradient", bugs.SHIFTED, source="DS PR#848, #851", world=3)
-class EnginePartitionOffByOne(DeepSpeed1):
+@fault(bugs.SHIFTED, source="DS PR#848, #851", world=3)
+class EnginePartitionOffByOne(Plantable, DeepSpeed1):
     """The gradient of a partition begins one element too far."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         flat_partition = self.optimizer.get_flat_partition
 
         def shifted(*given: Any, **options: Any) -> list[torch.Tensor]:
@@ -47,7 +43,7 @@ class EnginePartitionOffByOne(DeepSpeed1):
 
 
 @fault(
-    "deepspeed2", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
+    bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#7707; MG #3140",
     spares=("ownership", "loss", "gradient"), world=2,
 )  # fmt: skip
 class EngineGathersStale(DeepSpeed2):
@@ -58,10 +54,7 @@ class EngineGathersStale(DeepSpeed2):
             return super().train_step(step)
 
 
-@fault(
-    "deepspeed3", "gradient", bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3,
-    microbatches=3,
-)  # fmt: skip
+@fault(bugs.LAST_MICROBATCH_ONLY, source="DS #7718", spares=STATE, world=3, microbatches=3)
 class EngineKeepsLastMicrobatch(DeepSpeed3):
     """Each microbatch overwrites the gradient of those before it."""
 
@@ -74,9 +67,7 @@ class EngineKeepsLastMicrobatch(DeepSpeed3):
         self.optimizer._backward_hook_state.reset_for_new_step()
 
 
-@fault(
-    "deepspeed2", "roundtrip", bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",)
-)
+@fault(bugs.OPTIMIZER_STATE_LOST, source="DS #2101", features=("resume",))
 class EngineForgetsMoments(DeepSpeed2):
     """A resumed training starts with fresh moments."""
 
@@ -88,7 +79,7 @@ class EngineForgetsMoments(DeepSpeed2):
             super().load(directory, loader)
 
 
-@fault("deepspeed3", "export", bugs.MOMENTS_SWAPPED, source="none known", features=("resume",))
+@fault(bugs.MOMENTS_SWAPPED, obligation="export", source="none known", features=("resume",))
 class EngineExportsMoment(DeepSpeed3):
     """Reading exp_avg returns exp_avg_sq."""
 
@@ -101,7 +92,7 @@ class EngineExportsMoment(DeepSpeed3):
 
 
 @fault(
-    "deepspeed2", "roundtrip", bugs.ROUNDED_TO_BF16, source="none known",
+    bugs.ROUNDED_TO_BF16, obligation="roundtrip", source="none known",
     features=("resume", "compute-bf16"),
 )  # fmt: skip
 class EngineForgetsMasters(DeepSpeed2):
@@ -112,10 +103,7 @@ class EngineForgetsMasters(DeepSpeed2):
         self.optimizer.refresh_fp32_params()
 
 
-@fault(
-    "deepspeed3", "publish", bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141",
-    features=("compute-bf16",),
-)  # fmt: skip
+@fault(bugs.COPIES_OF_THE_PREVIOUS_STEP, source="DS PR#4141", features=("compute-bf16",))
 class EngineKeepsCopy(DeepSpeed3):
     """The bf16 parameters are not refreshed from their masters."""
 
@@ -126,14 +114,13 @@ class EngineKeepsCopy(DeepSpeed3):
 
 
 @fault(
-    "deepspeed1", "gradient", bugs.ACCUMULATED_IN(format="bf16"), source="none known",
+    bugs.ACCUMULATED_IN(format="bf16"), source="none known",
     features=("compute-bf16", "reduce-wide"), microbatches=3,
 )  # fmt: skip
-class EngineSumsInBf16(DeepSpeed1):
+class EngineSumsInBf16(Plantable, DeepSpeed1):
     """Microbatches are summed in bf16 although fp32 is configured."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         update = self.optimizer.update_hp_grads
 
         def rounded(*given: Any, **options: Any) -> None:

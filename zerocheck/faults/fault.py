@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..causes.registry import find
+
 T = TypeVar("T")
 
 
@@ -19,8 +21,8 @@ class Fault:
     """Its class: `LossTimesWorld` is `loss-times-world`."""
     where: str = ""
     """`module:Class`, as `zerocheck run` takes it."""
-    parent: str
-    """Implementation without the fault."""
+    parent: str = ""
+    """Implementation without the fault: the named one from which its class derives, by default."""
     summary: str = ""
     """First line of the class's docstring."""
     source: str
@@ -56,16 +58,17 @@ class Fault:
 STATE = ("ownership", "loss", "update", "publish", "buffers")
 FORWARD = (*STATE, "gradient")
 EVERY_STEP = (*FORWARD, "clip")
+OF_BYTES = ("persistent", "peak", "release")
+"""Obligations whose faults spare those of every step: each number is right."""
 
 
-def fault(
-    parent: str, obligation: str | None, cause: str = "", *, source: str, **needs: Any
-) -> Fault:
-    """Describe the fault that the class below is. needs: further fields of Fault."""
-    causes = (cause,) if cause else ()
-    return Fault(parent=parent, obligation=obligation, causes=causes, source=source, **needs)
+def fault(cause: str = "", *, source: str, **needs: Any) -> Fault:
+    """Describe the fault that the class below is. needs: further fields of Fault.
 
-
-def injected(obligation: str, cause: str = "", *, source: str, **needs: Any) -> Fault:
-    """Describe the class below, an injection, for a fully sharded parent."""
-    return fault("", obligation, cause, source=source, **needs)
+    Its obligation, if it is not among them, is the first under which its cause is named.
+    """
+    named = find(cause)
+    fields = {"obligation": named.of[0] if named is not None and named.of else None, **needs}
+    if fields["obligation"] in OF_BYTES:
+        fields.setdefault("spares", EVERY_STEP)
+    return Fault(causes=(cause,) if cause else (), source=source, **fields)

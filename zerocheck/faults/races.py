@@ -6,18 +6,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from .. import causes as bugs
 from ..adapters.textbook.reduction import Reduction
 from ..adapters.textbook.unit import Unit
 from ..adapters.textbook.zero2 import GradientBucket, Zero2
 from ..adapters.textbook.zero3 import Zero3
-from ..case.schema import Case
-from ..compat import reduce_scatter_single
+from ..compat import reduce_scatter_single, wait
 from ..contract import Step, StepReport
 from .fault import fault
+from .parts import Plantable
 
 
 class _InFlight(Reduction):
@@ -56,18 +54,17 @@ class _KeptBuffer(GradientBucket):
 
 
 @fault(
-    "zero2", "gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
+    obligation="gradient", source="DS PR#5606", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.35,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
-class BucketReused(Zero2):
+class BucketReused(Plantable, Zero2):
     """A bucket takes the next microbatch's gradients while it is being reduced."""
 
     reduction: _InFlight
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        self.reduction = _InFlight(self.reduction.group)
+    def plant(self) -> None:
+        self.reduction = _InFlight(self.group)
         for gradient in self.gradients:
             gradient.__class__ = _KeptBuffer
 
@@ -87,9 +84,7 @@ class _Pingpong(_InFlight):
 
     def send(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work | None:
         index, self.index = self.index, 1 - self.index
-        work = self.works[index]
-        if work is not None:
-            work.wait()
+        wait(self.works[index])
         buffer = self.buffers[index]
         if buffer is None or buffer.numel() < whole.numel() or buffer.dtype != whole.dtype:
             buffer = self.buffers[index] = torch.empty_like(whole)
@@ -105,16 +100,15 @@ class _Reset(_Pingpong):
 
 
 @fault(
-    "zero2", "gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
+    obligation="gradient", source="DS PR#7805", features=("delays", "microbatches", "bucket-small"),
     microbatches=3, sometimes=0.33,
     attributed=r"microbatch.* counts? \S+ times|weights of local gradients",
 )  # fmt: skip
 class PingpongReset(BucketReused):
     """Each microbatch starts again with the first of two send buffers, still being sent."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        Zero2.__init__(self, model, case, mesh)
-        self.reduction = _Reset(self.reduction.group)
+    def plant(self) -> None:
+        self.reduction = _Reset(self.group)
 
 
 class _Trusting(Unit):
@@ -128,14 +122,13 @@ class _Trusting(Unit):
 
 
 @fault(
-    "zero3", "loss", bugs.UNINITIALISED_MEMORY, source="DS PR#5606", features=("delays",),
+    bugs.UNINITIALISED_MEMORY, obligation="loss", source="DS PR#5606", features=("delays",),
     sometimes=0.58,
 )  # fmt: skip
-class PrefetchNotAwaited(Zero3):
+class PrefetchNotAwaited(Plantable, Zero3):
     """A prefetched unit is assumed to have arrived."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
+    def plant(self) -> None:
         for unit in self.units:
             unit.__class__ = _Trusting
 

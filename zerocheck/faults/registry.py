@@ -9,26 +9,50 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .. import causes as bugs
-from ..catalogue import extra_of, spelled
+from ..catalogue import NAMED, extra_of, spelled
 from . import fault as description
 from .fault import Fault
 
 
-def _read(module: str) -> Iterator[tuple[str, Fault]]:
-    """Iterate over the faults of a module of this package, such as `a.b`, with their classes."""
+@cache
+def _classes(module: str) -> list[ast.ClassDef]:
+    """Return the classes of a module of this package, such as `a.b`."""
     path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    nodes = ast.parse(path.read_text(encoding="utf-8"), path).body
+    return [node for node in nodes if isinstance(node, ast.ClassDef)]
+
+
+def _read(module: str) -> Iterator[tuple[str, Fault]]:
+    """Iterate over the faults of a module of this package, with their classes."""
     names = {**vars(description), "bugs": bugs}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else ():
-            if ast.unparse(decorator).startswith(("fault(", "injected(")):
-                assert isinstance(node, ast.ClassDef)
-                fault = eval(compile(ast.Expression(decorator), path, "eval"), names)
+    for node in _classes(module):
+        for decorator in node.decorator_list:
+            if ast.unparse(decorator).startswith("fault("):
+                fault = eval(compile(ast.Expression(decorator), module, "eval"), names)
                 first = (ast.get_docstring(node) or "").partition("\n")[0].removesuffix(".")
                 yield node.name, replace(fault, name=spelled(node.name), summary=_lowered(first))
+
+
+_NAMES = {where.partition(":")[2]: name for name, where in NAMED.items()}
+"""Name of an implementation, by its class."""
+
+
+def _parent(kind: str) -> str:
+    """Return the first named implementation from which a class of this package derives."""
+    parents = (_NAMES.get(base) or _parent(base) for base in _bases().get(kind, ()))
+    return next(filter(None, parents), "")
+
+
+@cache
+def _bases() -> dict[str, list[str]]:
+    """Return the bases of each class of this package."""
+    nodes = [node for module in _modules() for node in _classes(module)]
+    return {node.name: [ast.unparse(base) for base in node.bases] for node in nodes}
 
 
 def _lowered(line: str) -> str:
@@ -46,7 +70,7 @@ def _modules() -> Iterator[str]:
 
 
 _CLASSES = [
-    replace(fault, where=f"{__package__}.{module}:{kind}")
+    replace(fault, where=f"{__package__}.{module}:{kind}", parent=fault.parent or _parent(kind))
     for module in _modules()
     for kind, fault in _read(module)
 ]

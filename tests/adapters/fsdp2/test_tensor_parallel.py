@@ -25,7 +25,7 @@ from zerocheck.case.schema import (
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
 
-FAULTS = "zerocheck.faults.tensor_parallel"
+FAULTS = "zerocheck.faults.wrapper_options"
 
 MODEL = Model(
     inputs=5,

@@ -3,7 +3,6 @@
 - `adapter.py`: torch's DistributedDataParallel with AdamW
 - `collectives.py`: collectives of torch's DistributedDataParallel
 - `layout.py`: layout of DDP, from shapes alone
-- `precision.py`: mixed precision of DDP: forwards under torch.autocast
 - `refusals.py`: cases that DDP cannot run, with the reason, known from the case alone
 - `script.py`: text that wraps a model in DistributedDataParallel, as a user of torch writes it
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -27,6 +28,7 @@ from ...contract.checkpoint import other_states, take_over, whole
 from ...contract.implementation import Call, Stage
 from ...contract.names import unwrapped
 from ...errors import Unsupported
+from ...models.blocks import DTYPES
 from ...protocol.layout import Layout
 from ..shared import full_checkpoint as file
 from ..shared.compiling import compile_model, forget
@@ -35,7 +37,6 @@ from ..shared.schedules import with_schedule, without_schedule
 from ..shared.sync import accumulation, synchronized
 from . import collectives as predicted_calls
 from .layout import ddp_layout, replicated_states
-from .precision import autocast, of_autocast
 from .refusals import refusal
 
 # Of norms under autocast: their weights stay fp32.
@@ -181,3 +182,23 @@ def ddp(
     )
     compile_model([wrapped], case)  # from outside, so that torch splits the graph by buckets
     return wrapped
+
+
+def of_autocast(semantics: Semantics, case: Case) -> Semantics:
+    """Return the semantics of a step with its forward under torch.autocast; gradients stay fp32."""
+    if case.precision.compute == "fp32":
+        return semantics
+    return replace(semantics, compute=case.precision.compute, precision_mode="autocast")
+
+
+def autocast(call: Call, case: Case, device: str) -> Call:
+    """Wrap a call in torch.autocast to the compute dtype, unless that is fp32."""
+    if case.precision.compute == "fp32":
+        return call
+    dtype = DTYPES[case.precision.compute]
+
+    def lowered_call(*inputs: Any) -> torch.Tensor:
+        with torch.autocast(device, dtype):
+            return call(*inputs)
+
+    return lowered_call

@@ -81,8 +81,7 @@ def with_gradient(account: Account, step: int, phase: Phase) -> list[str]:
 
 def replicated_states(account: Account, step: int, phase: Phase) -> int:
     """Bytes of the optimizer's state of every parameter that has had a gradient."""
-    names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))
-    return sum(state_bytes(account, name) for name in names)
+    return sum(state_bytes(account, name) for name in account.stateful(step, phase))
 
 
 def state_bytes(account: Account, name: str) -> int:

@@ -4,7 +4,6 @@
 - `checkpoint.py`: checkpoints of FSDP1 by its own state-dict types
 - `collectives.py`: collectives of torch's FSDP1: its rules, replayed on the trace of the bare model
 - `layout.py`: layouts of FSDP1 by its strategy, from shapes alone: flat parameters with padding
-- `precision.py`: mixed precision of FSDP1
 - `refusals.py`: cases that FSDP1 cannot run, with the reason, known from the case alone
 - `script.py`: text that wraps a model in FullyShardedDataParallel
 """

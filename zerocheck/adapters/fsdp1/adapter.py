@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
     FullyShardedDataParallel,
+    MixedPrecision,
     ShardingStrategy,
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
@@ -33,7 +35,9 @@ from ...contract.checkpoint import other_states, take_over
 from ...contract.implementation import Stage
 from ...contract.refusals import torch_refusals
 from ...machine.devices import placed
+from ...models.blocks import DTYPES
 from ...protocol.layout import Layout
+from ..shared.casting import computing
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import one_axis
 from ..shared.meshes import replicate_group, shard_group
@@ -44,7 +48,6 @@ from ..shared.sync import accumulation, synchronized
 from . import checkpoint
 from . import collectives as predicted_calls
 from .layout import fsdp1_layout
-from .precision import fsdp1_policy, of_fsdp1
 from .refusals import refusal, wrapped_units
 
 # All of it is what the case asks for.
@@ -255,3 +258,29 @@ class Fsdp1NoShard(Fsdp1):
     def supports(cls, case: Case) -> str | None:
         """Return the reason to reject this case, or None."""
         return one_axis(case) or super().supports(case)
+
+
+def fsdp1_policy(case: Case) -> MixedPrecision | None:
+    """Return FSDP1's mixed-precision policy: the compute and the reduction dtype; None in fp32."""
+    if reduced_precision(case):
+        compute, reduce = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
+        return MixedPrecision(param_dtype=compute, reduce_dtype=reduce)
+    return None
+
+
+def of_fsdp1(semantics: Semantics, case: Case, *, shards: bool) -> Semantics:
+    """Return the semantics of a mixed-precision step of FSDP1.
+
+    Under no_sync autograd sums whole gradients in the compute dtype; with a reduction they are cast
+    to the reduction dtype (`_post_backward_hook`). Shards of microbatches that are reduced one by
+    one are cast to the parameter's dtype and summed in it (`_accumulate_sharded_grad`). With
+    NO_SHARD, and with one rank on the shard axis, FSDP1 does not shard: it casts and reduces the
+    running sum with each microbatch (`_reduce_grad_no_shard`).
+    """
+    if not reduced_precision(case):
+        return semantics
+    each = semantics.accumulate == "reduce_each"
+    words: Any = {"accumulate_dtype": "fp32" if each else "own"}
+    if each and (not shards or case.axes.size("shard") == 1):
+        words["accumulate"] = "reduce_again"
+    return replace(computing(semantics, case), reduce=case.precision.reduce, **words)

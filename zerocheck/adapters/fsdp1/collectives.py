@@ -23,6 +23,7 @@ from ...case.shapes import call_order, learning
 from ..shared.calls import SIZES, Calls, CollectivePrediction, dtype_of
 from ..shared.trace import ROOT, UnitEvent, is_of_case, or_none, trace, traces
 from ..shared.units import members
+from .layout import flat_bytes
 from .refusals import wrapped_units
 
 FULL_SHARD = ShardingStrategy.FULL_SHARD
@@ -30,10 +31,6 @@ SHARD_GRAD_OP = ShardingStrategy.SHARD_GRAD_OP
 NO_SHARD = ShardingStrategy.NO_SHARD
 
 State = Literal["idle", "forward", "before backward", "after backward"]
-
-ALIGNMENT = 16
-"""Bytes at which parameters begin, with `use_orig_params`."""
-
 
 UNMADE = (-1, 0)
 """Of a flat parameter whose views are not made yet; else (event, number within the forward)."""
@@ -45,13 +42,10 @@ class _Handle:
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], case: Case) -> None:
         self.names = [name for name, _ in named]
         self.dtype = dtype_of(named[0][1])
-        step = ALIGNMENT // SIZES[self.dtype] if case.sharding.use_orig_params else 1
-        end = 0
-        for _, parameter in named:
-            end = -(-end // step) * step + parameter.numel()
-        ranks = case.axes.size("shard")
-        self.padded = -(-end // ranks) * ranks
-        self.elements = self.padded if case.sharding.use_orig_params else end
+        sizes = {name: parameter.numel() for name, parameter in named}
+        ranks, aligned = case.axes.size("shard"), case.sharding.use_orig_params
+        flat = flat_bytes(sizes, SIZES[self.dtype], ranks, shards=True, aligned=aligned)
+        self.elements, self.padded = flat.total, flat.chunk * ranks
         self.state: State = "idle"
         self.whole = False
         self.local = True  # the flat parameter is the shard, and not the whole

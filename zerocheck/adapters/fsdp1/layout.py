@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -68,7 +68,13 @@ def fsdp1_layout(
     aligned = case.sharding.use_orig_params
     units = flat_units(model, case)
     flats = {
-        path: _flat(account, names, ranks, shards=shards, aligned=aligned)
+        path: flat_bytes(
+            {name: account.parameters[name].numel for name in names},
+            account.parameters[names[0]].itemsize,
+            ranks,
+            shards=shards,
+            aligned=aligned,
+        )
         for path, names in units.items()
         if names
     }
@@ -156,16 +162,16 @@ def units_of_norms(model: nn.Module, case: Case) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def _flat(
-    account: Account, names: list[str], ranks: int, *, shards: bool, aligned: bool
+def flat_bytes(
+    sizes: Mapping[str, int], itemsize: int, ranks: int, *, shards: bool, aligned: bool
 ) -> FlatBytes:
-    itemsize = account.parameters[names[0]].itemsize
+    """Return a flat parameter. sizes: elements of its parameters; aligned: `use_orig_params`."""
     alignment = ALIGNMENT_BYTES // itemsize if aligned else 1
     places: dict[str, tuple[int, int]] = {}
     end = 0
-    for name in names:
+    for name, numel in sizes.items():
         begin = -(-end // alignment) * alignment
-        end = begin + account.parameters[name].numel
+        end = begin + numel
         places[name] = (begin, end)
     if aligned:
         end = -(-end // ranks) * ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,10 +18,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from ...case.schema import Case
 from ...case.shapes import sometimes_used
+from ...case.traits import reduced_precision
 from ...contract import (
     Built,
     BuiltImplementation,
@@ -33,8 +41,10 @@ from ...contract import (
 )
 from ...contract.checkpoint import other_states, take_over
 from ...errors import Unsupported
+from ...models.blocks import DTYPES
 from ...protocol.layout import Layout
 from ..shared import full_checkpoint as file
+from ..shared.casting import computing
 from ..shared.compiling import compile_model, forget
 from ..shared.limits import elementwise
 from ..shared.scaling import scaler_of
@@ -44,7 +54,6 @@ from ..shared.sync import accumulation, deferred, synchronized
 from ..shared.units import in_order_of_calls, unit_modules
 from . import collectives as predicted_calls
 from .layout import fsdp2_layout
-from .precision import fsdp2_policy, of_fsdp2
 from .refusals import refusal
 from .tensor_parallel import clip, parallelized, split_groups
 
@@ -269,3 +278,30 @@ def _prefetch(units: list[Any], ahead: int) -> None:
     for place, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
         unit.set_modules_to_backward_prefetch(units[:place][::-1][:ahead])
+
+
+def fsdp2_policy(case: Case) -> MixedPrecisionPolicy:
+    """Return FSDP2's mixed-precision policy: the compute and the reduction dtype; fp32: default."""
+    if reduced_precision(case):
+        compute, reduce = DTYPES[case.precision.compute], DTYPES[case.precision.reduce]
+        return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+    return MixedPrecisionPolicy()
+
+
+def of_fsdp2(semantics: Semantics, case: Case) -> Semantics:
+    """Return the semantics of a mixed-precision step of FSDP2.
+
+    Whole gradients of microbatches are summed in the dtype of reduction
+    (`FSDPParam.to_accumulated_grad_if_needed`; where it is the dtype of compute, by autograd, in
+    it), and so are shards that wait for their reduction over replicas (`foreach_reduce`). Shards of
+    microbatches that are reduced each are cast to the parameter's dtype first. From torch 2.15 on
+    gradients that are reduced in a wider dtype than that of compute come as kernels give them
+    (`FSDPParamGroup._set_unsharded_grad_dtypes`): fp32 is not rounded.
+    """
+    if not reduced_precision(case):
+        return semantics
+    each = semantics.accumulate == "reduce_each"
+    words: Any = {"accumulate_dtype": "fp32" if each else case.precision.reduce}
+    if case.precision.reduce == "fp32" and hasattr(FSDPParamGroup, "_set_unsharded_grad_dtypes"):
+        words["gradient_dtype"] = "kernel"
+    return replace(computing(semantics, case), reduce=case.precision.reduce, **words)

@@ -73,7 +73,7 @@ class GatheredMuon(torch.optim.Optimizer):
         matrix = self.orthogonalized(self.direction(buffer, gradient, group), p)
         mine = self.rows_of(matrix, p)
         shard = local(p)
-        shard.mul_(1 - group["lr"] * group["weight_decay"])
+        shard.mul_(1 - self.decay(p, group))
         shard.add_(mine, alpha=-self.rate(p, group))
 
     def average(
@@ -101,6 +101,10 @@ class GatheredMuon(torch.optim.Optimizer):
         if not isinstance(p, DTensor):
             return matrix
         return matrix[local_index(p)]
+
+    def decay(self, p: torch.Tensor, group: Options) -> float:
+        """Return what weight decay takes off a parameter, relative to it."""
+        return float(group["lr"] * group["weight_decay"])
 
     def rate(self, p: torch.Tensor, group: Options) -> float:
         """Return the learning rate, by the shape of the whole matrix."""
@@ -145,7 +149,6 @@ class Fsdp2Muon(Fsdp2):
         one for one in Fsdp2.options if one != "optimizer_first"
     )
     fixed: ClassVar[Mapping[str, Any]] = {"optimizer": {"kind": "muon"}}
-    muon: ClassVar[type[GatheredMuon]] = GatheredMuon
 
     @classmethod
     def layout(cls, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -153,5 +156,5 @@ class Fsdp2Muon(Fsdp2):
         return None
 
     def make_optimizer(self, model: nn.Module, case: Case) -> Any:
-        kinds: tuple[tuple[Any, Any], ...] = ((self.muon, "muon"), (torch.optim.AdamW, "adamw"))
-        return [kind(groups(model, case, name)) for kind, name in kinds]
+        muon = GatheredMuon(groups(model, case, "muon"))
+        return [muon, torch.optim.AdamW(groups(model, case, "adamw"))]

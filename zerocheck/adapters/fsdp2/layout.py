@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -123,9 +123,6 @@ def own_elements(one: AccountedParameter, rank: int, ranks: int) -> int:
 
 
 def _states(account: Account, rank: int, step: int, phase: Phase) -> int:
-    def graded(at: int) -> Collection[str]:
-        return account.used(account.learning(at))
-
     mesh = account.case.axes
     rank, ranks = mesh.coordinate(rank, "shard"), mesh.size("shard")
     return sum(
@@ -134,5 +131,5 @@ def _states(account: Account, rank: int, step: int, phase: Phase) -> int:
             account.parameters[name].itemsize,
             name,
         )
-        for name in account.stateful(step, phase, graded)
+        for name in account.stateful(step, phase)
     )

@@ -88,11 +88,11 @@ class Account:
         return self.case.start.step > 0
 
     def stateful(
-        self, step: int, phase: Phase, graded: Callable[[int], Collection[str]]
+        self, step: int, phase: Phase, graded: Callable[[int], Collection[str]] | None = None
     ) -> set[str]:
         """Return the names of the parameters with an optimizer state at the end of a phase.
 
-        graded(step): names of what has a gradient when that step updates.
+        graded(step): names of what has a gradient when that step updates; None: of what is used.
         """
         if any(rule.states_at_once for rule in optimizer_of(self.case.optimizer).rules):
             return set(self.ever())
@@ -100,7 +100,7 @@ class Account:
         first = self.case.training.first
         for before in range(first, step + (phase == "step")):
             if not self.skips(before):
-                names.update(graded(before))
+                names.update(graded(before) if graded else self.used(self.learning(before)))
         return names
 
     def moments(self, numel: int, itemsize: int, name: str = "") -> int:

@@ -12,7 +12,7 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 
 - `adapter.py`: template of a step, which ZeRO-1, -2 and -3 fill in
 - `bucket.py`: bucket of replicated parameters, shared by ZeRO-1 and ZeRO-2
-- `collectives.py`: collectives of ZeRO-1 and ZeRO-2, and the parts shared with ZeRO-3
+- `collectives.py`: collectives of the stages: their rules, replayed on the trace of the bare model
 - `flat.py`: flat buffer: parameters of one dtype end to end, of which each rank updates one shard
 - `layout.py`: layouts of ZeRO-1, -2 and -3: partitions of flat buffers, from shapes alone
 - `loss_scaling.py`: dynamic loss scaling for sharded gradients, and what a backward starts from
@@ -20,11 +20,9 @@ bytes between steps, padding aside (section 5 of the paper, in fp32 instead of m
 - `precision.py`: mixed precision as in section 3.1 of the paper: 2 + 2 + 12 bytes per parameter
 - `reduction.py`: reductions of gradients: over the ranks of a copy, in flight, and over copies
 - `sharded_optimizer.py`: partitioned optimizer state, shared by all stages (section 5.1, `P_os`)
-- `unit.py`: unit of ZeRO-3: a module whose parameters are gathered for its calls, then released
-- `unit_calls.py`: calls of the units of ZeRO-3: hooks on the model, the next unit, what is over
+- `unit.py`: unit of ZeRO-3: a module whose parameters are gathered for its calls, and their order
 - `zero1.py`: ZeRO-1: the optimizer state is partitioned (section 5.1 of the ZeRO paper, `P_os`)
 - `zero2.py`: ZeRO-2: gradients are partitioned too (section 5.2 of the ZeRO paper, `P_os+g`)
 - `zero3.py`: ZeRO-3: parameters are partitioned too (section 5.3 of the ZeRO paper, `P_os+g+p`)
-- `zero3_collectives.py`: collectives of ZeRO-3: its rules, replayed on the trace of the bare model
 - `checkpoint/`: checkpoints of the textbook sharders
 """

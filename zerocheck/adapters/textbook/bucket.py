@@ -11,7 +11,7 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...compat import all_gather_single
+from ...compat import all_gather_single, wait
 from ...contract import Shard
 from .flat import Named, ShardedBuffer, alike, needs_whole
 from .partition import split
@@ -58,8 +58,7 @@ def buckets_of(model: nn.Module, case: Case, group: dist.ProcessGroup) -> list[B
 def publish(buckets: Sequence[Bucket]) -> None:
     """Give every rank all updated parameters, with all buckets in flight at once."""
     for work in [bucket.publish() for bucket in buckets]:
-        if work is not None:
-            work.wait()
+        wait(work)
 
 
 def parts_of(model: nn.Module, case: Case) -> list[Named]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import nn
 
@@ -14,14 +13,10 @@ from ...contract.implementation import Stage
 from ...models.blocks import DTYPES
 from ...protocol.layout import Layout, Phase
 from ..shared.account import Account, CategoryBytes, layout_of
-from ..shared.calls import with_collectives
+from ..shared.calls import SIZES, with_collectives
 from ..shared.units import unit_modules
-from .bucket import parts_of
-from .collectives import zero1, zero2
-from .flat import Named, needs_whole
-from .partition import Partition, aligned
+from .collectives import FlatSpec, buckets, flat_of, zero1, zero2, zero3
 from .unit import unit_parts
-from .zero3_collectives import zero3
 
 
 def layout_of_stage(stage: Stage, model: nn.Module, case: Case, rank: int) -> Layout | None:
@@ -43,16 +38,17 @@ def _replicated(model: nn.Module, case: Case, rank: int, stage: Stage) -> Layout
     from the start to the end.
     """
     account = Account(model, case)
-    parts = parts_of(model, case)
-    flats = [_flat(part, case) for part in parts]
-    inside = {name for part in parts for name, _ in part}
+    flats = buckets(model, case)
+    inside = {name for flat in flats for name in flat.names}
+    narrow = DTYPES[case.precision.compute].itemsize if reduced_precision(case) else None
     outside = sum(
-        one.numel * sizes_of(case, one.itemsize).kept
+        one.numel * (narrow or one.itemsize)
         for name, one in account.parameters.items()
         if name not in inside
     )
-    kept = outside + sum(one.numel * size.kept for one, size in flats)
-    gradients = sum((o.numel if stage == 1 else o.shard_size) * s.gradient for o, s in flats)
+    kept = outside + sum(flat.bytes for flat in flats)
+    shards = case.axes.size("shard") if stage == 1 else 1
+    gradients = shards * sum(flat.bytes_of_shard(flat.reduced) for flat in flats)
     return _layout(account, flats, rank, kept, gradients)
 
 
@@ -70,18 +66,18 @@ def _sharded(model: nn.Module, case: Case, rank: int) -> Layout | None:
     learning = []
     for parts, stay in zip(unit_parts(model, case, modules), (*stays, True), strict=True):
         for part in parts:
-            one, size = _flat(part.named, case)
-            kept += one.shard_size * size.kept
-            gathered += one.numel * size.kept if stay else 0
+            flat = flat_of(part.named, case)
+            kept += flat.bytes_of_shard(flat.dtype)
+            gathered += flat.bytes if stay else 0
             if part.learns:
-                learning.append((one, size))
-    gradients = sum(one.shard_size * size.gradient for one, size in learning)
+                learning.append(flat)
+    gradients = sum(flat.bytes_of_shard(flat.reduced) for flat in learning)
     return _layout(Account(model, case), learning, rank, kept, gradients, gathered)
 
 
 def _layout(
     account: Account,
-    learning: Sequence[tuple[Partition, Sizes]],
+    learning: Sequence[FlatSpec],
     rank: int,
     kept: int,
     gradients: int,
@@ -94,26 +90,28 @@ def _layout(
     """
     case = account.case
     hidden = any(
-        size.master and not one.pieces(other)
-        for one, size in learning
+        flat.masters and not flat.partition.pieces(other)
+        for flat in learning
         for other in range(case.axes.size("shard"))
     )
     if case.precision.compute == "fp16" or hidden:
         return None
-    masters = sum(one.shard_size * size.master for one, size in learning)
-    owned = [(one, size, one.pieces(case.axes.coordinate(rank, "shard"))) for one, size in learning]
+    masters = sum(flat.bytes_of_shard(flat.updated) for flat in learning if flat.masters)
+    mine = case.axes.coordinate(rank, "shard")
+    owned = [(flat, flat.partition.pieces(mine)) for flat in learning]
 
     def predict(step: int, phase: Phase) -> CategoryBytes:
         trains = account.learning(step) if phase == "backward" else ()
         widened = sum(
-            one.shard_size * size.widened
-            for one, size, pieces in owned
+            flat.bytes_of_shard(flat.updated)
+            for flat, pieces in owned
+            if flat.masters and SIZES[flat.reduced] != SIZES[flat.updated]
             if any(piece.name in trains for piece in pieces)
         )
         stateful = account.stateful(step, phase, account.learning)
         states = sum(
-            account.moments(piece.stop - piece.start, size.state, piece.name)
-            for _, size, pieces in owned
+            account.moments(piece.stop - piece.start, SIZES[flat.updated], piece.name)
+            for flat, pieces in owned
             for piece in pieces
             if piece.name in stateful
         )
@@ -126,31 +124,3 @@ def _layout(
         }
 
     return layout_of(account, predict)
-
-
-class Sizes(NamedTuple):
-    """Bytes of an element: of what is computed with, of its gradient, of a moment; of its master
-    and of its gradient as the optimizer takes it, 0 where it has none."""
-
-    kept: int
-    gradient: int
-    state: int
-    master: int = 0
-    widened: int = 0
-
-
-def sizes_of(case: Case, itemsize: int) -> Sizes:
-    """Return the sizes for a parameter of `itemsize` bytes per element: see precision.py."""
-    if not reduced_precision(case):
-        return Sizes(itemsize, itemsize, itemsize)
-    kept = DTYPES[case.precision.compute].itemsize
-    gradient = DTYPES[case.precision.reduce].itemsize
-    return Sizes(kept, gradient, itemsize, itemsize, 0 if gradient == itemsize else itemsize)
-
-
-def _flat(named: Named, case: Case) -> tuple[Partition, Sizes]:
-    """Partition parameters of one dtype; return it with the bytes per element."""
-    size = sizes_of(case, named[0][1].element_size())
-    shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    ranks, whole = case.axes.size("shard"), needs_whole(named, case)
-    return Partition(shapes, ranks, aligned(size.kept), whole=whole), size

@@ -48,6 +48,10 @@ class LossScaler:
             return
         gradients = list(gradients)
         self.overflow = self.agreed(not all(map(_finite, gradients)))
+        self.divide(gradients)
+
+    def divide(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Divide gradients by the scale, in place."""
         for gradient in gradients:
             gradient.mul_(1.0 / self.scale)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...compat import reduce_scatter_single
+from ...compat import reduce_scatter_single, wait
 from ...contract import Semantics
 from ..shared.meshes import replicate_group
 
@@ -50,8 +50,11 @@ class Reduction:
 
     def _land(self) -> None:
         work, part, into = self._in_flight.popleft()
-        if work is not None:
-            work.wait()
+        wait(work)
+        self.add(part, into)
+
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        """Add the mean over ranks to a gradient; part: the sum."""
         into.add_(part.div_(self.world_size))
 
     def clear(self) -> None:
@@ -90,6 +93,5 @@ class Replicas:
             (dist.all_reduce(shard, group=self.group, async_op=True), shard) for shard in shards
         ]
         for work, shard in launched:
-            if work is not None:
-                work.wait()
+            wait(work)
             shard.div_(self.count)

@@ -1,9 +1,9 @@
-"""Unit of ZeRO-3: a module whose parameters are gathered for its calls, then released."""
+"""Unit of ZeRO-3: a module whose parameters are gathered for its calls, and the order of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,12 +11,14 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...compat import all_gather_single
+from ...compat import all_gather_single, wait
 from ...contract import Shard
 from ..shared.units import unit_modules
 from .flat import Named, ShardedBuffer, alike, needs_whole
 from .precision import compute_dtype, gradient_dtype
 from .reduction import Reduction
+
+U = TypeVar("U")
 
 
 class FlatUnit(NamedTuple):
@@ -62,14 +64,17 @@ class FlatParameter(ShardedBuffer):
         """Launch the all-gather, unless the parameters are there already or on their way."""
         if not self.gathered:
             self.storage.resize_(self._bytes)
-            self._work = all_gather_single(self.full, self.local, self.group)
+            self._work = self.fill()
             self.gathered = True
+
+    def fill(self) -> dist.Work | None:
+        """Launch the all-gather of the shards."""
+        return all_gather_single(self.full, self.local, self.group)
 
     def wait(self) -> None:
         """Wait until the gathered parameters can be read."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        wait(self._work)
+        self._work = None
 
     def release(self) -> None:
         """Give back the memory of the gathered parameters."""
@@ -175,3 +180,45 @@ def unit_parts(model: nn.Module, case: Case, modules: Sequence[nn.Module]) -> li
             ]
         )
     return found
+
+
+class CallOrder(Generic[U]):
+    """Calls of units in one forward, numbered from 0; units of a few next calls are prefetched."""
+
+    def __init__(self, prefetch: int) -> None:
+        self.prefetch = prefetch
+        self.calls: list[U] = []
+        self._expected: list[U] = []  # the calls of the forward before
+        self._open: list[int] = []  # numbers of the calls whose backward is not over
+
+    def start(self) -> None:
+        """Begin a forward, which is expected to repeat the last one."""
+        self._expected, self.calls, self._open = self.calls, [], []
+
+    def enter(self, unit: U) -> list[U]:
+        """Record a call; return the units of the calls expected next."""
+        self._open.append(len(self.calls))
+        self.calls.append(unit)
+        return self.ahead()
+
+    def ahead(self) -> list[U]:
+        """Return the units of the calls expected after the last one, as in the last forward."""
+        number = len(self.calls) - 1
+        if self._expected[number : number + 1] != self.calls[number:]:
+            return []
+        return self._expected[number + 1 : number + 1 + self.prefetch]
+
+    def is_open(self, number: int) -> bool:
+        """Return True if neither call `number` nor one before it was reached in the backward."""
+        return bool(self._open) and number <= self._open[-1]
+
+    def behind(self, number: int) -> list[U]:
+        """Return the units whose backward is next: that of call `number`, and of calls before."""
+        return self.calls[max(0, number - self.prefetch) : number + 1][::-1]
+
+    def close(self, number: int) -> Iterator[tuple[U, bool]]:
+        """Close the calls after `number`, last first; iterate over (unit, its backward is over)."""
+        while self._open and self._open[-1] > number:
+            last = self._open.pop()
+            unit = self.calls[last]
+            yield unit, last == self.calls.index(unit)

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from ...compat import reduce_scatter_single
+from ...compat import reduce_scatter_single, wait
 from ...contract import Semantics
 from .adapter import Sharder
 from .bucket import Bucket, buckets_of, publish
@@ -73,8 +73,7 @@ class Zero1(Sharder):
             work = reduce_scatter_single(bucket.gradient, gradients, self.group)
             launched.append((work, bucket.gradient))
         for work, mine in launched:
-            if work is not None:
-                work.wait()
+            wait(work)
             mine.div_(self.world_size)
         super()._reduce()
 

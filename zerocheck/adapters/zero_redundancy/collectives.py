@@ -11,9 +11,9 @@ from torch import nn
 
 from ...case.schema import Case
 from ...case.shapes import unfrozen
-from ...contract.groups import grouped
-from ..ddp.collectives import BucketTensor, bucket_tensor, ddp_calls
+from ..ddp.collectives import bucket_tensor, ddp_calls
 from ..shared.calls import CollectivePrediction
+from .layout import assigned_names
 
 
 def zero_redundancy(model: nn.Module, case: Case) -> CollectivePrediction | None:
@@ -28,28 +28,20 @@ def zero_redundancy(model: nn.Module, case: Case) -> CollectivePrediction | None
 def _published(model: nn.Module, case: Case, step: int) -> Iterator[tuple[int, str]]:
     """Iterate over (elements, dtype) of ZeroRedundancyOptimizer's broadcasts after its update.
 
-    Parameters go to the rank with the fewest elements so far, the largest of a group first. With
-    bucket views a rank's parameters are sent as one, and an empty tensor as one element.
+    With bucket views a rank's parameters are sent as one, and an empty tensor as one element.
     """
     if step == case.training.overflow:
         return
     late = case.training.unfreeze
     still = unfrozen(case) if late is None or step < late else ()
-    learns = [
-        (name, bucket_tensor(name, p))
+    learns = {
+        name: bucket_tensor(name, p)
         for name, p in model.named_parameters()
         if p.requires_grad or name in unfrozen(case)
-    ]
-    ranks: list[list[BucketTensor]] = [[] for _ in range(case.world_size)]
-    sizes = [0] * case.world_size
-    for group in grouped(case, learns):
-        for one in sorted(group["params"], key=lambda one: -one.elements):
-            rank = sizes.index(min(sizes))
-            ranks[rank].append(one)
-            sizes[rank] += one.elements
-    for held in ranks:
+    }
+    for names in assigned_names(case, {name: one.elements for name, one in learns.items()}):
         if not case.sharding.bucket_view:
-            yield from ((one.elements, one.dtype) for one in held)
+            yield from ((learns[name].elements, learns[name].dtype) for name in names)
             continue
-        elements = sum(one.elements for one in held if one.name not in still)
-        yield (elements, held[0].dtype) if elements else (1, "float32")
+        elements = sum(learns[name].elements for name in names if name not in still)
+        yield (elements, learns[names[0]].dtype) if elements else (1, "float32")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ...case.schema import Case
 from ...contract.groups import group_of
 from ...protocol.layout import Phase
 from ..ddp.layout import state_bytes
@@ -13,22 +14,27 @@ EMPTY_BUCKET_BYTES = 4
 """One element of fp32."""
 
 
-def shared_out(account: Account, rank: int) -> set[str]:
-    """Return the names of the parameters that ZeroRedundancyOptimizer assigns to a rank.
+def assigned_names(case: Case, elements: Mapping[str, int]) -> list[list[str]]:
+    """Return the names of the parameters that ZeroRedundancyOptimizer assigns to each rank.
 
     Group by group, the largest first, each goes to the rank that has the fewest elements so far.
+    elements: those of each parameter that trains, now or later.
     """
-    case = account.case
-    elements = [0] * case.world_size
-    assigned: set[str] = set()
+    sums = [0] * case.world_size
+    ranks: list[list[str]] = [[] for _ in sums]
     for group in range(len(case.optimizer.groups)):
-        members = [name for name in account.ever() if group_of(case, name) == group]
-        for name in sorted(members, key=lambda n: account.parameters[n].numel, reverse=True):
-            least = elements.index(min(elements))
-            elements[least] += account.parameters[name].numel
-            if least == rank:
-                assigned.add(name)
-    return assigned
+        members = [name for name in elements if group_of(case, name) == group]
+        for name in sorted(members, key=lambda one: -elements[one]):
+            rank = sums.index(min(sums))
+            ranks[rank].append(name)
+            sums[rank] += elements[name]
+    return ranks
+
+
+def shared_out(account: Account, rank: int) -> set[str]:
+    """Return the names of the parameters that a rank updates."""
+    elements = {name: account.parameters[name].numel for name in account.ever()}
+    return set(assigned_names(account.case, elements)[rank])
 
 
 def dummies(account: Account, step: int, phase: Phase) -> int:
@@ -54,7 +60,7 @@ def shared_states(rank: int) -> Callable[[Account, int, Phase], int]:
     """Return a function of the bytes of the states of the parameters assigned to a rank."""
 
     def states(account: Account, step: int, phase: Phase) -> int:
-        names = account.stateful(step, phase, lambda at: account.used(account.learning(at)))
-        return sum(state_bytes(account, name) for name in names & shared_out(account, rank))
+        names = account.stateful(step, phase) & shared_out(account, rank)
+        return sum(state_bytes(account, name) for name in names)
 
     return states

@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import torch
 
 from ... import causes as bugs
 from ...adapters.textbook.checkpoint.chunk import Chunk
-from ...adapters.textbook.checkpoint.directory import FoundCheckpoint
-from ...adapters.textbook.checkpoint.training import SavedTraining
 from ...adapters.textbook.flat import ShardedBuffer
-from ...adapters.textbook.sharded_optimizer import OwnedPiece
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
 from ...adapters.textbook.zero3 import Zero3
@@ -24,21 +20,19 @@ from ...contract.groups import learning_rates
 from ...contract.implementation import Loader, Step, StepReport
 from ...optimizers import states_of
 from ..fault import fault
+from ..parts import CheckpointInParts
 
 
-class _Regrouped(Zero1):
+class Regrouped(CheckpointInParts, Zero1):
     """ZeRO-1 that merges the moments of each bucket after a load, and splits them again."""
 
-    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
-        super().take_tensors(found, training)
-        if training.world_size == self.everyone.size():
-            return
+    def reshard(self, saved: int) -> None:
         state = self.optimizer.optimizer.state
         for bucket in self.buckets:
             inside = {piece.name: piece.inside for piece in bucket.pieces}
             for role in self.roles(bucket):
                 merged = self.gathered(bucket, self.owned_state(role))
-                mine = self.split_again(bucket, merged, training.world_size)[bucket.mine]
+                mine = self.split_again(bucket, merged, saved)[bucket.mine]
                 for one in self.optimizer.owned:
                     if one.piece.name in inside and role in state.get(one.parameter, {}):
                         state[one.parameter][role].copy_(mine[inside[one.piece.name]])
@@ -49,10 +43,10 @@ class _Regrouped(Zero1):
 
 
 @fault(
-    "zero1", "roundtrip", source="DS PR#5105", features=("resume-more",),
+    obligation="roundtrip", source="DS PR#5105", features=("resume-more",),
     attributed=r"elements? further back",
 )  # fmt: skip
-class MomentsMisaligned(_Regrouped):
+class MomentsMisaligned(Regrouped):
     """Moments are split among other ranks by shards that are one element too short."""
 
     def split_again(self, bucket: ShardedBuffer, merged: torch.Tensor, saved: int) -> torch.Tensor:
@@ -60,11 +54,10 @@ class MomentsMisaligned(_Regrouped):
 
 
 @fault(
-    "zero1", "roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
-    without=("resume-same", "two-axes"), world=11,
-    attributed=r"in another order of shards",
+    obligation="roundtrip", source="DS PR#5342, PR#5395", features=("resume-many",),
+    without=("resume-same", "two-axes"), world=11, attributed=r"in another order of shards",
 )  # fmt: skip
-class RankFilesSortedAsText(_Regrouped):
+class RankFilesSortedAsText(Regrouped):
     """Moments are merged in the order of the names of files, where rank 10 comes before rank 2."""
 
     def split_again(self, bucket: ShardedBuffer, merged: torch.Tensor, saved: int) -> torch.Tensor:
@@ -84,7 +77,7 @@ def _end(bucket: ShardedBuffer) -> int:
 
 
 @fault(
-    "zero2", "roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
+    obligation="roundtrip", source="MG PR#5077", features=("resume", "bucket-small"), world=3,
     attributed=r"further on in their flat buffers|in no regular order",
 )  # fmt: skip
 class BucketPaddingCounted(Zero2):
@@ -119,55 +112,41 @@ class BucketPaddingCounted(Zero2):
                 yield chunk
 
 
-def _states(sharder: Zero1 | Zero3) -> Iterator[tuple[OwnedPiece, torch.Tensor]]:
-    """Iterate over the optimizer states of what the rank owns, each with its piece."""
-    for one in sharder.optimizer.owned:
-        state = sharder.optimizer.optimizer.state.get(one.parameter, {})
-        roles = states_of(sharder.case.optimizer)
-        yield from ((one, state[role]) for role in roles if role in state)
-
-
-@fault("zero3", "roundtrip", bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
-class VectorMomentsLost(Zero3):
+@fault(bugs.MOMENTS_LOST, source="nanotron PR#245", features=("resume-more",))
+class VectorMomentsLost(CheckpointInParts, Zero3):
     """On another number of ranks the moments of matrices alone are loaded, those of vectors are 0.
 
     Only parameters that tensor parallelism shards are looked up in the checkpoint.
     """
 
-    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
-        super().take_tensors(found, training)
-        if training.world_size == self.everyone.size():
-            return
-        for one, state in _states(self):
+    def reshard(self, saved: int) -> None:
+        for one, state in self.moments():
             if len(one.piece.shape) < 2:
                 state.zero_()
 
 
 @fault(
-    "zero1", "roundtrip", bugs.ROUNDED_TO_BF16, source="nanotron PR#245", features=("resume-fewer",)
-)
-class MomentsNarrowOnLoad(Zero1):
+    bugs.ROUNDED_TO_BF16, obligation="roundtrip", source="nanotron PR#245",
+    features=("resume-fewer",),
+)  # fmt: skip
+class MomentsNarrowOnLoad(CheckpointInParts, Zero1):
     """On another number of ranks moments pass through memory of the compute dtype."""
 
-    def take_tensors(self, found: FoundCheckpoint, training: SavedTraining) -> None:
-        super().take_tensors(found, training)
-        if training.world_size == self.everyone.size():
-            return
-        for _, state in _states(self):
+    def reshard(self, saved: int) -> None:
+        for _, state in self.moments():
             state.copy_(state.bfloat16())
 
 
 @fault(
-    "zero2", "continuation", bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="nanotron PR#245",
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, obligation="continuation", source="nanotron PR#245",
     features=("resume", "schedule-warmup"),
 )  # fmt: skip
-class FirstRateAfterLoad(Zero2):
+class FirstRateAfterLoad(CheckpointInParts, Zero2):
     """The first step after a load has the learning rate with which training began."""
 
     loaded = False
 
-    def load(self, directory: str, loader: Loader) -> None:
-        super().load(directory, loader)
+    def end_load(self) -> None:
         self.loaded = True
 
     def train_step(self, step: Step) -> StepReport:
@@ -178,24 +157,17 @@ class FirstRateAfterLoad(Zero2):
 
 
 @fault(
-    "zero1", "roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"),
-    microbatches=3,
-    attributed=r"the data position is \d+ samples",
+    obligation="roundtrip", source="GPT-NeoX PR#308", features=("resume", "microbatches"),
+    microbatches=3, attributed=r"the data position is \d+ samples",
 )  # fmt: skip
-class DataPositionWithoutMicrobatches(Zero1):
+class DataPositionWithoutMicrobatches(CheckpointInParts, Zero1):
     """The loader resumes as if each step had read one microbatch of each rank."""
 
-    def training_facts(self, loader: Loader) -> SavedTraining:
-        facts = super().training_facts(loader)
-        count = self.case.training.microbatches
-        positions = {name: number // count for name, number in facts.loader.items()}
-        return msgspec.structs.replace(facts, loader=positions)
+    def position(self, count: int) -> int:
+        return count // self.case.training.microbatches
 
 
-@fault(
-    "zero-redundancy", "roundtrip", bugs.TENSORS_EXCHANGED,
-    source="FS #380, PR#483; PT PR#54736", features=("resume", "groups"),
-)  # fmt: skip
+@fault(bugs.TENSORS_EXCHANGED, source="FS #380, PR#483; PT PR#54736", features=("resume", "groups"))
 class StatesInModelOrder(ZeroRedundancy):
     """States are saved in the order of parameter groups, and loaded in the order of the model."""
 

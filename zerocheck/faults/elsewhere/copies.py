@@ -1,33 +1,121 @@
-"""Faults in the copies that ranks compute with, in buffers, and in exposed shapes."""
+"""Faults in updates, in the copies that ranks compute with, in buffers, shapes and memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ... import causes as bugs
 from ...adapters.ddp.adapter import Ddp
+from ...adapters.fsdp2.adapter import Fsdp2
 from ...adapters.textbook.unit import FlatParameter, Unit
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import Zero2
 from ...adapters.textbook.zero3 import Zero3
 from ...case.schema import Case
-from ...compat import all_gather_single
+from ...compat import all_gather_single, wait
 from ...contract import Shard, Step, StepReport
-from ...contract.implementation import Moment
+from ...contract.groups import learning_rates
 from ..fault import fault
-from ..parts import with_callback
+from ..parts import Plantable, StartsAnew, Zero3InParts, when_reduced, with_callback
+
+
+@fault(bugs.INITIAL_STATE, source="MG PR#5976", without=("sgd", "mid-training"))
+class SyntheticStepCounted(StartsAnew, Zero1):
+    """A step with rate 0 creates the optimizer's state, and the step count keeps it."""
+
+    def plant(self) -> None:
+        groups = self.optimizer.optimizer.param_groups
+        options = [(group["lr"], group["weight_decay"]) for group in groups]
+        for wide in self.wide:
+            wide.widen()
+        for group in groups:
+            group["lr"] = group["weight_decay"] = 0.0
+        self.optimizer.optimizer.step()
+        for group, (rate, decay) in zip(groups, options, strict=True):
+            group["lr"], group["weight_decay"] = rate, decay
+        for wide in self.wide:
+            wide.release()
 
 
 @fault(
-    "zero1", "publish", source="MG c2c36f77cf", features=("bucket-small",),
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="HF transformers PR#24088",
+    features=("schedule-cosine", "several-steps"), world=3,
+)  # fmt: skip
+class RatePerRank(Fsdp2):
+    """The schedule advances once per rank, so W times in each step."""
+
+    def train_step(self, step: Step) -> StepReport:
+        rates = tuple(learning_rates(self.case, step.index * self.case.world_size))
+        return super().train_step(replace(step, lr=rates))
+
+
+@fault(
+    bugs.LEARNING_RATE_OF_ANOTHER_STEP, source="Lightning #1476; HF accelerate #963",
+    features=("schedule-warmup", "several-steps"), without=("mid-training",), microbatches=3,
+)  # fmt: skip
+class RatePerMicrobatch(Ddp):
+    """The schedule advances with each microbatch, so the warm-up is over GA times too early."""
+
+    def train_step(self, step: Step) -> StepReport:
+        rates = tuple(learning_rates(self.case, step.index * len(step.microbatches)))
+        return super().train_step(replace(step, lr=rates))
+
+
+@fault(
+    obligation="publish", source="TT PR#4598", features=("two-axes", "schedule-cosine"), world=4,
+    without=("one-replica",), attributed=r"lr of another step",
+)  # fmt: skip
+class RateStaleInLastReplica(Zero3):
+    """The last replica steps with a cached learning rate, that of the step before."""
+
+    cached: tuple[float, ...] = ()
+
+    def train_step(self, step: Step) -> StepReport:
+        group = self.replicas.group
+        rates, before = tuple(step.lr), self.cached
+        self.cached = rates
+        if before and group is not None and group.rank() == group.size() - 1:
+            rates = before
+        return super().train_step(replace(step, lr=rates))
+
+
+@fault(
+    bugs.NEVER_UPDATED, source="PT #149205",
+    without=("optimizer-first", "frozen", "unused", "tensor-parallel"),
+)  # fmt: skip
+class OptimizerOverGatheredRoot(Fsdp2):
+    """The optimizer is made while the root is gathered, and never updates the root's shards."""
+
+    def make_optimizer(self, model: nn.Module, case: Case) -> Any:
+        root: Any = model
+        root.unshard()
+        optimizer = super().make_optimizer(model, case)
+        root.reshard()
+        return optimizer
+
+
+@fault(bugs.STEP_SKIPPED, source="DS PR#7645", features=("loss-scale",), without=("overflow",))
+class ReturnsBeforeTheStep(Zero1):
+    """With loss scaling a step ends after the check for overflow, whether there was one or not."""
+
+    def train_step(self, step: Step) -> StepReport:
+        report = super().train_step(step)
+        return replace(report, skipped=False)
+
+    def _reduce(self) -> None:
+        super()._reduce()
+        if self.scaler.enabled:
+            self.optimizer.step = lambda rates: None  # type: ignore[method-assign]
+
+
+@fault(
+    obligation="publish", source="MG c2c36f77cf", features=("bucket-small",),
     attributed=r"(are|is) 0",
 )  # fmt: skip
 class SharedBufferCleared(Zero1):
@@ -42,7 +130,7 @@ class SharedBufferCleared(Zero1):
 
 
 @fault(
-    "zero2", "publish", source="MG b53d5e1ead", features=("bucket-small",),
+    obligation="publish", source="MG b53d5e1ead", features=("bucket-small",),
     attributed=r"further back in the flat vector|other elements of the owner",
 )  # fmt: skip
 class BucketsGatheredAtOneOffset(Zero2):
@@ -55,11 +143,8 @@ class BucketsGatheredAtOneOffset(Zero2):
             bucket.refresh()
             dtype = bucket.full.dtype
             storage.setdefault(dtype, bucket.full.new_zeros(size))
-            work = all_gather_single(
-                storage[dtype][: bucket.full.numel()], bucket.local.clone(), self.group
-            )
-            if work is not None:
-                work.wait()
+            into = storage[dtype][: bucket.full.numel()]
+            wait(all_gather_single(into, bucket.local.clone(), self.group))
         for bucket in self.buckets:
             own = bucket.local.clone()
             bucket.full.copy_(storage[bucket.full.dtype][: bucket.full.numel()])
@@ -67,8 +152,8 @@ class BucketsGatheredAtOneOffset(Zero2):
 
 
 @fault(
-    "zero3", "loss", bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388",
-    features=("wrap-block",), without=("no-blocks", "module-twice"),
+    bugs.MODULE_OF_AN_EARLIER_STEP, source="CA PR#5803; MG PR#6388", features=("wrap-block",),
+    without=("no-blocks", "module-twice"),
 )  # fmt: skip
 class PrefetchedBeforeUpdate(Zero3):
     """The first unit of the next forward is gathered before the update of its shards."""
@@ -76,14 +161,13 @@ class PrefetchedBeforeUpdate(Zero3):
     early: Unit | None = None
 
     def train_step(self, step: Step) -> StepReport:
-        return super().train_step(replace(step, reached=partial(self._reached, step.reached)))
+        return super().train_step(when_reduced(step, self.gather_early))
 
-    def _reached(self, notify: Callable[[Moment], None], moment: Moment) -> None:
-        if moment == "reduced":
-            self.early = self.order.calls[0] if self.order.calls else self.root
-            self.early.gather()
-            self.early.wait()
-        notify(moment)
+    def gather_early(self) -> None:
+        """Gather the first unit of the next forward."""
+        self.early = self.order.calls[0] if self.order.calls else self.root
+        self.early.gather()
+        self.early.wait()
 
     def _begin_microbatch(self) -> None:
         early, self.early = self.early, None
@@ -93,31 +177,23 @@ class PrefetchedBeforeUpdate(Zero3):
         self.order.start()
 
 
-class _GatheredInBf16(FlatParameter):
-    def wait(self) -> None:
-        arrives = self._work is not None
-        super().wait()
-        if arrives:
-            self.full.copy_(self.full.bfloat16())
-
-
 @fault(
-    "zero3", "loss", bugs.COPIES_ROUNDED_TO_BF16, source="DS PR#8073, PR#8128",
+    bugs.COPIES_ROUNDED_TO_BF16, obligation="loss", source="DS PR#8073, PR#8128",
     features=("mixed-dtypes", "wrap-whole"),
 )  # fmt: skip
-class GatheredInOneDtype(Zero3):
+class GatheredInOneDtype(Zero3InParts):
     """A unit of two dtypes is gathered in the narrow one, which rounds its fp32 parameters."""
 
-    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
-        super().__init__(model, case, mesh)
-        for unit in (*self.units, self.root):
-            if len({flat.full.dtype for flat in unit.flats}) > 1:
-                for flat in unit.flats:
-                    flat.__class__ = _GatheredInBf16
+    def wait(self, flat: FlatParameter) -> bool:
+        (unit,) = (one for one in (*self.units, self.root) if flat in one.flats)
+        arrives = super().wait(flat)
+        if arrives and len({one.full.dtype for one in unit.flats}) > 1:
+            flat.full.copy_(flat.full.bfloat16())
+        return arrives
 
 
 @fault(
-    "ddp", "buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
+    obligation="buffers", source="FS PR#1075", features=("block-batch-norm", "microbatches"),
     without=("sync-each", "static-graph"), world=3, microbatches=3,
 )  # fmt: skip
 class BuffersSentWithEachMicrobatch(Ddp):
@@ -132,10 +208,7 @@ class BuffersSentWithEachMicrobatch(Ddp):
             model._sync_buffers()
 
 
-@fault(
-    "zero3", "ownership", bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",),
-    without=("frozen",),
-)  # fmt: skip
+@fault(bugs.ANOTHER_SHAPE, source="MG b74396f144", features=("block-conv",), without=("frozen",))
 class ConvolutionsFlattened(Zero3):
     """Parameters of more than two dims are exposed with all dims after the first as one."""
 
@@ -146,3 +219,35 @@ class ConvolutionsFlattened(Zero3):
                 yield replace(shard, shape=(first, math.prod(others)))
             else:
                 yield shard
+
+
+@fault(obligation="persistent", source="CA PR#1955")
+class GraphRetained(Zero2):
+    """The backward keeps the graph, so activations live until the next loss replaces this one."""
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+
+
+@fault(obligation="persistent", source="DS PR#5328", features=("compute-bf16", "reduce-wide"))
+class NarrowGradientsKept(Zero1):
+    """Gradients in bf16 are cleared and not freed after they were added to their fp32 sums."""
+
+    def _add(self, total: torch.Tensor, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad.zero_()
+
+
+@fault(obligation="persistent", source="DS PR#8029", features=("frozen",), without=("unfreeze",))
+class FrozenInBuffers(Plantable, Zero1):
+    """Flat buffers of gradients and masters have room for frozen parameters, too."""
+
+    def plant(self) -> None:
+        self.room = [
+            torch.zeros_like(parameter, dtype=torch.float32) for _, parameter in self.replicated()
+        ]
+
+    def close(self) -> None:
+        super().close()
+        self.room.clear()

@@ -1,28 +1,30 @@
-"""Faults in the accumulation and reduction of gradients."""
+"""Faults in the accumulation, the reduction, the norm and the clipping of gradients."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ... import causes as bugs
 from ...adapters.ddp.adapter import Ddp
 from ...adapters.textbook.adapter import Sharder
+from ...adapters.textbook.bucket import Bucket
+from ...adapters.textbook.sharded_optimizer import OwnedPiece
 from ...adapters.textbook.zero1 import Zero1
 from ...adapters.textbook.zero2 import GradientBucket, Zero2
-from ...compat import reduce_scatter_single
+from ...compat import reduce_scatter_single, wait
 from ...contract import Step, StepReport
 from ..fault import fault
-from ..parts import with_callback
+from ..parts import ClipsInParts, Zero1InParts, with_callback
 
 
-@fault(
-    "zero1", "gradient", bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3,
-)  # fmt: skip
+@fault(bugs.ONE_MICROBATCH_NOT_REDUCED, source="DS PR#7985", microbatches=3)
 class BoundaryMicrobatchLocal(Zero1):
     """The last microbatch is added after the reduction: each rank adds its own gradient of it."""
 
@@ -51,7 +53,7 @@ class BoundaryMicrobatchLocal(Zero1):
             wide.widen()
 
 
-@fault("zero2", "gradient", bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
+@fault(bugs.MICROBATCH_DROPPED, source="DS PR#7967", microbatches=4)
 class MiddleMicrobatchesDropped(Zero2):
     """Microbatches between the first and the last are reduced, and not added to the sum."""
 
@@ -71,7 +73,7 @@ class MiddleMicrobatchesDropped(Zero2):
 
 
 @fault(
-    "zero1", "gradient", source="MG PR#4609", features=("several-steps",),
+    obligation="gradient", source="MG PR#4609", features=("several-steps",),
     attributed=r"plus the parameter",
 )  # fmt: skip
 class ParametersLeftInGradients(Zero1):
@@ -90,22 +92,17 @@ class ParametersLeftInGradients(Zero1):
                 gradients.copy_(bucket.full)
 
 
-@fault(
-    "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",),
-    world=3,
-)  # fmt: skip
-class ExpertsDividedTwice(Zero1):
+@fault(bugs.GRADIENT_OVER_W, source="DS PR#4957", features=("block-experts",), world=3)
+class ExpertsDividedTwice(Zero1InParts):
     """Gradients of experts are divided by the number of ranks before and after the reduction."""
 
-    def _reduce(self) -> None:
-        super()._reduce()
-        for one in self.optimizer.owned:
-            if ".experts.mlps." in one.piece.name:
-                one.gradient.div_(self.world_size)
+    def after_reduction(self, one: OwnedPiece) -> None:
+        if ".experts.mlps." in one.piece.name:
+            one.gradient.div_(self.world_size)
 
 
 @fault(
-    "ddp", "gradient", source="HF transformers #1563; HF accelerate #641",
+    obligation="gradient", source="HF transformers #1563; HF accelerate #641",
     features=("clip-tight", "microbatches"), without=("loss-scale", "sync-each"), microbatches=3,
     attributed=r"weights of local gradients are wrong",
 )  # fmt: skip
@@ -124,25 +121,23 @@ class ClippedWithEachMicrobatch(Ddp):
 
 
 @fault(
-    "zero1", "gradient", source="TT PR#4637", features=("padding-idx",),
+    obligation="gradient", source="TT PR#4637", features=("padding-idx",),
     attributed=r"stem\.weight\[\d+:\d+\] is 0",
 )  # fmt: skip
-class PaddingIndexOfEachShard(Zero1):
+class PaddingIndexOfEachShard(Zero1InParts):
     """The padding index counts within each rank's rows: other shards lose a row of gradients."""
 
-    def _reduce(self) -> None:
-        for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            for name, view in zip(bucket.names, bucket.views(gradients), strict=True):
-                index = self.case.model.padding_idx
-                if name == "stem.weight" and index is not None:
-                    rows = -(-len(view) // self.world_size)
-                    view[index % rows :: rows] = 0.0
-        super()._reduce()
+    def before_reduction(self, bucket: Bucket, gradients: torch.Tensor) -> None:
+        index = self.case.model.padding_idx
+        for name, view in zip(bucket.names, bucket.views(gradients), strict=True):
+            if name == "stem.weight" and index is not None:
+                rows = -(-len(view) // self.world_size)
+                view[index % rows :: rows] = 0.0
 
 
 @fault(
-    "zero1", "gradient", bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",),
-    without=("frozen",), world=3,
+    bugs.GRADIENT_OVER_W, source="DS PR#2188", features=("stem-embedding",), without=("frozen",),
+    world=3,
 )  # fmt: skip
 class SparseEmbeddingDivided(Zero1):
     """The gradient of the embedding is averaged over ranks, though sums are declared."""
@@ -152,19 +147,14 @@ class SparseEmbeddingDivided(Zero1):
 
     def _reduce(self) -> None:
         for bucket, gradients in zip(self.buckets, self.gradients, strict=True):
-            work = reduce_scatter_single(bucket.gradient, gradients, self.group)
-            if work is not None:
-                work.wait()
+            wait(reduce_scatter_single(bucket.gradient, gradients, self.group))
             for piece in bucket.pieces:
                 if piece.name == "stem.weight":
                     bucket.gradient[piece.inside].div_(self.world_size)
         Sharder._reduce(self)
 
 
-@fault(
-    "zero2", "gradient", bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926",
-    features=("block-layer-norm",), world=3,
-)  # fmt: skip
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="CA PR#4926", features=("block-layer-norm",), world=3)
 class NormLayersUnreduced(Zero2):
     """Gradients of layer norms are left out of the reduction: each rank keeps its own."""
 
@@ -183,8 +173,8 @@ class NormLayersUnreduced(Zero2):
 
 
 @fault(
-    "zero2", None, bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218",
-    features=("sometimes-used", "bucket-small"), without=("frozen",),
+    bugs.DIFFERENT_COLLECTIVES, source="MG PR#2218", features=("sometimes-used", "bucket-small"),
+    without=("frozen",),
 )  # fmt: skip
 class ReducedAsTheyFill(Zero2):
     """Buckets are reduced in the order in which they fill up, which differs between ranks."""
@@ -208,3 +198,53 @@ class ReducedAsTheyFill(Zero2):
         for gradient in list(self.left):
             self._reduce_bucket(gradient)
         self.reduction.finish()
+
+
+@fault(obligation="clip", source="torchrec PR#3199", features=("clip-inf",))
+class InfinityNormOfOne(ClipsInParts):
+    """The infinity norm is raised to the power 1 / p too, which is 0: the norm is always 1."""
+
+    def total(self, p: float) -> Tensor:
+        norm = super().total(p)
+        return norm if p == 2.0 else norm ** (1.0 / p)
+
+
+@fault(
+    obligation="clip", source="MG PR#7227, PR#7228", features=("tied", "clip-tight"),
+    without=("clip-inf", "frozen"),
+)  # fmt: skip
+class TiedNormTwice(ClipsInParts):
+    """A tied weight counts twice in the norm, once for each of its names."""
+
+    def counted(self) -> Sequence[OwnedPiece]:
+        every = super().counted()
+        tied = self.case.model.tied
+        return [*every, *(one for one in every if tied and one.piece.name == "stem.weight")]
+
+
+@fault(
+    obligation="clip", source="MG PR#5916, PR#6470", features=("block-experts", "clip-tight"),
+    without=("clip-inf", "frozen"), world=3,
+)  # fmt: skip
+class ExpertsOfRank0InNorm(ClipsInParts):
+    """Experts are taken for replicated, so the norm has only the part of them that rank 0 owns."""
+
+    def counted(self) -> Sequence[OwnedPiece]:
+        every = super().counted()
+        first = self.group.rank() == 0
+        return [one for one in every if first or ".experts.mlps." not in one.piece.name]
+
+
+@fault(obligation="clip", source="MG abf10f8590", features=("clip-tight", "groups"))
+class NormOfEachGroup(ClipsInParts):
+    """Each parameter group is clipped by its own norm, and the total norm is reported."""
+
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        every, total = self.optimizer.owned, 0.0
+        for group in self.optimizer.optimizer.param_groups:
+            mine = {id(parameter) for parameter in group["params"]}
+            self.optimizer.owned = [one for one in every if id(one.parameter) in mine]
+            norm = super().clip(max_norm, norm_type)
+            total = math.hypot(total, norm) if norm_type == 2.0 else max(total, norm)
+        self.optimizer.owned = every
+        return total

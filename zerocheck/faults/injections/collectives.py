@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import causes as bugs
-from ..fault import injected
+from ..fault import fault
 from .call import CollectiveCall
 from .injection import Injection
 
@@ -41,7 +41,7 @@ class InGradients(Injection):
         return before and call.sums and not call.of_scalars
 
 
-@injected("gradient", bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
+@fault(bugs.GRADIENT_TIMES_W, source="PT #162338", world=3)
 class AverageBecomesSum(InGradients):
     """The average over ranks is a sum."""
 
@@ -50,7 +50,7 @@ class AverageBecomesSum(InGradients):
             one.mul_(call.world_size)
 
 
-@injected("gradient", bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
+@fault(bugs.GRADIENT_OVER_W, source="verl-SpeCo PR#29", world=3)
 class DoubleAverage(InGradients):
     """The average over ranks is divided by W once more."""
 
@@ -59,7 +59,7 @@ class DoubleAverage(InGradients):
             one.div_(call.world_size)
 
 
-@injected("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="PT #60118", world=3)
 class FirstStepLocal(InGradients):
     """The first step is not reduced."""
 
@@ -70,7 +70,7 @@ class FirstStepLocal(InGradients):
         keep_local(call)
 
 
-@injected("gradient", bugs.LOCAL_GRADIENT_ONLY, source="PT #187732; MG #599", world=3)
+@fault(bugs.LOCAL_GRADIENT_ONLY, source="PT #187732; MG #599", world=3)
 class EveryThirdLocal(InGradients):
     """Every third reduction is lost: the local gradient stays."""
 
@@ -82,7 +82,7 @@ class EveryThirdLocal(InGradients):
             keep_local(call)
 
 
-@injected("gradient", bugs.RANKS_LEFT_OUT, source="seen often", world=3)
+@fault(bugs.RANKS_LEFT_OUT, source="seen often", world=3)
 class RankLeftOut(InGradients):
     """The last rank contributes zeros: its samples do not count."""
 
@@ -91,7 +91,7 @@ class RankLeftOut(InGradients):
             call.give(lambda mine: mine.zero_())
 
 
-@injected("gradient", bugs.RANK_COUNTED_TWICE, source="seen often", world=3)
+@fault(bugs.RANK_COUNTED_TWICE, source="seen often", world=3)
 class RankCountedTwice(InGradients):
     """The first rank's gradient is in the sum twice."""
 
@@ -100,7 +100,7 @@ class RankCountedTwice(InGradients):
             call.give(lambda mine: mine.mul_(2))
 
 
-@injected("gradient", bugs.REDUCED_IN_SMALLER_GROUPS, source="DS PR#6546, #5618; TT #1551", world=3)
+@fault(bugs.REDUCED_IN_SMALLER_GROUPS, source="DS PR#6546, #5618; TT #1551", world=3)
 class HalfGroup(InGradients):
     """Each half of the group averages by itself."""
 
@@ -118,10 +118,7 @@ class HalfGroup(InGradients):
             one.copy_(mine.view_as(one))
 
 
-@injected(
-    "gradient", bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#7601", world=3,
-    attributed=r"holds the shard that",
-)  # fmt: skip
+@fault(bugs.SHARD_OF_ANOTHER_RANK, source="DS PR#7601", world=3, attributed=r"holds the shard that")
 class NeighboursShard(InGradients):
     """Each rank gets the reduced shard of the next one."""
 
@@ -135,10 +132,7 @@ class NeighboursShard(InGradients):
             one.copy_(theirs[(call.rank + 1) % call.world_size])
 
 
-@injected(
-    "gradient", bugs.PART_NOT_REDUCED, source="FS #907", world=3,
-    attributed=r"is the rank's own gradient",
-)  # fmt: skip
+@fault(bugs.PART_NOT_REDUCED, source="FS #907", world=3, attributed=r"is the rank's own gradient")
 class LastElementLocal(InGradients):
     """The last element of each bucket is not reduced: a length is one too short.
 
@@ -152,7 +146,7 @@ class LastElementLocal(InGradients):
                 one.view(-1)[moved[-1]] = mine.view(-1)[moved[-1]]
 
 
-@injected("gradient", bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="DS PR#7805")
+@fault(bugs.GRADIENT_OF_THE_PREVIOUS_STEP, source="DS PR#7805")
 class ReductionStale(InGradients):
     """A reduction returns its buffer's previous content: the last step's result."""
 
@@ -160,7 +154,7 @@ class ReductionStale(InGradients):
         swap_for_last_step(self, call)
 
 
-@injected("gradient", bugs.REDUCED_IN(format="bf16"), source="PT #104770; DS PR#5170")
+@fault(bugs.REDUCED_IN(format="bf16"), source="PT #104770; DS PR#5170")
 class ReducedInBf16(InGradients):
     """Gradients are sent in bf16 though they are fp32."""
 
@@ -168,7 +162,7 @@ class ReducedInBf16(InGradients):
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
-@injected("gradient", bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056")
+@fault(bugs.RESULT_ROUNDED_TO(format="bf16"), source="DS PR#8056")
 class ResultRounded(InGradients):
     """Gradients are summed in fp32, and the result is copied through a buffer in bf16."""
 
@@ -177,7 +171,7 @@ class ResultRounded(InGradients):
             one.copy_(one.bfloat16())
 
 
-@injected("gradient", bugs.SIGN_BEFORE_THE_REDUCTION, source="seen often")
+@fault(bugs.SIGN_BEFORE_THE_REDUCTION, source="seen often")
 class SignedBeforeReduced(InGradients):
     """The sign of each rank's gradient is sent, where that of the reduced one is wanted."""
 
@@ -185,10 +179,7 @@ class SignedBeforeReduced(InGradients):
         call.give(lambda mine: mine.sign())
 
 
-@injected(
-    "clip", bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",),
-    without=("loss-scale",),
-)  # fmt: skip
+@fault(bugs.LOCAL_NORM, source="RLinf PR#1542", features=("clip-tight",), without=("loss-scale",))
 class NormLocal(Injection):
     """The norm is not reduced: each rank clips by its own shard's norm."""
 
@@ -235,7 +226,7 @@ class InGathers(Injection):
         return self.step >= 0 and call.kind == "all-gather" and call.floating
 
 
-@injected("publish", bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
+@fault(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="MG #3140; DS PR#7707")
 class GatherStale(InGathers):
     """An all-gather returns its result of the previous step."""
 
@@ -243,7 +234,7 @@ class GatherStale(InGathers):
         swap_for_last_step(self, call)
 
 
-@injected("loss", bugs.SHARDS_EXCHANGED, source="DS PR#318")
+@fault(bugs.SHARDS_EXCHANGED, obligation="loss", source="DS PR#318")
 class GatherSwapped(InGathers):
     """The first and the last rank's shards are exchanged."""
 
@@ -254,7 +245,7 @@ class GatherSwapped(InGathers):
             pieces[-1].copy_(first)
 
 
-@injected("loss", bugs.COPIES_ROUNDED_TO_BF16, source="PT #104770")
+@fault(bugs.COPIES_ROUNDED_TO_BF16, obligation="loss", source="PT #104770")
 class GatherRounded(InGathers):
     """Shards are sent in bf16 though they are fp32."""
 
@@ -262,8 +253,8 @@ class GatherRounded(InGathers):
         call.give(lambda mine: mine.bfloat16().to(mine.dtype))
 
 
-@injected(
-    "buffers", bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
+@fault(
+    bugs.BUFFERS_LOCAL, source="PT #178569; LlamaFactory #10820",
     features=("block-batch-norm", "several-steps"), world=3,
 )  # fmt: skip
 class BroadcastLost(Injection):
@@ -282,8 +273,8 @@ PATIENCE_S = 1e-3
 """Seconds until a wait gives up. Ranks that are in step need less, delayed ones more."""
 
 
-@injected(
-    "gradient", source="DS PR#5606", features=("delays",), sometimes=0.5,
+@fault(
+    obligation="gradient", source="DS PR#5606", features=("delays",), sometimes=0.5,
     attributed=r"own gradient|each rank's own|not reduced|not divided",
 )  # fmt: skip
 class WaitTimesOut(InGradients):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ....case.schema import Case
-from ....compat import all_gather_single
+from ....compat import all_gather_single, wait
 from ....contract import Implementation
 from ....optimizers import rule_of, states_of
 from ....optimizers.state_shape import WHOLE, StateShape
@@ -110,9 +110,7 @@ class Exporter(Implementation):
             if piece.name in held:
                 shard[piece.inside] = held[piece.name]
         whole = flat.shard.new_zeros(flat.partition.numel)
-        work = all_gather_single(whole, shard, self.group)
-        if work is not None:
-            work.wait()
+        wait(all_gather_single(whole, shard, self.group))
         return whole
 
     def split(self, flat: ShardedBuffer, role: str, whole: torch.Tensor) -> Whole:
