@@ -185,6 +185,18 @@ class BuffersOfRank0(Plantable, Zero2):
             dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
 
 
+@fault(bugs.BUFFERS_SENT_EACH, source="seen often", features=("block-batch-norm",))
+class BuffersSent(Plantable, Zero2):
+    """Rank 0's buffers are sent before each forward, though declared local."""
+
+    def plant(self) -> None:
+        self._hooks.append(self.model.register_forward_pre_hook(self._send))
+
+    def _send(self, *_: object) -> None:
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, group_src=0, group=self.optimizer.group)
+
+
 @fault(bugs.BUFFERS_ROUNDED_TO_BF16, source="FS #427", features=("block-batch-norm",))
 class BuffersRounded(Plantable, Zero3):
     """All buffers are cast to half precision."""
