@@ -9,25 +9,18 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from zerocheck.case.schema import Case
-from zerocheck.contract import Implementation, Microbatch, Semantics, Shard, Step
+from zerocheck.contract import Implementation, Microbatch, Shard, Step
 from zerocheck.contract.groups import learning_rates
-from zerocheck.contract.start import initial_state
-from zerocheck.drive.forward_probe import ForwardProbe
-from zerocheck.drive.poison import poison_memory
-from zerocheck.errors import Unsupported
-from zerocheck.execution.kernels import deterministic
 from zerocheck.models.batches import batch, loss_of
-from zerocheck.models.network import build_model
 
 torch.set_num_threads(1)
 # The first AdamW imports torch._dynamo: once, before the ranks are forked.
@@ -36,24 +29,9 @@ torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()
 HANGS_S = 180
 """Seconds after which a rank ends, with its stacks on stderr: gloo gives up after a third of it."""
 
-Placed = dict[str, tuple[int, tuple[int, ...]]]
-"""{parameter: (address modulo 64, strides)} that a forward computed with: BLAS chooses by them."""
 
 View = tuple[str, str, torch.Tensor | None, tuple[int, ...], Any]
 """A copied shard: name, role, tensor, shape, index."""
-
-
-@dataclass
-class Seen:
-    """What one rank showed: copies of its shards before the first step and at each point of it."""
-
-    start: list[View]
-    semantics: Semantics
-    reduced: list[list[View]] = field(default_factory=list)
-    clipped: list[list[View]] = field(default_factory=list)
-    after: list[list[View]] = field(default_factory=list)
-    norms: list[float | None] = field(default_factory=list)
-    placed: list[Placed] = field(default_factory=list)
 
 
 def in_ranks(world_size: int, function: Callable[..., Any], *given: Any) -> list[Any]:
@@ -139,51 +117,6 @@ def copied(implementation: Implementation) -> list[View]:
         return shard.name, shard.role, tensor, shard.shape, shard.index
 
     return [copy(shard) for shard in implementation.shards()]
-
-
-def observe(mesh: DeviceMesh, kind: type[Implementation], case: Case) -> Seen | str:
-    """Run one case on this rank; the reason as a string if it is not supported."""
-    reason = kind.supports(case)
-    if reason is not None:
-        return reason
-    model = build_model(case)
-    state = initial_state(case, model)
-    strides = {name: parameter.stride() for name, parameter in model.named_parameters()}
-    probe = ForwardProbe(model)
-    try:
-        implementation = kind(model, case, mesh)
-    except Unsupported as refusal:
-        return str(refusal)
-    if state is not None:
-        implementation.restore(state)
-    seen = Seen(copied(implementation), implementation.semantics)
-
-    def reached(moment: str) -> None:
-        (seen.reduced if moment == "reduced" else seen.clipped).append(copied(implementation))
-
-    for index in range(case.training.steps):
-        probe.forget()
-        with probe.watching():
-            report = implementation.train_step(step_of(case, index, dist.get_rank(), reached))
-        seen.placed.append(
-            {
-                name: (probe.misaligned.get(name, 0), probe.strides.get(name, strides[name]))
-                for name in strides
-            }
-        )
-        seen.norms.append(report.grad_norm)
-        seen.after.append(copied(implementation))
-    implementation.close()
-    return seen
-
-
-def observe_all(
-    mesh: DeviceMesh, jobs: list[tuple[type[Implementation], Case]]
-) -> list[Seen | str]:
-    """Run many cases in one life of the ranks, on memory that is poisoned with NaN."""
-    deterministic()
-    with poison_memory():
-        return [observe(mesh, kind, case) for kind, case in jobs]
 
 
 def assembled(views: list[list[View]], role: str) -> dict[str, torch.Tensor | None]:

@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,8 +29,26 @@ DEVICE = "standin"
 VERBOSE = False
 
 
-class BackendModule:
-    """torch.standin, as far as it is asked for."""
+class Nothing:
+    """An event, a stream or a context that does nothing, whatever it is asked to do."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class BackendModule(Nothing):
+    """torch.standin: one device, which is there."""
 
     def is_initialized(self) -> bool:
         return True
@@ -42,73 +59,20 @@ class BackendModule:
     def current_device(self) -> int:
         return 0
 
-    def set_device(self, _: object) -> None:
-        return None
-
     def device_count(self) -> int:
         return 1
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
-    def manual_seed(self, _: int) -> None:
-        return None
-
-    def manual_seed_all(self, _: int) -> None:
-        return None
-
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
-
-    class Event:
-        def record(self, *_: object) -> None:
-            return None
-
-        def wait(self, *_: object) -> None:
-            return None
-
-        def synchronize(self) -> None:
-            return None
-
-    class Stream:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            return None
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def wait_event(self, _: object) -> None:
-            return None
-
-        def wait_stream(self, _: object) -> None:
-            return None
-
-        def record_event(self, *_: object) -> SimpleNamespace:
-            return SimpleNamespace(synchronize=lambda: None, wait=lambda *_: None)
-
-        def synchronize(self) -> None:
-            return None
 
     def stream(self, stream: object) -> object:
         return stream
 
-    def current_stream(self, *_: object) -> BackendModule.Stream:
-        return self.Stream()
-
-    def default_stream(self, *_: object) -> BackendModule.Stream:
-        return self.Stream()
-
-    def synchronize(self, *_: object) -> None:
-        return None
-
     def get_rng_state(self, *_: object) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8)
-
-    def set_rng_state(self, *_: object) -> None:
-        return None
 
 
 class Ones(TorchDispatchMode):

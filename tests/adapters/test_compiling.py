@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from borrowing import borrowed
 from msgspec.structs import replace
 from slices import sliced
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,6 +23,7 @@ from zerocheck.run.findings.findings import failures_of
 from zerocheck.run.records.finding_text import finding_text
 
 from .driver import in_ranks
+from .holding import holds
 
 KINDS: dict[str, type[Implementation]] = {"ddp": Ddp, "fsdp1": Fsdp1, "fsdp2": Fsdp2}
 
@@ -38,12 +36,6 @@ def compiled(backend: str, **fields: object) -> Case:
         training=Training(steps=2, compile=backend),  # type: ignore[arg-type]
     )
     return replace(case, **fields)
-
-
-@pytest.fixture(scope="module")
-def pool(session_pool: Pool) -> Iterator[Pool]:
-    with borrowed(session_pool, patience_s=30.0) as ranks:
-        yield ranks
 
 
 def _graphs(mesh: DeviceMesh, kind: type, case: Case) -> tuple[int, int]:
@@ -70,11 +62,10 @@ def test_the_model_is_compiled_and_forgotten(name: str) -> None:
 def test_what_is_right_holds_and_is_said_to_be_estimated(
     pool: Pool, name: str, backend: str
 ) -> None:
-    found = Trial(pool, name, compiled(backend), obligations=("gradient", "persistent")).outcome()
-    assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
-    assert found.judgement.estimated == ("gradient",)
-    assert found.judgement.statuses == {"gradient": "holds", "persistent": "unsupported"}
-    assert found.judgement.unjudged == {"persistent": UNMEASURED}
+    judgement = holds(pool, name, compiled(backend), ("gradient", "persistent"))
+    assert judgement.estimated == ("gradient",)
+    assert judgement.statuses == {"gradient": "holds", "persistent": "unsupported"}
+    assert judgement.unjudged == {"persistent": UNMEASURED}
 
 
 def test_memory_alone_is_unsupported(pool: Pool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +9,6 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from borrowing import borrowed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -35,6 +33,8 @@ from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
 
+from .holding import holds
+
 OWN_TESTS = ("adamw", "sgd", "muon", "user")
 KINDS: tuple[OptimizerKind, ...] = tuple(
     kind for kind in get_args(OptimizerKind) if kind not in OWN_TESTS
@@ -57,12 +57,6 @@ def _case(kind: OptimizerKind, *, start: int = 3, resumed: bool = False) -> Case
     )
 
 
-@pytest.fixture(scope="module")
-def pool(session_pool: Pool) -> Iterator[Pool]:
-    with borrowed(session_pool, patience_s=2.0) as ranks:
-        yield ranks
-
-
 @pytest.mark.every(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
@@ -70,26 +64,20 @@ def test_steps_hold(pool: Pool, kind: OptimizerKind) -> None:
     first = KINDS.index(kind) % 2
     for name in OF_WHOLES if kind == "adafactor" else SHARDED[first::2]:
         for start in (0, 3):
-            outcome = Trial(pool, name, _case(kind, start=start), obligations=EQUIVALENCE).outcome()
-            wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
-            assert outcome.status == "holds", (name, start, wrong)
-            assert outcome.judgement is not None
-            assert outcome.judgement.statuses["update"] == "holds"
+            assert holds(pool, name, _case(kind, start=start)).statuses["update"] == "holds"
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["nadam", "asgd", "rprop", "adagrad"])
 @pytest.mark.parametrize("name", ["fsdp2", "zero2"])
 def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
-    outcome = Trial(pool, name, _case(kind, resumed=True), obligations=RESUME).outcome()
+    case = _case(kind, resumed=True)
     if (name, kind) == ("fsdp2", "rprop"):
+        outcome = Trial(pool, name, case, obligations=RESUME).outcome()
         assert outcome.status == "unsupported"
         assert "torch refuses Rprop of DTensors: Operator aten._foreach" in outcome.reason
         return
-    wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
-    assert outcome.status == "holds", wrong
-    assert outcome.judgement is not None
-    assert outcome.judgement.statuses["roundtrip"] == "holds"
+    assert holds(pool, name, case, RESUME).statuses["roundtrip"] == "holds"
 
 
 @pytest.mark.every(2)
@@ -97,13 +85,8 @@ def test_states_are_resumed(pool: Pool, name: str, kind: OptimizerKind) -> None:
 def test_factored_states_are_resumed_and_have_the_bytes_of_the_layout(
     pool: Pool, name: str
 ) -> None:
-    for case, obligations in (
-        (_case("adafactor", resumed=True), RESUME),
-        (_case("adafactor", start=0), MEMORY),
-    ):
-        outcome = Trial(pool, name, case, obligations=obligations).outcome()
-        wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
-        assert outcome.status == "holds", wrong
+    holds(pool, name, _case("adafactor", resumed=True), RESUME)
+    holds(pool, name, _case("adafactor", start=0), MEMORY)
 
 
 def test_adafactor_of_shards_is_refused() -> None:
@@ -142,10 +125,7 @@ def test_parameters_without_elements_are_refused() -> None:
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2", "zero-redundancy"])
 def test_bytes_are_those_of_the_layout(pool: Pool, name: str, kind: OptimizerKind) -> None:
     """Adagrad makes its states with the optimizer, and NAdam has one number more."""
-    case = _case(kind, start=0)
-    outcome = Trial(pool, name, case, obligations=MEMORY).outcome()
-    wrong = outcome.judgement.violations if outcome.judgement else outcome.reason
-    assert outcome.status == "holds", wrong
+    holds(pool, name, _case(kind, start=0), MEMORY)
 
 
 def test_what_refuses_it() -> None:
@@ -155,8 +135,7 @@ def test_what_refuses_it() -> None:
 
 
 def test_a_users_rmsprop(pool: Pool) -> None:
-    right = Trial(pool, f"{SUBJECTS}:right", _case("rmsprop")).outcome()
-    assert right.status == "holds", right.judgement
+    holds(pool, f"{SUBJECTS}:right", _case("rmsprop"))
     outcome = Trial(pool, f"{SUBJECTS}:state_lost", _case("rmsprop")).outcome()
     assert outcome.judgement is not None
     first = outcome.judgement.violations[0]
@@ -170,9 +149,9 @@ def test_fused_kernels_of_shards(pool: Pool, kind: OptimizerKind) -> None:
     fused = msgspec.structs.replace(
         case, optimizer=msgspec.structs.replace(case.optimizer, kernel="fused")
     )
-    outcome = Trial(pool, "fsdp2", fused, obligations=EQUIVALENCE).outcome()
     if kind == "adam":
-        assert outcome.status == "holds", outcome.reason
+        holds(pool, "fsdp2", fused)
         return
+    outcome = Trial(pool, "fsdp2", fused, obligations=EQUIVALENCE).outcome()
     assert outcome.status == "unsupported", outcome.title
     assert "torch refuses Adagrad of DTensors: Operator aten._fused_adagrad_" in outcome.reason

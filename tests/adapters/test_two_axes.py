@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 import pytest
-from borrowing import borrowed
 
 from zerocheck.adapters.fsdp1.adapter import Fsdp1
 from zerocheck.adapters.fsdp2.adapter import Fsdp2
@@ -29,17 +27,12 @@ from zerocheck.models.network import build_model
 from zerocheck.protocol.layout import Call
 from zerocheck.protocol.verdicts import EQUIVALENCE, MEMORY, RESUME
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.execute.trial import Trial
+
+from .holding import holds
 
 # stem.weight (4, 3), stem.bias (4,), head.weight (3, 4), head.bias (3,), and 4 of the block's.
 MODEL = Model(inputs=3, width=4, blocks=(Block(kind="mlp", hidden=5),), outputs=3)
 CLIPPED = Training(steps=2, microbatches=2, clip=0.01)
-
-
-@pytest.fixture(scope="module")
-def pool(session_pool: Pool) -> Iterator[Pool]:
-    with borrowed(session_pool, patience_s=30.0) as ranks:
-        yield ranks
 
 
 @pytest.mark.every(9)
@@ -60,10 +53,7 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, answer: bool) -> None:
     """told: the layout tells of bytes; it does not where sums wait for the last microbatch."""
     case = Case(mesh=mesh, model=MODEL, training=CLIPPED, sharding=Sharding(sync=sync))
-    outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, *MEMORY)).outcome()
-    judgement = outcome.judgement
-    assert judgement is not None, outcome.reason
-    assert not judgement.violations
+    judgement = holds(pool, name, case, (*EQUIVALENCE, *MEMORY))
     for obligation in (*EQUIVALENCE, "communication"):
         wanted = "not exercised" if obligation == "buffers" else "holds"
         assert judgement.statuses[obligation] == wanted, obligation
@@ -82,10 +72,7 @@ def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, answer: bo
 )
 def test_checkpoints_go_from_mesh_to_mesh(pool: Pool, name: str, save: Mesh, load_on: Mesh) -> None:
     case = Case(mesh=save, model=MODEL, resume=(TrainingSegment(mesh=load_on),))
-    outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, *RESUME)).outcome()
-    assert outcome.status == "holds", (outcome.reason, outcome.judgement)
-    assert outcome.judgement is not None
-    assert outcome.judgement.statuses["roundtrip"] == "holds"
+    assert holds(pool, name, case, (*EQUIVALENCE, *RESUME)).statuses["roundtrip"] == "holds"
 
 
 def test_fsdp1_refuses_what_torch_has_not_and_takes_what_it_gets_wrong() -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from three_steps import net
 from torch import nn
 
 
@@ -29,6 +30,5 @@ class DecaysTwice(torch.optim.AdamW):
 def parts(
     kind: type[torch.optim.Optimizer] = DecaysTwice, **options: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+    model = net()
     return model, kind(model.parameters(), **{"lr": 1e-2, "weight_decay": 0.1, **options})

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from summaries import summary
 
 from zerocheck.attached.checks.norms import Norms
-from zerocheck.attached.record.step_record import Clip, RankVerdict, ShardPiece, StepSummary
+from zerocheck.attached.record.step_record import Clip, RankVerdict, ShardPiece
 from zerocheck.protocol.observations import Entry
 
 
 def report(rank: int, norms: list[float], *, low: int, high: int, square: float) -> RankVerdict:
     """A rank that holds the elements [low, high) of one parameter of four."""
     piece = ShardPiece(Entry("w", (4,), low, high), (high - low,), "torch.float32", 0)
-    summary = StepSummary(
+    told = summary(
+        piece,
         rank=rank,
-        world_size=2,
-        number=3,
-        what="two ranks",
-        pieces=(piece,),
-        options=(),
         before=(0.0,),
         after=(1.0,),
         clips=tuple(Clip(1.0, "2", norm, (0,)) for norm in norms),
     )
-    return RankVerdict(summary=summary, hashes=({},), squares=(square,), peaks=(square**0.5,))
+    return RankVerdict(summary=told, hashes=({},), squares=(square,), peaks=(square**0.5,))
 
 
 def sharded(*norms: float) -> list[RankVerdict]:
@@ -70,8 +67,8 @@ def named(rank: int, norm: float, name: str, square: float) -> RankVerdict:
     """A rank that holds the whole of one parameter."""
     one = report(rank, [norm], low=0, high=4, square=square)
     piece = ShardPiece(Entry(name, (4,), 0, 4), (4,), "torch.float32", 0)
-    summary = msgspec.structs.replace(one.summary, pieces=(piece,))
-    return msgspec.structs.replace(one, summary=summary)
+    held = msgspec.structs.replace(one.summary, pieces=(piece,))
+    return msgspec.structs.replace(one, summary=held)
 
 
 def test_a_norm_without_one_parameter() -> None:

@@ -10,15 +10,11 @@ import pytest
 import torch
 from asking import Ask, held
 from decaying import DecaysTwice
+from three_steps import attached, net
 from torch import nn
 
 import zerocheck
 from zerocheck.attached.session import Attached
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 
 
 def both(
@@ -47,12 +43,6 @@ def train(
         for check in checks:
             check.after()
         model.zero_grad()
-
-
-def attached(model: nn.Module, optimizers: Any, directory: Path, **options: Any) -> Attached:
-    return zerocheck.attach(
-        model, optimizers, directory=directory / "kept", on_violation="warn", **options
-    )
 
 
 @pytest.mark.parametrize("second", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])

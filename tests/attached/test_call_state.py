@@ -107,15 +107,13 @@ def seeded() -> None:
 
 
 @pytest.mark.parametrize("made", KNOWN)
-def test_a_right_training_holds(made: type[Net], tmp_path: Path) -> None:
-    last = trained(made(), loss, made, tmp_path, after=cooled)
-    assert last.statuses["gradient"] == "holds" and not last.unjudged, last
-
-
-@pytest.mark.parametrize("made", KNOWN)
-def test_a_scaled_gradient_is_found_in_all_of_it(made: type[Net], tmp_path: Path) -> None:
-    last = trained(made(), loss, made, tmp_path, factor=1.001, after=cooled)
-    (violation,) = last.violations
+def test_a_right_training_holds_and_a_scaled_gradient_is_found_in_all_of_it(
+    made: type[Net], tmp_path: Path
+) -> None:
+    right = trained(made(), loss, made, tmp_path, after=cooled)
+    assert right.statuses["gradient"] == "holds" and not right.unjudged, right
+    wrong = trained(made(), loss, made, tmp_path, factor=1.001, after=cooled)
+    (violation,) = wrong.violations
     assert violation.causes == ("gradient scaled",)
     assert len(violation.tensors) == 6, violation
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from summaries import summary
 
-from zerocheck.attached.record.step_record import StepSummary
 from zerocheck.attached.verdict.gradient_scale import (
     NO_SCALE,
     Move,
@@ -21,13 +21,7 @@ from zerocheck.floating_point import Enclosure
 from zerocheck.judge.estimate import MARGIN
 
 GRADIENT = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def summary(ranks: int = 4, microbatches: int = 3) -> StepSummary:
-    return StepSummary(
-        rank=0, world_size=ranks, number=1, what="", pieces=(), options=(), before=(), after=(),
-        forwards=microbatches,
-    )  # fmt: skip
+TOLD = summary(world_size=4, forwards=3)
 
 
 def seen(factor: float, sway: float = 0.003) -> tuple[float, float, float]:
@@ -56,7 +50,7 @@ def seen(factor: float, sway: float = 0.003) -> tuple[float, float, float]:
     ],
 )
 def test_factors_are_named(factor: float, causes: tuple[str, ...]) -> None:
-    found = scaled([seen(factor)], summary(), Semantics())
+    found = scaled([seen(factor)], TOLD, Semantics())
     assert found is not None and found.causes == causes
     assert found.observed == pytest.approx(factor) and found.bound == pytest.approx(MARGIN * 0.003)
 
@@ -75,26 +69,26 @@ def test_factors_are_named(factor: float, causes: tuple[str, ...]) -> None:
 )
 def test_factors_in_words(factor: float, average: str, words: str) -> None:
     semantics = Semantics(average=average)  # type: ignore[arg-type]
-    violation = scaled([seen(factor)], summary(), semantics)
+    violation = scaled([seen(factor)], TOLD, semantics)
     assert violation is not None
     assert violation.explanation == f"the gradient as a whole is {words}"
 
 
 def test_a_right_length_holds() -> None:
-    assert scaled([seen(1.0, sway=0.0)], summary(), Semantics()) is None
-    assert scaled([seen(1 + 0.99 * MARGIN * 0.003)], summary(), Semantics()) is None
-    assert scaled([seen(1 + 1.01 * MARGIN * 0.003)], summary(), Semantics()) is not None
+    assert scaled([seen(1.0, sway=0.0)], TOLD, Semantics()) is None
+    assert scaled([seen(1 + 0.99 * MARGIN * 0.003)], TOLD, Semantics()) is None
+    assert scaled([seen(1 + 1.01 * MARGIN * 0.003)], TOLD, Semantics()) is not None
 
 
 def test_copies_on_several_ranks_count_on_both_sides() -> None:
-    once, twice = (scaled([seen(0.5)] * count, summary(), Semantics()) for count in (1, 2))
+    once, twice = (scaled([seen(0.5)] * count, TOLD, Semantics()) for count in (1, 2))
     assert once is not None and twice is not None
     assert (once.observed, once.bound) == pytest.approx((twice.observed, twice.bound))
 
 
 def test_what_was_not_asked_is_not_judged() -> None:
-    assert scaled([seen(2.0, sway=math.inf)], summary(), Semantics()) is None
-    assert scaled([NO_SCALE], summary(), Semantics()) is None
+    assert scaled([seen(2.0, sway=math.inf)], TOLD, Semantics()) is None
+    assert scaled([NO_SCALE], TOLD, Semantics()) is None
 
 
 def test_moves_across_a_gradient_are_none_along_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,26 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from three_steps import attached, net
 from torch import nn
 
-import zerocheck
 from zerocheck.attached.record.step_record import ACCUMULATED, GIVEN, ShardPiece
-from zerocheck.attached.session import Attached
 from zerocheck.attached.verdict.reduced_gradient import Judged, first_right
 from zerocheck.contract.semantics import Semantics
 from zerocheck.protocol.observations import Entry
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
-
-
-def attached(
-    model: nn.Module, optimizer: Any, directory: Path, reference: Callable[[], nn.Module] = net
-) -> Attached:
-    given = {"directory": directory / "kept", "on_violation": "warn"}
-    return zerocheck.attach(model, optimizer, reference=reference, **given)  # type: ignore[arg-type]
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
@@ -50,7 +36,7 @@ class ClipsEach(torch.optim.SGD):
 def test_an_optimizer_that_clips_in_its_step(tmp_path: Path, momentum: float) -> None:
     model = net()
     optimizer = ClipsEach(model.parameters(), lr=0.1, momentum=momentum)
-    check = attached(model, optimizer, tmp_path)
+    check = attached(model, optimizer, tmp_path, reference=net)
     for _ in range(3):
         with check.step():
             optimizer.zero_grad()
@@ -88,7 +74,7 @@ def test_weights_that_no_optimizer_has(tmp_path: Path, where: str) -> None:
     optimizer = torch.optim.AdamW(model.student.parameters())
     if where == "optimizer":
         optimizer.register_step_post_hook(lambda *_: model.average())
-    check = attached(model, optimizer, tmp_path, Teaching)
+    check = attached(model, optimizer, tmp_path, reference=Teaching)
     for _ in range(3):
         with check.step():
             optimizer.zero_grad()
@@ -110,7 +96,7 @@ def test_a_backward_after_the_step_is_of_another_one(tmp_path: Path) -> None:
     """As that of the generator's loss, which reaches the discriminator."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
-    check = attached(model, optimizer, tmp_path)
+    check = attached(model, optimizer, tmp_path, reference=net)
     for _ in range(3):
         with check.step():
             optimizer.zero_grad()
@@ -124,7 +110,7 @@ def test_a_backward_after_the_step_is_of_another_one(tmp_path: Path) -> None:
 def test_parameters_that_are_frozen_between_backwards(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
-    check = attached(model, optimizer, tmp_path)
+    check = attached(model, optimizer, tmp_path, reference=net)
     for _ in range(3):
         with check.step():
             optimizer.zero_grad()
@@ -140,7 +126,7 @@ def test_parameters_that_are_frozen_between_backwards(tmp_path: Path) -> None:
 def test_gradients_that_are_cleared_before_the_step(tmp_path: Path, clips: bool) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    check = attached(model, optimizer, tmp_path)
+    check = attached(model, optimizer, tmp_path, reference=net)
     for _ in range(2):
         with check.step():
             loss_of(model).backward()
@@ -172,7 +158,7 @@ class LooksAhead(torch.optim.Optimizer):
 def test_an_optimizer_around_another_that_changes_data(tmp_path: Path) -> None:
     model = net()
     optimizer = LooksAhead(torch.optim.AdamW(model.parameters(), lr=1e-2))
-    check = attached(model, optimizer, tmp_path)
+    check = attached(model, optimizer, tmp_path, reference=net)
     for _ in range(4):
         with check.step():
             optimizer.inner.zero_grad()
@@ -185,7 +171,7 @@ def test_an_optimizer_around_another_that_changes_data(tmp_path: Path) -> None:
 def test_what_the_optimizer_has_beside_the_model(tmp_path: Path) -> None:
     model, head = net(), nn.Linear(2, 1)
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()])
-    check = attached(model, optimizer, tmp_path)
+    check = attached(model, optimizer, tmp_path, reference=net)
     with check.step():
         head(model(torch.randn(4, 5))).sum().backward()
         optimizer.step()

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
+from summaries import summary
+
 from zerocheck.attached.record.run_parameters import layout_of, run_parameters
-from zerocheck.attached.record.step_record import ShardPiece, StepSummary
+from zerocheck.attached.record.step_record import ShardPiece
 from zerocheck.protocol.observations import Entry
-
-
-def summary(rank: int, *pieces: ShardPiece) -> StepSummary:
-    """A rank that holds these pieces."""
-    return StepSummary(
-        rank=rank,
-        world_size=2,
-        number=1,
-        what="two ranks",
-        pieces=pieces,
-        options=(),
-        before=(),
-        after=(),
-    )
 
 
 def piece(name: str, group: int, *, low: int = 0, high: int = 4) -> ShardPiece:
@@ -28,8 +16,8 @@ def piece(name: str, group: int, *, low: int = 0, high: int = 4) -> ShardPiece:
 def test_a_parameter_trains_if_the_optimizer_of_any_rank_has_it() -> None:
     """ZeRO-1: rank 0 holds a whole copy of `b`, and only rank 1's optimizer has it."""
     ranks = [
-        summary(0, piece("a", 0), piece("b", -1), piece("frozen", -1)),
-        summary(1, piece("a", -1), piece("b", 0), piece("frozen", -1)),
+        summary(piece("a", 0), piece("b", -1), piece("frozen", -1)),
+        summary(piece("a", -1), piece("b", 0), piece("frozen", -1), rank=1),
     ]
     found = run_parameters(ranks)
     assert [(one.name, one.trains) for one in found] == [
@@ -42,8 +30,8 @@ def test_a_parameter_trains_if_the_optimizer_of_any_rank_has_it() -> None:
 
 def test_whole_is_what_every_rank_holds() -> None:
     ranks = [
-        summary(0, piece("a", 0), piece("b", 0, high=2), piece("c", 0)),
-        summary(1, piece("a", 0), piece("b", 0, low=2), piece("c", 0, high=0)),
+        summary(piece("a", 0), piece("b", 0, high=2), piece("c", 0)),
+        summary(piece("a", 0), piece("b", 0, low=2), piece("c", 0, high=0), rank=1),
     ]
     found = run_parameters(ranks)
     assert [(one.name, one.whole) for one in found] == [("a", True), ("b", False), ("c", False)]

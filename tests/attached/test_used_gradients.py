@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from asking import Ask
+from three_steps import attached, net
 from torch import nn
 
-import zerocheck
-from zerocheck.attached.session import Attached
-
 CAUSE = "gradient of the previous step kept"
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
-
-
-def attached(model: nn.Module, directory: Path) -> tuple[Any, Attached]:
-    optimizer = torch.optim.AdamW(model.parameters())
-    given = {"directory": directory / "kept", "on_violation": "warn"}
-    return optimizer, zerocheck.attach(model, optimizer, reference=net, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cleared", ["to none", "in place", "by hand", ""])
@@ -32,7 +18,8 @@ def attached(model: nn.Module, directory: Path) -> tuple[Any, Attached]:
 @pytest.mark.parametrize("clips", [True, False])
 def test_between_updates(tmp_path: Path, cleared: str, microbatches: int, clips: bool) -> None:
     model = net()
-    optimizer, check = attached(model, tmp_path)
+    optimizer = torch.optim.AdamW(model.parameters())
+    check = attached(model, optimizer, tmp_path, reference=net)
     for number in range(3):
         with check.step():
             if cleared in ("to none", "in place"):
@@ -59,7 +46,8 @@ def test_between_updates(tmp_path: Path, cleared: str, microbatches: int, clips:
 def test_what_another_loss_adds_is_cleared_in_time(tmp_path: Path) -> None:
     """As in a GAN: the loss of one model reaches the other, which is cleared before its own."""
     makes, judges = net(), nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    first, check = attached(makes, tmp_path)
+    first = torch.optim.AdamW(makes.parameters())
+    check = attached(makes, first, tmp_path, reference=net)
     second = torch.optim.AdamW(judges.parameters())
     for _ in range(3):
         with check.step():

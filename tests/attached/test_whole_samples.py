@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from summaries import summary
 from torch import nn
 
 from zerocheck.attached.record.axes import JobAxis, SequenceAxis
 from zerocheck.attached.record.forwards import SAMPLED, Forward, samples_of
 from zerocheck.attached.record.ranks import Alone
-from zerocheck.attached.record.step_record import Observed, StepSummary
+from zerocheck.attached.record.step_record import Observed
 from zerocheck.attached.verdict.whole_samples import with_whole_samples
 from zerocheck.errors import UsageError
-
-
-def summary(rank: int) -> StepSummary:
-    return StepSummary(
-        rank=rank,
-        world_size=2,
-        number=1,
-        what="",
-        pieces=(),
-        options=(),
-        before=(),
-        after=(),
-    )
 
 
 def call(given: dict[str, torch.Tensor], gradient: torch.Tensor, *, draws: bool = False) -> Forward:
@@ -51,9 +39,9 @@ def whole(
     """What the first rank has then; the second has nothing."""
     ranks = Two()
     over = JobAxis("cp", "sequence", (0, 1), 0, axis or SequenceAxis())
-    other = with_whole_samples(Observed(summary(1), forwards=second), over, ranks)
+    other = with_whole_samples(Observed(summary(rank=1), forwards=second), over, ranks)
     assert other.forwards == [] and other.summary.samples_on == 0
-    return with_whole_samples(Observed(summary(0), forwards=first), over, ranks)
+    return with_whole_samples(Observed(summary(), forwards=first), over, ranks)
 
 
 def numbers(*shape: int) -> torch.Tensor:

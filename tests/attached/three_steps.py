@@ -1,4 +1,7 @@
-"""Training of three checked steps in one process, for tests of what surrounds a model."""
+"""Training of three checked steps in one process, for tests of what surrounds a model.
+
+And a small model, for tests that write their steps themselves.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import nn
 from wrong_reductions import after_backward, multiplied
 
 import zerocheck
+from zerocheck.attached.session import Attached
 from zerocheck.protocol.verdicts import Judgement
 
 
@@ -43,3 +47,14 @@ def trained(
                 after(model)
     assert check.last is not None
     return check.last
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+
+
+def attached(model: nn.Module, optimizers: Any, directory: Path, **options: Any) -> Attached:
+    return zerocheck.attach(
+        model, optimizers, directory=directory / "kept", on_violation="warn", **options
+    )

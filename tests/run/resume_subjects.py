@@ -82,10 +82,8 @@ class Keeping(Ddp):
 class InBackground(Keeping):
     """The copy is made at once, and written by a thread on each rank."""
 
-    copies = True
-
     def save(self, directory: str, loader: Loader) -> Saving | None:
-        whole = {k: t.clone() if self.copies else t for k, t in self.export().items()}
+        whole = {k: t.clone() for k, t in self.export().items()}
         position = dict(loader.state_dict())
         random = torch.get_rng_state()
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -98,24 +96,8 @@ class InBackground(Keeping):
                 torch.save(kept, f"{directory}/all.pt")
             torch.save(random, f"{directory}/rng{dist.get_rank()}.pt")
 
-        if self.copies:
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(written)
-        return _Late(written)
-
-
-class _Late:
-    """Writes when it is waited for, as a slow disk would."""
-
-    def __init__(self, write: Any) -> None:
-        self._write = write
-
-    def result(self) -> object:
-        return self._write()
-
-
-class WrittenLate(InBackground):
-    copies = False
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(written)
 
 
 class MomentsLost(Keeping):
@@ -123,37 +105,9 @@ class MomentsLost(Keeping):
         return {key: t for key, t in whole.items() if key[1] in ("parameter", "buffer")}
 
 
-class StepLost(Keeping):
-    def changed(self, whole: Whole) -> Whole:
-        return {k: torch.zeros_like(t) if k[1] == "step" else t for k, t in whole.items()}
-
-
-class FrozenLost(Keeping):
-    def changed(self, whole: Whole) -> Whole:
-        trained = {n for n, p in self.built.model.module.named_parameters() if p.requires_grad}
-        return {k: t for k, t in whole.items() if k[1] != "parameter" or k[0] in trained}
-
-
-class BuffersLost(Keeping):
-    def changed(self, whole: Whole) -> Whole:
-        return {key: t for key, t in whole.items() if key[1] != "buffer"}
-
-
-class RoundedOnDisk(Keeping):
-    def changed(self, whole: Whole) -> Whole:
-        return {k: t if k[1] == "step" else t.bfloat16().to(t.dtype) for k, t in whole.items()}
-
-
 class RandomOfRank0(Keeping):
     def random_of(self) -> int:
         return 0
-
-
-class PositionLost(Keeping):
-    def load(self, directory: str, loader: Loader) -> None:
-        before = loader.state_dict()
-        super().load(directory, loader)
-        loader.load_state_dict(before)
 
 
 class OlderLeft(Keeping):
@@ -184,27 +138,6 @@ class SavingBegins(Keeping):
             moments = {role: torch.zeros_like(parameter) for role in ("exp_avg", "exp_avg_sq")}
             optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
         return None
-
-
-class ExportRounded(Keeping):
-    def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
-        return {
-            key: t.bfloat16().to(t.dtype) if key[1] == "exp_avg" else t
-            for key, t in super().export().items()
-        }
-
-    def save(self, directory: str, loader: Loader) -> Saving | None:
-        self.write(directory, dict(super().export()), loader)
-        return None
-
-
-class ScaleLost(Keeping):
-    def load(self, directory: str, loader: Loader) -> None:
-        scaler, self.built = self.built.scaler, self.built
-        kept = None if scaler is None else scaler.state_dict()
-        super().load(directory, loader)
-        if scaler is not None and kept is not None:
-            scaler.load_state_dict(kept)
 
 
 class ShardLost(Keeping):

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 import zerocheck
 from zerocheck.adapters.textbook.zero1 import Zero1
 from zerocheck.faults.accumulation import NotDividedByGa
-from zerocheck.faults.gradient import AverageBecomesSum
 from zerocheck.faults.update import DecayOnExcluded
 
 
@@ -157,11 +156,6 @@ class SupportsRaises(Sharder):
         raise ArithmeticError("supports() fails")
 
 
-class ReturnsNothing(Sharder):
-    def build(self, model, case, mesh):
-        return model
-
-
 class WrongShape(Sharder):
     def shards(self):
         for shard in super().shards():
@@ -225,11 +219,8 @@ class NeverClips(Sharder):
             self.case = case
 
 
-class HiddenNeverClips(NeverClips):
+class HiddenNeverClips(Hidden, NeverClips):
     """The same, and shows no gradient at all."""
-
-    def train_step(self, step):
-        return super().train_step(replace(step, reached=lambda moment: None))
 
 
 class ReturnsNoReport(Sharder):
@@ -363,15 +354,6 @@ class NotAveragedOfOneModel(Sharder):
 
     def build(self, model, case, mesh):
         return not_averaged(model, case, mesh)
-
-
-class TwoBugs(AverageBecomesSum):
-    """Sums gradients over ranks, and decays parameters that are excluded from it."""
-
-    def __init__(self, model, case, mesh):
-        super().__init__(model, case, mesh)
-        given = self.optimizer
-        self.optimizer = DecayOnExcluded.kind(case, given.owned, given.group)
 
 
 def plain_ddp(model, case, mesh):

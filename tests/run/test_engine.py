@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from collected import Collect, Run
+from collected import Collect, Run, whole_run
 from slices import sliced
 
 from zerocheck.case.schema import Case, Model, Training
@@ -38,10 +38,8 @@ def run_subject(tmp_path: Path, pool: Pool) -> Run:
     """run_subject("Name", ...) -> (exit code, records)."""
 
     def start(name: str, **given: object) -> tuple[int, Collect]:
-        collected = Collect()
         options = {"world_sizes": (2,), "max_cases": 2, "report_dir": tmp_path} | given
-        asked = RunOptions(implementations=(f"{SUBJECTS}:{name}",), **options)
-        return run(asked, [collected], ranks=pool), collected
+        return whole_run(pool, f"{SUBJECTS}:{name}", **options)
 
     return start
 
@@ -185,21 +183,6 @@ def test_a_run_goes_on_where_a_feature_crashes(run_subject: Run) -> None:
     assert records.of(Finding)[-1].left_out == 0
 
 
-@pytest.mark.long
-def test_two_bugs_are_two_findings(run_subject: Run) -> None:
-    """Whatever shows in which case: each bug keeps its own obligation and cause."""
-    code, records = run_subject(
-        "TwoBugs", world_sizes=(3,), max_cases=8, features=("some-decay",), shrink=False
-    )
-    assert code == 1
-    last = {finding.number: finding for finding in records.of(Finding)}
-    found = {(finding.obligation, finding.causes) for finding in last.values()}
-    assert found == {
-        ("gradient", ("gradient x W",)),
-        ("update", ("weight decay on excluded parameters",)),
-    }
-
-
 def test_a_crash_names_the_sizes_of_collectives(run_subject: Run) -> None:
     """gloo says no more than that a connection was closed."""
     _, records = run_subject("ReducesOtherSizes", max_cases=1, seed=3, shrink=False)
@@ -270,12 +253,6 @@ def test_a_file_that_does_not_import(tmp_path: Path, pool: Pool, text: str, mess
     with pytest.raises(UsageError) as error:
         run(RunOptions(implementations=(f"{path}:build",), report_dir=tmp_path), [], ranks=pool)
     assert message in str(error.value)
-
-
-def test_the_same_seed_gives_the_same_run(run_subject: Run) -> None:
-    first, second = (run_subject("build", max_cases=3, seed=9)[1] for _ in range(2))
-    cases = [[record.case for record in run.of(CaseFinished)] for run in (first, second)]
-    assert cases[0] == cases[1]
 
 
 @pytest.mark.long

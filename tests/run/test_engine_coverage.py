@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 from borrowing import borrowed
-from collected import Collect, Run
+from collected import Collect, Run, whole_run
 
 from zerocheck.case import covering
 from zerocheck.case.covering import Pairs
 from zerocheck.case.features import OF_STEPS, features
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.engine import run
 from zerocheck.run.plan import profiles
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import CaseFinished, Coverage, RunFinished
 from zerocheck.run.records.tally import tally
 
@@ -51,10 +49,8 @@ def run_subject(tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
     def start(name: str, **given: object) -> tuple[int, Collect]:
-        collected = Collect()
         options = {"profile": "ci", "report_dir": tmp_path} | given
-        asked = RunOptions(implementations=(f"{SUBJECTS}:{name}",), **options)  # type: ignore[arg-type]
-        return run(asked, [collected], ranks=pool), collected
+        return whole_run(pool, f"{SUBJECTS}:{name}", **options)
 
     return start
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from borrowing import borrowed
+from collected import RunsOf
 
 from zerocheck.errors import UsageError
 from zerocheck.ranks.pool import Pool
-from zerocheck.run import engine
 from zerocheck.run.findings.case_file import read, read_for_replay
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.finding_text import replay_line
-from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
 from zerocheck.script import script_of
 
@@ -27,20 +24,6 @@ pytest.importorskip("deepspeed")
 def ranks(deepspeed_pool: Pool) -> Iterator[Pool]:
     with borrowed(deepspeed_pool, patience_s=20.0) as pool:
         yield pool
-
-
-def run(ranks: Pool, folder: Path, name: str, **given: Any) -> Tally:
-    records: list[Any] = []
-
-    class Handler:
-        def handle(self, record: Any) -> None:
-            records.append(record)
-
-    options = RunOptions(
-        implementations=(name,), shrink=False, report_dir=folder / "report", **given
-    )
-    engine.run(options, (Handler(),), ranks=ranks)
-    return tally(records)
 
 
 @pytest.mark.long
@@ -54,10 +37,8 @@ def test_a_finding_names_its_config_and_is_replayed_with_it(ranks: Pool, tmp_pat
         "zero_optimization": {"stage": 3, "reduce_scatter": False},
     }
     Path(name).write_text(json.dumps(given))
-    counted = run(
-        ranks, tmp_path, name, world_sizes=(2,), max_cases=2,
-        obligations=("gradient", "clip"),
-    )  # fmt: skip
+    run = RunsOf(ranks, tmp_path / "report")
+    counted = run(name, world_sizes=(2,), obligations=("gradient", "clip"))
     (found,) = counted.findings
     assert found.fingerprint == f"{name} / gradient / gradient / W"
     assert replay_line(found).endswith(f" --implementation {name}")

@@ -142,7 +142,7 @@ class BuffersNotBroadcast(Plantable, Ddp):
 
 
 @fault(
-    bugs.BUFFERS_LOCAL, source="seen often", features=("block-batch-norm", "microbatches"),
+    bugs.BUFFERS_SENT, source="seen often", features=("block-batch-norm", "microbatches"),
     without=("static-graph",), world=3, microbatches=3,
 )  # fmt: skip
 class BuffersSentOnce(Ddp):

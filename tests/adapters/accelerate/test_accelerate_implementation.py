@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from borrowing import borrowed
 
 from zerocheck.adapters.accelerate.user_config import read
 from zerocheck.case.codec import merged
@@ -54,12 +53,6 @@ HOLD: dict[str, tuple[dict[str, Any], str]] = {
     "fsdp1, kept": (sharded({**FSDP1, "fsdp_sharding_strategy": "SHARD_GRAD_OP"}), "clip"),
 }
 """Name -> a config, and the case by name."""
-
-
-@pytest.fixture(scope="module")
-def pool(session_pool: Pool) -> Iterator[Pool]:
-    with borrowed(session_pool, patience_s=20.0) as ranks:
-        yield ranks
 
 
 @pytest.fixture

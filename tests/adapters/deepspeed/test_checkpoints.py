@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from borrowing import borrowed
 from slices import WHOLE, sliced
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -23,20 +22,14 @@ from zerocheck.errors import CheckpointError
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import Obligation
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.execute.trial import Trial
 
 from ..driver import in_ranks, step_of
+from ..holding import holds
 from .deepspeed_cases import EVERYTHING, chosen, needs_deepspeed
 
 RESUMED: tuple[Obligation, ...] = ("roundtrip", "export", "continuation")
 READ_OUTS: tuple[ReadOutKind, ...] = ("functions", "state-dict", "zero-to-fp32")
 ALL = ("deepspeed1", "deepspeed2", "deepspeed3")
-
-
-@pytest.fixture(scope="module")
-def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
-    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
-        yield ranks
 
 
 def _resumed(name: str, saving: int, *loading_on: int, **options: Any) -> Case:
@@ -47,10 +40,8 @@ def _resumed(name: str, saving: int, *loading_on: int, **options: Any) -> Case:
 
 
 def _holds(pool: Pool, name: str, case: Case) -> None:
-    outcome = Trial(pool, name, case, obligations=RESUMED).outcome()
-    assert outcome.status == "holds", (name, outcome.reason or outcome.judgement)
-    assert outcome.judgement is not None
-    assert all(outcome.judgement.statuses[one] == "holds" for one in RESUMED)
+    statuses = holds(pool, name, case, RESUMED).statuses
+    assert all(statuses[one] == "holds" for one in RESUMED)
 
 
 NATIVE = sliced(

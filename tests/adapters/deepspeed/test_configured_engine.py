@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from borrowing import borrowed
 from hypothesis import given
 from hypothesis import strategies as st
 from slices import sliced
@@ -29,6 +28,7 @@ from zerocheck.run.execute.trial import Trial
 from zerocheck.run.known_issues.entries import matching, ours
 from zerocheck.run.records.records import Outcome
 
+from ..holding import holds
 from .deepspeed_cases import chosen, needs_deepspeed
 
 Write = Callable[[dict[str, Any]], str]
@@ -112,12 +112,6 @@ HOLD: dict[str, tuple[str, int, dict[str, Any]]] = {
 SLICE = ("0, prescaled", "1, summed in fp32", "2, as people write it", "3, offloaded in groups")
 
 
-@pytest.fixture(scope="module")
-def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
-    with borrowed(deepspeed_pool, patience_s=20.0) as ranks:
-        yield ranks
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Write:
     """A function from a config to the name of its file; it gets a batch size, to start."""
@@ -141,8 +135,8 @@ def judged(pool: Pool, name: str, case: Case) -> Outcome:
 @pytest.mark.parametrize("which", sliced(tuple(HOLD), SLICE))
 def test_a_right_config_holds(pool: Pool, config: Write, which: str) -> None:
     case, ranks, given = HOLD[which]
-    outcome = judged(pool, config(given), chosen(case, ranks))
-    assert outcome.status == "holds", outcome.reason or outcome.judgement
+    name = config(given)
+    holds(pool, name, merged(chosen(case, ranks), read(name).fixed, source="it"))
 
 
 OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}
@@ -194,8 +188,8 @@ def test_with_what_deepspeed_does_not_start(pool: Pool, config: Write, which: st
 @needs_deepspeed
 @pytest.mark.parametrize("which", STARTS)
 def test_with_what_deepspeed_starts(pool: Pool, config: Write, which: str) -> None:
-    outcome = judged(pool, config(STARTS[which]), chosen("groups", 2))
-    assert outcome.status == "holds", outcome.reason or outcome.judgement
+    name = config(STARTS[which])
+    holds(pool, name, merged(chosen("groups", 2), read(name).fixed, source="it"))
 
 
 @needs_deepspeed

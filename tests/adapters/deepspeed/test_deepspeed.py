@@ -7,13 +7,11 @@ import itertools
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import msgspec
 import pytest
 import torch
-from borrowing import borrowed
 from slices import WHOLE, sliced
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,8 +37,8 @@ from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
 
-from ..driver import in_ranks, observe_all
-from ..oracle import check
+from ..driver import in_ranks
+from ..holding import holds
 from ..test_close import _run
 from .deepspeed_cases import CHOSEN, EVERYTHING, KEY, PLAIN, chosen, needs_deepspeed
 
@@ -53,12 +51,6 @@ SHARDED = sliced(("deepspeed1", "deepspeed2", "deepspeed3"), ("deepspeed1", "dee
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
-@pytest.fixture(scope="module")
-def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
-    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
-        yield ranks
-
-
 @pytest.mark.every(2)
 @needs_deepspeed
 @pytest.mark.parametrize("name", OF_EXTRAS)
@@ -66,11 +58,8 @@ def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
 def test_every_obligation_holds(pool: Pool, name: str, world_size: int) -> None:
     """The judge of a run, on cases that need what the stages have in partitions and buckets."""
     names = list(CHOSEN) if WHOLE else list(KEY) if world_size == 3 else ["mixed"]
-    cases = [chosen(one, world_size) for one in names]
-    trials = [Trial(pool, name, case, obligations=EQUIVALENCE) for case in cases]
-    for one, trial in zip(names, trials, strict=True):
-        outcome = trial.outcome()
-        assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
+    for one in names:
+        holds(pool, name, chosen(one, world_size))
 
 
 @pytest.mark.every(2)
@@ -87,8 +76,7 @@ def test_mixed_precision_holds(pool: Pool, name: str) -> None:
         if stage.supports(case) is not None:
             assert (stage.stage, precision) == (0, MIXED[1])
             continue
-        outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
-        assert outcome.status == "holds", (one, precision, outcome.reason or outcome.judgement)
+        holds(pool, name, case)
 
 
 @pytest.mark.long
@@ -99,8 +87,7 @@ def test_a_master_without_elements(pool: Pool, name: str) -> None:
     """No partition has a piece of such a parameter, and its master is shown all the same."""
     model = Model(blocks=(Block(kind="mlp", empty=True),))
     case = Case(mesh=(2,), model=model, precision=MIXED[0], start=Start(step=3, moments="typical"))
-    outcome = Trial(pool, name, case, obligations=(*EQUIVALENCE, "persistent")).outcome()
-    assert outcome.status == "holds", outcome.reason or outcome.judgement
+    holds(pool, name, case, (*EQUIVALENCE, "persistent"))
 
 
 @needs_deepspeed
@@ -111,8 +98,7 @@ def test_offloaded_to_the_cpu(pool: Pool, name: str) -> None:
         case = chosen(one, 2)
         sharding = msgspec.structs.replace(case.sharding, offload="pageable")
         case = msgspec.structs.replace(case, sharding=sharding, precision=precision)
-        outcome = Trial(pool, name, case, obligations=EQUIVALENCE).outcome()
-        assert outcome.status == "holds", (one, outcome.reason or outcome.judgement)
+        holds(pool, name, case)
 
 
 @needs_deepspeed
@@ -121,8 +107,7 @@ def test_a_bucket_of_bf16_that_offloading_puts_on(pool: Pool) -> None:
     sharding, options = Sharding(offload="pageable"), stored_as({"contiguous_gradients": False})
     model = Model(blocks=(Block(kind="mlp", hidden=24), Block(kind="attention")))
     case = Case(mesh=(3,), model=model, sharding=sharding, options=options, precision=MIXED[1])
-    outcome = Trial(pool, "deepspeed2", case, obligations=EQUIVALENCE).outcome()
-    assert outcome.status == "holds", outcome.reason or outcome.judgement
+    holds(pool, "deepspeed2", case)
 
 
 EMPTY_GROUP = Case(
@@ -188,19 +173,13 @@ def test_one_sample_before_frozen_layers(pool: Pool) -> None:
         data=Data(batch=1, length=4),
         training=Training(steps=1),
     )
-    outcome = Trial(pool, "deepspeed3", case, obligations=EQUIVALENCE).outcome()
-    assert outcome.status == "holds", outcome.reason or outcome.judgement
+    holds(pool, "deepspeed3", case)
 
 
 @needs_deepspeed
-def test_an_independent_oracle_agrees() -> None:
-    """The oracle of these tests compares with a step of torch, not with the judge's bounds."""
-    jobs = [(loading.load(name), EVERYTHING) for name in SHARDED]
-    ranks = in_ranks(3, observe_all, jobs)
-    for number in range(len(jobs)):
-        seen = [rank[number] for rank in ranks]
-        assert not isinstance(seen[0], str), seen[0]
-        check(EVERYTHING, seen)
+@pytest.mark.parametrize("name", SHARDED)
+def test_everything_at_once_holds(pool: Pool, name: str) -> None:
+    holds(pool, name, EVERYTHING)
 
 
 @pytest.mark.parametrize("name", OF_EXTRAS)

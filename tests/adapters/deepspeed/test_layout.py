@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from borrowing import borrowed
 from msgspec.structs import replace
 from slices import WHOLE, sliced
 
@@ -17,8 +15,8 @@ from zerocheck.contract import loading
 from zerocheck.models.network import build_model
 from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.execute.trial import Trial
 
+from ..holding import holds
 from .deepspeed_cases import chosen, needs_deepspeed
 
 pytestmark = needs_deepspeed
@@ -91,12 +89,6 @@ def test_what_is_not_told(stage: int) -> None:
     assert _told(stage, CASE, 0, "backward") == {}
 
 
-@pytest.fixture(scope="module")
-def pool(deepspeed_pool: Pool) -> Iterator[Pool]:
-    with borrowed(deepspeed_pool, patience_s=10.0) as ranks:
-        yield ranks
-
-
 MEASURED: Any = sliced(
     [(key, p) for key in ("groups", "frozen", "unused") for p in (Precision(), NARROW, WIDE)],
     [("groups", NARROW)],
@@ -112,9 +104,7 @@ def test_the_ledger_agrees(pool: Pool, name: str, key: str, precision: Precision
     if loading.load(name).supports(case) is not None:
         assert (name, precision) == ("deepspeed0", WIDE)
         return
-    outcome = Trial(pool, name, case, obligations=MEMORY).outcome()
-    assert outcome.status == "holds", outcome.reason or outcome.judgement
-    assert outcome.judgement is not None and "persistent" not in outcome.judgement.vacuous
+    assert "persistent" not in holds(pool, name, case, MEMORY).vacuous
 
 
 @pytest.mark.every(2)
@@ -126,6 +116,5 @@ def test_one_parameter_that_stays_gathered_on_one_rank(pool: Pool, threshold: in
         model=Model(stem="embedding", inputs=11, width=4, outputs=8, blocks=()),
         options=stored_as({"persistence_threshold": threshold}),
     )
-    outcome = Trial(pool, "deepspeed3", case, obligations=("persistent",)).outcome()
-    assert outcome.judgement is not None
-    assert outcome.judgement.statuses == {"persistent": "holds"}, outcome.judgement.violations
+    statuses = holds(pool, "deepspeed3", case, ("persistent",)).statuses
+    assert statuses == {"persistent": "holds"}

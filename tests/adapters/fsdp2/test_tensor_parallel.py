@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from borrowing import borrowed
 from msgspec.structs import replace
 from slices import sliced
 
@@ -24,6 +21,8 @@ from zerocheck.case.schema import (
 )
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
+
+from ..holding import holds
 
 FAULTS = "zerocheck.faults.wrapper_options"
 
@@ -77,12 +76,6 @@ REPLICATED_LAYERS = tp_case(
 """No trainable parameter is sharded over tp: one data-parallel rank has nothing to share out."""
 
 
-@pytest.fixture(scope="module")
-def pool(session_pool: Pool) -> Iterator[Pool]:
-    with borrowed(session_pool, patience_s=60.0) as ranks:
-        yield ranks
-
-
 @pytest.mark.every(4)
 @pytest.mark.parametrize(
     "case",
@@ -102,23 +95,17 @@ def pool(session_pool: Pool) -> Iterator[Pool]:
 )
 def test_what_is_right_holds_and_is_said_to_be_estimated(pool: Pool, case: Case) -> None:
     asked = ("gradient", "clip", "update", "ownership", "publish", "loss", "persistent")
-    found = Trial(pool, "fsdp2", case, obligations=asked).outcome()
-    assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
-    assert found.judgement.estimated == ("loss", "gradient")
-    assert found.judgement.statuses == {
-        **dict.fromkeys(asked, "holds"),
-        "persistent": "unsupported",
-    }
-    assert found.judgement.unjudged == {"persistent": UNTOLD}
+    judgement = holds(pool, "fsdp2", case, asked)
+    assert judgement.estimated == ("loss", "gradient")
+    assert judgement.statuses == {**dict.fromkeys(asked, "holds"), "persistent": "unsupported"}
+    assert judgement.unjudged == {"persistent": UNTOLD}
 
 
 @pytest.mark.parametrize("kind", sliced(["distributed", "full"], ["distributed"]))
 def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> None:
     sharding = Sharding(tensor_parallel=2, checkpoint=kind)  # type: ignore[arg-type]
     case = tp_case(resume=(TrainingSegment(mesh=(2,), steps=1),), sharding=sharding)
-    found = Trial(pool, "fsdp2", case).outcome()
-    assert found.status == "holds" and found.judgement is not None, (found.reason, found.judgement)
-    assert found.judgement.statuses["roundtrip"] == "holds"
+    assert holds(pool, "fsdp2", case).statuses["roundtrip"] == "holds"
 
 
 @pytest.mark.every(2)

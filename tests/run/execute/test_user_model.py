@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import own_models
 import pytest
+from collected import RunsOf
 from slices import sliced
 
 from zerocheck.case.schema import Case, Model, UserModel, UserParameter
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.errors import UsageError
 from zerocheck.protocol.verdicts import MEMORY
-from zerocheck.ranks.pool import Pool
-from zerocheck.run import engine
 from zerocheck.run.execute.environment import environment
 from zerocheck.run.findings.case_file import read, read_for_replay, write
 from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.journal import Journal
-from zerocheck.run.records.records import CaseFile, CaseFinished, Coverage, RunStarted
-from zerocheck.run.records.tally import Tally, tally
+from zerocheck.run.records.records import CaseFile, Coverage, RunStarted
+from zerocheck.run.records.tally import Tally
 from zerocheck.run.replay import replay
 
 GPT, CONV, MOE, ODD, RUNNING = (
     f"{own_models.__file__}:{name}" for name in ("gpt", "conv", "moe", "odd", "running")
 )
 SUBJECTS = Path(__file__).parents[1] / "subjects.py"
-
-
-class Run:
-    def __init__(self, pool: Pool, folder: Path) -> None:
-        self.pool, self.folder = pool, folder
-        self.records: list[Any] = []
-
-    def handle(self, record: Any) -> None:
-        self.records.append(record)
-
-    def __call__(self, implementations: Sequence[str], **given: Any) -> Tally:
-        self.records = []
-        options = RunOptions(
-            **{
-                "implementations": tuple(implementations),
-                "world_sizes": (2, 3),
-                "max_cases": 2,
-                "shrink": False,
-                "report_dir": self.folder,
-                **given,
-            }
-        )
-        engine.run(options, (self,), ranks=self.pool)
-        return tally(self.records)
-
-    def cases(self) -> list[Case]:
-        return [one.case for one in self.records if isinstance(one, CaseFinished)]
-
-
-@pytest.fixture
-def run(pool: Pool, tmp_path: Path) -> Run:
-    return Run(pool, tmp_path)
 
 
 def holds(counted: Tally, *names: str) -> None:
@@ -72,9 +37,9 @@ def holds(counted: Tally, *names: str) -> None:
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("model", [GPT, CONV])
-def test_all_built_in_implementations_hold(run: Run, model: str) -> None:
+def test_all_built_in_implementations_hold(run: RunsOf, model: str) -> None:
     names = sliced(tuple(BUILT_IN), ("ddp", "fsdp1", "fsdp2", "zero3"))
-    counted = run(names, model=model)
+    counted = run(*names, model=model)
     holds(counted, *names)
     for case in run.cases():
         assert case.model.user is not None and case.model.user.factory == model
@@ -83,16 +48,16 @@ def test_all_built_in_implementations_hold(run: Run, model: str) -> None:
 
 
 @pytest.mark.long
-def test_experts_and_what_torch_refuses(run: Run) -> None:
-    holds(run(("fsdp2", "zero3", "ddp"), model=MOE), "fsdp2", "zero3", "ddp")
-    counted = run(("zero2", "fsdp2"), model=ODD)
+def test_experts_and_what_torch_refuses(run: RunsOf) -> None:
+    holds(run("fsdp2", "zero3", "ddp", model=MOE), "fsdp2", "zero3", "ddp")
+    counted = run("zero2", "fsdp2", model=ODD)
     holds(counted, "zero2")
     assert counted.implementations["fsdp2"].cases == {"unsupported": 1}  # one says why
-    holds(run(("zero1",), model=RUNNING), "zero1")
+    holds(run("zero1", model=RUNNING), "zero1")
 
 
-def test_everything_but_the_model_is_drawn(run: Run) -> None:
-    counted = run(("zero1",), model=GPT, max_cases=12, world_sizes=(1, 2))
+def test_everything_but_the_model_is_drawn(run: RunsOf) -> None:
+    counted = run("zero1", model=GPT, max_cases=12, world_sizes=(1, 2))
     cases = run.cases()
     assert len(cases) == len(set(cases)) == 12
     assert {case.world_size for case in cases} == {1, 2}
@@ -110,9 +75,9 @@ def test_everything_but_the_model_is_drawn(run: Run) -> None:
     assert covered.not_exercised["batch-of-one"] == f"the model is {GPT}"
 
 
-def test_a_fault_is_named_shrunk_and_replayed(run: Run) -> None:
+def test_a_fault_is_named_shrunk_and_replayed(run: RunsOf) -> None:
     name = f"{SUBJECTS}:not_averaged"
-    counted = run((name,), model=GPT, max_cases=4, shrink=True)
+    counted = run(name, model=GPT, max_cases=4, shrink=True)
     (finding,) = counted.findings_of(name)
     assert finding.causes == ("gradient x W",)
     assert finding.model == GPT and finding.size == f"2 ranks, {GPT}, 1 step"
@@ -160,36 +125,36 @@ def test_a_case_file_is_data(tmp_path: Path) -> None:
     assert not (tmp_path / "imported").exists()
 
 
-def test_buffers_are_not_asked_of_a_model_without_any(run: Run, tmp_path: Path) -> None:
-    counted = run(("zero1",), model=MOE)
+def test_buffers_are_not_asked_of_a_model_without_any(run: RunsOf, tmp_path: Path) -> None:
+    counted = run("zero1", model=MOE)
     started = next(one for one in run.records if isinstance(one, RunStarted))
     assert started.without == {"buffers": f"{MOE} has no buffers"}
     assert "buffers" not in counted.implementations["zero1"].cells
     with Journal(tmp_path / "journal.ndjson") as journal:
         for record in run.records:
             journal.handle(record)
-    run(("zero1",), model=MOE, reuse=(tmp_path,))
+    run("zero1", model=MOE, reuse=(tmp_path,))
     again = next(one for one in run.records if isinstance(one, RunStarted))
     assert again.reused == again.planned and again.without == started.without
     assert again.sources.keys() == {MOE.rpartition(":")[0]}
     with pytest.raises(UsageError, match="has no buffers, so there is nothing to check"):
-        run(("zero1",), model=MOE, obligations=("buffers",))
+        run("zero1", model=MOE, obligations=("buffers",))
 
 
 @pytest.mark.parametrize(
     ("model", "names"), [(CONV, ("ddp", "fsdp2", "zero3")), (ODD, ("ddp", "zero3"))]
 )
-def test_bytes_and_collectives(run: Run, model: str, names: tuple[str, ...]) -> None:
-    counted = run(names, model=model, obligations=MEMORY, max_cases=1)
+def test_bytes_and_collectives(run: RunsOf, model: str, names: tuple[str, ...]) -> None:
+    counted = run(*names, model=model, obligations=MEMORY, max_cases=1)
     for name in names:
         assert not counted.findings_of(name)
         for cell in counted.implementations[name].cells.values():
             assert cell.status == "holds"
 
 
-def test_checkpoints(run: Run) -> None:
+def test_checkpoints(run: RunsOf) -> None:
     asked = ("roundtrip", "continuation", "export")
-    counted = run(("zero2",), model=GPT, obligations=asked)
+    counted = run("zero2", model=GPT, obligations=asked)
     assert not counted.findings_of("zero2")
     assert counted.implementations["zero2"].cells["roundtrip"].status == "holds"
 
@@ -203,25 +168,25 @@ def fixing(tmp_path: Path, fixed: object) -> str:
     return f"{path}:Mine"
 
 
-def test_an_implementation_may_bring_the_model(run: Run, tmp_path: Path) -> None:
+def test_an_implementation_may_bring_the_model(run: RunsOf, tmp_path: Path) -> None:
     name = fixing(tmp_path, CONV)
-    counted = run((name,))
+    counted = run(name)
     holds(counted, name)
     assert all(case.model.user is not None for case in run.cases())
     coverage = next(one for one in run.records if isinstance(one, Coverage))
     assert coverage.model == CONV
     with pytest.raises(UsageError, match=r"has the model .* of its own"):
-        run((name,), model=GPT)
+        run(name, model=GPT)
 
 
-def test_a_model_beside_fixed_fields_of_drawn_ones(run: Run, tmp_path: Path) -> None:
+def test_a_model_beside_fixed_fields_of_drawn_ones(run: RunsOf, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"fixes model\.tied, which only drawn models have"):
-        run((fixing(tmp_path, {"tied": False}),), model=GPT)
+        run(fixing(tmp_path, {"tied": False}), model=GPT)
 
 
-def test_what_cannot_be_judged_is_said_before_anything_runs(run: Run) -> None:
+def test_what_cannot_be_judged_is_said_before_anything_runs(run: RunsOf) -> None:
     with pytest.raises(UsageError, match="did you mean 'gpt'"):
-        run(("zero1",), model=GPT.replace(":gpt", ":gptt"))
+        run("zero1", model=GPT.replace(":gpt", ":gptt"))
     with pytest.raises(UsageError, match="name the function that makes the model too"):
         RunOptions(model=own_models.__file__)
-    assert run.records == []
+    assert not run.records

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import own_optimizers
 import pytest
+from collected import RunsOf
 
-from zerocheck.case.schema import Case
 from zerocheck.errors import UsageError
 from zerocheck.protocol.replies import Description
-from zerocheck.ranks.pool import Pool
-from zerocheck.run import engine
 from zerocheck.run.execute.user_optimizer import with_optimizers
 from zerocheck.run.findings.case_file import read_for_replay
-from zerocheck.run.plan.options import RunOptions
-from zerocheck.run.records.records import CaseFinished
-from zerocheck.run.records.tally import Tally, tally
 from zerocheck.run.replay import replay
 
 LION, NORMALIZED, DERIVED, CORRECTED, FACTORED, KEEPS_DIMS, RIGHT, WRONG, FIXING = (
@@ -39,38 +33,6 @@ LION, NORMALIZED, DERIVED, CORRECTED, FACTORED, KEEPS_DIMS, RIGHT, WRONG, FIXING
 JUDGED = ("update", "roundtrip", "continuation", "persistent")
 
 
-class Run:
-    def __init__(self, pool: Pool, folder: Path) -> None:
-        self.pool, self.folder = pool, folder
-        self.records: list[Any] = []
-
-    def __call__(self, *names: str, **given: Any) -> Tally:
-        self.records = []
-        options = RunOptions(
-            **{
-                "implementations": names,
-                "world_sizes": (2, 3),
-                "max_cases": 4,
-                "shrink": False,
-                "report_dir": self.folder,
-                **given,
-            }
-        )
-        engine.run(options, (self,), ranks=self.pool)
-        return tally(self.records)
-
-    def handle(self, record: Any) -> None:
-        self.records.append(record)
-
-    def cases(self) -> list[Case]:
-        return [one.case for one in self.records if isinstance(one, CaseFinished)]
-
-
-@pytest.fixture
-def run(pool: Pool, tmp_path: Path) -> Run:
-    return Run(pool, tmp_path)
-
-
 @pytest.mark.every(9)
 @pytest.mark.parametrize(
     ("optimizer", "name"),
@@ -84,8 +46,8 @@ def run(pool: Pool, tmp_path: Path) -> Run:
         (KEEPS_DIMS, "zero3"),
     ],
 )
-def test_right_implementations_hold_and_resume(run: Run, optimizer: str, name: str) -> None:
-    counted = run(name, optimizer=optimizer, obligations=JUDGED)
+def test_right_implementations_hold_and_resume(run: RunsOf, optimizer: str, name: str) -> None:
+    counted = run(name, optimizer=optimizer, obligations=JUDGED, max_cases=4)
     assert not [one for one in counted.findings_of(name) if one.known is None]
     for obligation in JUDGED:
         assert counted.implementations[name].cells[obligation].status in ("holds", "known")  # type: ignore[index]
@@ -95,8 +57,8 @@ def test_right_implementations_hold_and_resume(run: Run, optimizer: str, name: s
 
 
 @pytest.mark.long
-def test_a_wrong_sharding_is_named_and_replayed(run: Run) -> None:
-    counted = run(RIGHT, WRONG, optimizer=NORMALIZED, shrink=True, world_sizes=(2,))
+def test_a_wrong_sharding_is_named_and_replayed(run: RunsOf) -> None:
+    counted = run(RIGHT, WRONG, optimizer=NORMALIZED, shrink=True, world_sizes=(2,), max_cases=4)
     assert not counted.findings_of(RIGHT)
     (finding,) = counted.findings_of(WRONG)
     assert finding.causes == ("step of each shard alone",)
@@ -115,7 +77,7 @@ def test_a_wrong_sharding_is_named_and_replayed(run: Run) -> None:
     assert "the optimizer is not that of the file" in other.verdict
 
 
-def test_an_implementation_may_say_which_it_has(run: Run) -> None:
+def test_an_implementation_may_say_which_it_has(run: RunsOf) -> None:
     counted = run(FIXING, max_cases=2)
     assert counted.implementations[FIXING].cells["update"].status == "holds"
     assert all(case.optimizer.user is not None for case in run.cases())
@@ -123,7 +85,7 @@ def test_an_implementation_may_say_which_it_has(run: Run) -> None:
         run(FIXING, optimizer=LION)
 
 
-def test_another_optimizer_than_that_of_the_cases_is_refused(run: Run) -> None:
+def test_another_optimizer_than_that_of_the_cases_is_refused(run: RunsOf) -> None:
     with pytest.raises(UsageError, match="Normalized, whose state has 'step', 'momentum', and no"):
         run(RIGHT, optimizer=LION)
 
@@ -132,7 +94,7 @@ def test_another_optimizer_than_that_of_the_cases_is_refused(run: Run) -> None:
     ("fixed", "why"),
     [({"kind": "sgd"}, "has sgd"), (f"{own_optimizers.__file__}:Normalized", "of its own")],
 )
-def test_two_optimizers_do_not_go_together(run: Run, fixed: object, why: str) -> None:
+def test_two_optimizers_do_not_go_together(run: RunsOf, fixed: object, why: str) -> None:
     described = {"mine": Description(fixed={"optimizer": fixed})}
     with pytest.raises(UsageError, match=why):
         with_optimizers(run.pool, described, LION, world_size=2)

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from collected import Collect
+from collected import Collect, whole_run
 from hand_made import ENVIRONMENT, VIOLATION, case
 
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
-from zerocheck.run.engine import run
 from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.confirmation import TRIES, runs_to_see
 from zerocheck.run.findings.suspicion import RACE
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.finding_text import finding_text
 from zerocheck.run.records.records import CaseFile, CaseFinished, Finding, Outcome, RunFinished
 from zerocheck.run.replay import ReplayedCase, replay
@@ -82,16 +80,15 @@ def findings(
     """
     path = tmp_path / "mine.py"
     path.write_text(SUBJECT.format(folder=str(tmp_path), how=how))
-    records = Collect()
-    options = RunOptions(
-        implementations=(f"{path}:Gradient",),
+    code, records = whole_run(
+        pool,
+        f"{path}:Gradient",
         world_sizes=(2,),
         max_cases=cases,
         obligations=("gradient", "update"),
         report_dir=tmp_path,
         shrink=shrink,
     )
-    code = run(options, [records], ranks=pool)
     last = {record.number: record for record in records.of(Finding)}
     end = records[-1]
     assert isinstance(end, RunFinished) and end.exit_code == code
@@ -259,15 +256,16 @@ def test_what_another_implementation_left_is_not_this_ones_fault(
 ) -> None:
     path = tmp_path / "two.py"
     path.write_text(LEAKING)
-    records = Collect()
-    options = RunOptions(
-        implementations=(f"{path}:Leaks", f"{path}:Right"),
+    code, records = whole_run(
+        pool,
+        f"{path}:Leaks",
+        f"{path}:Right",
         world_sizes=(2,),
         max_cases=3,
         obligations=("gradient", "update"),
         report_dir=tmp_path,
     )
-    assert run(options, [records], ranks=pool) == 0
+    assert code == 0
     found = {record.number: record for record in records.of(Finding)}[0]
     assert found.implementation.endswith(":Right") and found.suspicion
     assert "Leaks) in the same processes, which leaves a state behind" in found.suspicion

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 from case_numbers import contradictions
-from collected import Collect
+from collected import Collect, whole_run
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.protocol.verdicts import Violation
 from zerocheck.ranks.pool import Pool
 from zerocheck.report import comment
 from zerocheck.report.write import FORMATS, write_reports
-from zerocheck.run.engine import run
 from zerocheck.run.findings.case_file import read
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.finding_text import finding_text
 from zerocheck.run.records.records import Finding
 from zerocheck.run.replay import replay
@@ -50,9 +48,9 @@ step or a feature, and one for each kind of obligation."""
 
 
 def findings(pool: Pool, name: str, folder: Path, **asked: Any) -> tuple[list[Finding], Collect]:
-    records = Collect()
-    options = {"implementations": (name,), "world_sizes": (1, 2, 3), "max_cases": 12, **asked}
-    assert run(RunOptions(report_dir=folder, **options), [records], ranks=pool) == 1
+    options = {"world_sizes": (1, 2, 3), "max_cases": 12, "report_dir": folder, **asked}
+    code, records = whole_run(pool, name, **options)
+    assert code == 1
     return records.tally.findings, records
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from collected import Collect
+from collected import whole_run
 from msgspec.structs import replace
 
 from zerocheck.case.drawing import draw
@@ -17,7 +17,6 @@ from zerocheck.case.schema import Block, Case, Data, Group, Model, Optimizer, Sh
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
 from zerocheck.run import engine
-from zerocheck.run.engine import run
 from zerocheck.run.execute.trial import Trial
 from zerocheck.run.findings import shrink as shrinking
 from zerocheck.run.findings.bug import Bug, Shrunk
@@ -25,7 +24,6 @@ from zerocheck.run.findings.case_file import read
 from zerocheck.run.findings.findings import Findings
 from zerocheck.run.findings.shrink import HANG_TRIES, TRIES, Limits, cost, shrink, worth
 from zerocheck.run.known_issues.entries import KnownIssue
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.finding_text import finding_text
 from zerocheck.run.records.records import CaseFinished, Finding
 from zerocheck.run.replay import replay
@@ -235,9 +233,9 @@ def findings(
     tmp_path: Path, pool: Pool, name: str, **given: object
 ) -> tuple[list[Finding], list[CaseFinished]]:
     """Findings of a whole run, as they are told at its end, and its cases."""
-    records = Collect()
     options = {"world_sizes": (3,), "max_cases": 12, "report_dir": tmp_path} | given
-    assert run(RunOptions(implementations=(name,), **options), [records], ranks=pool) == 1
+    code, records = whole_run(pool, name, **options)
+    assert code == 1
     last = {record.number: record for record in records.of(Finding)}
     return list(last.values()), records.of(CaseFinished)
 

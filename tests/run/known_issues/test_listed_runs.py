@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from collected import Collect, Run
+from collected import Collect, Run, whole_run
 from entry_text import entry
 
 from zerocheck.case.features import features
 from zerocheck.case.schema import Case, Training
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.engine import run
 from zerocheck.run.findings.case_file import read as read_case
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import CaseFinished, Finding, RunFinished, RunStarted, StaleIssue
 
 SUBJECTS = Path(__file__).parents[1] / "subjects.py"
@@ -33,13 +31,8 @@ def run_listed(tmp_path: Path, pool: Pool) -> Run:
             "obligations": ("gradient", "update"),
             "report_dir": tmp_path,
         }
-        asked = RunOptions(
-            implementations=(subject,),
-            known_issues=(str(tmp_path / "known.toml"),),
-            **(options | given),
-        )
-        collected = Collect()
-        return run(asked, [collected], ranks=pool), collected
+        known = (str(tmp_path / "known.toml"),)
+        return whole_run(pool, subject, known_issues=known, **(options | given))
 
     return start
 
@@ -155,17 +148,16 @@ def rare(model, case, mesh):
 """)
     name = f"{tmp_path / 'rare.py'}:rare"
     (tmp_path / "known.toml").write_text(WRONG.replace("SUBJECT", name))
-    collected = Collect()
-    options = RunOptions(
-        implementations=(name,),
+    code, collected = whole_run(
+        pool,
+        name,
         world_sizes=(3,),
         max_cases=1,
         obligations=("gradient", "update"),
         report_dir=tmp_path,
         known_issues=(str(tmp_path / "known.toml"),),
     )
-    assert run(options, [collected], ranks=pool) == 0
-    assert len(collected.tally.known) == 1 and not collected.of(StaleIssue)
+    assert code == 0 and len(collected.tally.known) == 1 and not collected.of(StaleIssue)
 
 
 @pytest.mark.long

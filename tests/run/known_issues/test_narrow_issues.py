@@ -10,17 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 from borrowing import borrowed
-from collected import Collect
+from collected import whole_run
 from hand_made import VIOLATION, case
 
 from zerocheck.case.schema import Case, TrainingSegment
 from zerocheck.case.shapes import parameter_shapes
 from zerocheck.protocol.verdicts import Obligation, Violation
 from zerocheck.ranks.pool import Pool
-from zerocheck.run.engine import run
 from zerocheck.run.known_issues.entries import OURS, KnownIssue, matching, ours
 from zerocheck.run.known_issues.scope import is_of, most_bytes, ranks_of
-from zerocheck.run.plan.options import RunOptions
 from zerocheck.run.records.records import CaseFinished, Finding
 
 replace = msgspec.structs.replace
@@ -48,15 +46,9 @@ def planted(
         kept = [line for line in lines if not line.startswith(("sometimes =", "case ="))]
         text += ["[[issue]]", *kept, "sometimes = true"]
     known.write_text("\n".join(text).replace(f'"{base} / ', name), encoding="utf-8")
-    asked = RunOptions(
-        implementations=(str(HERE / subject),),
-        known_issues=("none", str(known)),
-        report_dir=folder,
-        **options,
-    )
-    collected = Collect()
-    run(asked, [collected], ranks=pool)
-    return collected.tally.findings, collected.tally.known
+    listed = {"known_issues": ("none", str(known)), "report_dir": folder, **options}
+    _, records = whole_run(pool, str(HERE / subject), **listed)
+    return records.tally.findings, records.tally.known
 
 
 @pytest.mark.long
