@@ -32,7 +32,6 @@ def ddp(model, case, mesh):
     return _built(model, case)
 
 
-ddp.semantics = zerocheck.Semantics(buffers="rank0")
 ddp.stage = 0
 
 
@@ -41,7 +40,6 @@ def ddp_unused(model, case, mesh):
     return _built(model, case, kwargs_handlers=[kwargs])
 
 
-ddp_unused.semantics = zerocheck.Semantics(buffers="rank0")
 ddp_unused.stage = 0
 
 
@@ -60,9 +58,6 @@ def _plugin(version, model, **options):
 def ignored_fsdp2(model, case, mesh):
     """What a user writes first: no fully_shard is called on the CPU, the model is in DDP."""
     return _built(model, case, fsdp_plugin=_plugin(2, model, reshard_after_forward=True))
-
-
-ignored_fsdp2.semantics = zerocheck.Semantics(buffers="rank0")
 
 
 def fsdp1(model, case, mesh):

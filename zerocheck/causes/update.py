@@ -235,6 +235,16 @@ LEARNING_RATE_OF_ANOTHER_STEP = cause(
     usual="The schedule is stepped before the optimizer, or its state is not loaded.",
     attributed=r"lr of another step",
 )
+OPTION_SCALED = cause(
+    "option times a number of ranks",
+    of=("update",),
+    tier=2,
+    shows="The learning rate, weight decay or eps is multiplied or divided by a number of ranks or "
+    "microbatches.",
+    usual="An option is scaled with the number of ranks, as a learning rate with the batch, and "
+    "the case gives it as it is to be.",
+    attributed=r"(times|over) \d+, a number of",
+)
 GRADIENT_BEFORE_CLIPPING = cause(
     "gradient before clipping",
     of=("update",),

@@ -101,6 +101,14 @@ class EpsBeforeCorrection(AdamWInParts):
         return v.sqrt().add_(eps).div_(root)
 
 
+@fault(bugs.OPTION_SCALED, source="seen often", features=("eps-1e-3",), world=3)
+class EpsTimesRanks(AdamWInParts):
+    """eps is multiplied by the number of ranks."""
+
+    def denominator(self, v: Tensor, root: float, eps: float) -> Tensor:
+        return super().denominator(v, root, eps * self.case.world_size)
+
+
 @fault(bugs.STEP_OFF_BY_1, source="TT #4382")
 class BiasCorrectionOffByOne(AdamWInParts):
     """The bias corrections are those of the next step."""

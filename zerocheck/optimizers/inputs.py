@@ -1,4 +1,4 @@
-"""Gradients that a step may be given in place of the right one."""
+"""Gradients and options that a step may be given in place of the right ones."""
 
 from __future__ import annotations
 
@@ -30,3 +30,43 @@ def gradients(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
             yield _WORDS.get(name, "another gradient"), gradient
     yield "the gradient rounded to bf16", g.bfloat16().double()
     yield "the gradient rounded to fp16", g.half().double()
+
+
+def factors(segment: Segment) -> Iterator[tuple[str, float]]:
+    """Iterate over factors that an option may have: numbers of ranks, and that of microbatches."""
+    ranks = [(number, "ranks") for number in dict.fromkeys(segment.ranks)]
+    for number, words in (*ranks, (segment.microbatches, "microbatches")):
+        if number > 1:
+            yield f"times {number}, a number of {words}", float(number)
+            yield f"over {number}, a number of {words}", 1 / number
+
+
+def scaled(segment: Segment, *options: str) -> Iterator[dict[str, float]]:
+    """Iterate over these options of the scalars with such factors, one at a time."""
+    for option in options:
+        value = getattr(segment.scalars, option)
+        if value:
+            yield from ({option: value * factor} for _, factor in factors(segment))
+
+
+def other_rates(segment: Segment) -> Iterator[tuple[str, float]]:
+    """Iterate over (cause, learning rate) of rates that a step may be given in place of its own."""
+    lr = segment.scalars.lr
+    yield from ((bugs.LEARNING_RATE_OF_ANOTHER_STEP, one) for one in segment.rates if one != lr)
+    yield from ((bugs.OPTION_SCALED, lr * one) for _, one in factors(segment) if lr)
+
+
+def rates(segment: Segment, right: str, unit: float) -> dict[str, float]:
+    """Return the coefficients of an update with another learning rate, by their names.
+
+    right: name of the right one; unit: what it is where the rate is 1.
+    """
+    lr = segment.scalars.lr
+    found = {f"{right} with lr {words}": unit * lr * one for words, one in factors(segment)}
+    for rate in segment.rates:
+        if rate != lr:
+            found[f"{right} with lr of another step ({rate:.6g})"] = unit * rate
+    for group, rate in segment.others:
+        if rate != lr:
+            found[f"{right} with lr of another group ({group.pattern!r})"] = unit * rate
+    return found

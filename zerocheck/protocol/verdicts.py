@@ -104,7 +104,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TELLING_BITS = 10
-"""Some forty candidates are tried: with so many bits one of them fits by chance in 4 % of cases."""
+"""Some fifty candidates are tried: with so many bits one of them fits by chance in 5 % of cases."""
 
 
 class Explanation(NamedTuple):

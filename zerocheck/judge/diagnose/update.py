@@ -58,6 +58,8 @@ SENTENCES = {
     bugs.BETAS_SWAPPED: "beta1 and beta2 were exchanged",
     bugs.OPTIONS_OF_ANOTHER_GROUP: "the options of another parameter group were used",
     bugs.LEARNING_RATE_OF_ANOTHER_STEP: "the learning rate of another step was used",
+    bugs.OPTION_SCALED: "an option of {optimizer} was multiplied or divided by a number of ranks, "
+    "or of microbatches",
     bugs.GRADIENT_BEFORE_CLIPPING: "{optimizer} was given the gradient from before clipping",
     bugs.GRADIENT_TIMES_W: "{optimizer} was given the gradient times the number of ranks",
     bugs.GRADIENT_OVER_W: "{optimizer} was given the gradient divided by the number of ranks",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ..inputs import gradients
+from ..inputs import factors, gradients, rates
 from ..specification import Equation, Segment
 from .bounds import SquaresRule
 
@@ -66,6 +66,8 @@ def _quotients(segment: Segment, rule: SquaresRule) -> Iterator[tuple[str, torch
     d = e.gradient + s.weight_decay * e.parameter
     yield "with squares from before this step", d / (old.sqrt() + s.eps)
     yield "with eps inside of the root", d / (v + s.eps).sqrt()
+    for words, factor in factors(segment):
+        yield f"with eps {words}", d / (v.sqrt() + s.eps * factor)
     yield "without eps", d / v.sqrt().clamp(min=1e-300)
     for group, _ in segment.others:
         if group.eps != s.eps:
@@ -127,10 +129,4 @@ def _rates(segment: Segment) -> Mapping[str, float]:
         "-2 * lr (updated twice)": -2 * s.lr,
         "-1 (without lr)": -1.0,
     }
-    for rate in segment.rates:
-        if rate != s.lr:
-            found[f"-lr of another step ({rate:.6g})"] = -rate
-    for group, rate in segment.others:
-        if rate != s.lr:
-            found[f"-lr of another group ({group.pattern!r})"] = -rate
-    return found
+    return found | rates(segment, "-lr", -1.0)

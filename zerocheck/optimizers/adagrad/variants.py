@@ -10,6 +10,7 @@ import torch
 from ... import causes as bugs
 from ...floating_point import BF16, Enclosure, Format, U, all_inside
 from ..coupled_decay import Direction
+from ..inputs import other_rates, scaled
 from ..specification import Segment
 from . import bounds
 from .bounds import SquareScalars, SquaresRule
@@ -147,9 +148,10 @@ def _of_states(segment: Segment, made: _Step) -> Named:
 def _of_options(segment: Segment, made: _Step) -> Named:
     s, role = segment.scalars, segment.role
     if role == "parameter":
-        for rate in segment.rates:
-            if rate != s.lr:
-                yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, made.with_(lr=rate)
+        for cause, rate in other_rates(segment):
+            yield cause, made.with_(lr=rate)
+        for option in scaled(segment, "weight_decay", "eps"):
+            yield bugs.OPTION_SCALED, made.with_(**option)
     for group, rate in segment.others:
         of_group: dict[str, Any] = made.rule.weights_of(group)
         for other in (s._replace(lr=rate), s._replace(lr=rate, **of_group)):

@@ -8,7 +8,7 @@ from math import sqrt
 import torch
 
 from ...case.schema import Group
-from ..inputs import gradients
+from ..inputs import factors, gradients, rates
 from ..specification import Equation, Segment
 from . import bounds
 from .variants import largest
@@ -152,7 +152,7 @@ def _of_parameter(segment: Segment) -> Iterator[Equation]:
         "with eps before the bias correction",
         m / ((v.sqrt() + eps) / sqrt(s.correction2)),
     )
-    for words, factor in _factors(segment):
+    for words, factor in factors(segment):
         denominator = (v / s.correction2).sqrt() + eps * factor
         yield line(f"with eps {words}", m / denominator)
     yield line("without eps", m / (v / s.correction2).sqrt().clamp(min=1e-300))
@@ -200,15 +200,6 @@ def _steps(segment: Segment) -> Iterator[tuple[str, int]]:
             yield words, number
 
 
-def _factors(segment: Segment) -> Iterator[tuple[str, float]]:
-    """Iterate over factors that an option may have: numbers of ranks, and that of microbatches."""
-    ranks = [(number, "ranks") for number in dict.fromkeys(segment.ranks)]
-    for number, words in (*ranks, (segment.microbatches, "microbatches")):
-        if number > 1:
-            yield f"times {number}, a number of {words}", float(number)
-            yield f"over {number}, a number of {words}", 1 / number
-
-
 def _decays(segment: Segment) -> Mapping[str, float]:
     """Return the coefficients that the parameter may have."""
     s = segment.scalars
@@ -222,7 +213,7 @@ def _decays(segment: Segment) -> Mapping[str, float]:
             "1 - lr / correction1 * weight_decay": 1 - lr * decay / s.correction1,
             "1 - weight_decay (without lr)": 1 - decay,
         }
-    for words, factor in _factors(segment) if decay else ():
+    for words, factor in factors(segment) if decay else ():
         found[f"1 - lr * weight_decay with weight_decay {words}"] = 1 - lr * decay * factor
     for rate in segment.rates:
         if rate != lr:
@@ -252,12 +243,4 @@ def _rates(segment: Segment, c1: float) -> Mapping[str, float]:
         found["-lr / correction1 * (1 - lr * weight_decay) (decayed after the update)"] = (
             -s.lr / c1 * factor
         )
-    for words, factor in _factors(segment):
-        found[f"-lr / correction1 with lr {words}"] = -s.lr / c1 * factor
-    for rate in segment.rates:
-        if rate != s.lr:
-            found[f"-lr / correction1 with lr of another step ({rate:.6g})"] = -rate / c1
-    for group, rate in segment.others:
-        if rate != s.lr:
-            found[f"-lr / correction1 with lr of another group {_of(group)}"] = -rate / c1
-    return found
+    return found | rates(segment, "-lr / correction1", -1 / c1)

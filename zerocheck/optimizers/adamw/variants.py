@@ -9,6 +9,7 @@ import torch
 
 from ... import causes as bugs
 from ...floating_point import BF16, ETA, SECOND_ORDER, Enclosure, Format, rounded
+from ..inputs import other_rates, scaled
 from ..specification import Segment, UpdateElements
 from . import bounds
 
@@ -144,9 +145,10 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     yield bugs.NO_BIAS_CORRECTION, with_(correction1=1.0, correction2=1.0)
     yield bugs.EPS_INSIDE_THE_ROOT, _update(segment, (v / s.correction2 + s.eps).sqrt())
     yield bugs.EPS_BEFORE_THE_BIAS_CORRECTION, with_(eps=s.eps / s.correction2**0.5)
-    for rate in segment.rates:
-        if rate != s.lr:
-            yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, with_(lr=rate)
+    for cause, rate in other_rates(segment):
+        yield cause, with_(lr=rate)
+    for option in scaled(segment, "weight_decay", "eps"):
+        yield bugs.OPTION_SCALED, with_(**option)
     for group, rate in segment.others:
         if not decay and group.weight_decay:
             yield bugs.WEIGHT_DECAY_ON_EXCLUDED_PARAMETERS, with_(weight_decay=group.weight_decay)

@@ -11,7 +11,7 @@ from zerocheck_reference import adjusted, orthogonalized
 from zerocheck_reference.muon import EPS
 
 from ...case.schema import Group
-from ..inputs import gradients
+from ..inputs import factors, gradients, rates
 from ..specification import Equation, Segment
 from . import bounds
 from .variants import ITERATIONS, PARTS_OF_A_FUSED_MATRIX
@@ -130,6 +130,8 @@ def _kept(segment: Segment) -> Mapping[str, float]:
         "1 - lr * r * weight_decay (with the adjusted learning rate)": 1 - decay * factor,
         "1 - weight_decay (without lr)": 1 - s.weight_decay,
     }
+    for words, factor in factors(segment) if decay else ():
+        found[f"1 - lr * weight_decay with weight_decay {words}"] = 1 - decay * factor
     for group, rate in segment.others:
         found[f"1 - lr * weight_decay of another group {_of(group)}"] = (
             1 - rate * group.weight_decay
@@ -160,10 +162,4 @@ def _rates(segment: Segment) -> Mapping[str, float]:
             shape[dim] = -(-shape[dim] // count)
             factor = adjusted((shape[0], shape[1]), s.adjustment)
             found.setdefault(f"-lr * r of a shard (of {count}, dim {dim})", -s.lr * factor)
-    for rate in segment.rates:
-        if rate != s.lr:
-            found[f"-lr of another step ({rate:.6g}) * r"] = -rate * right
-    for group, rate in segment.others:
-        if rate != s.lr:
-            found[f"-lr of another group {_of(group)} * r"] = -rate * right
-    return found
+    return found | rates(segment, "-lr * r", -right)

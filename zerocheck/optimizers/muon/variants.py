@@ -12,6 +12,7 @@ from zerocheck_reference.muon import EPS
 
 from ... import causes as bugs
 from ...floating_point import BF16, Enclosure, U, rounded
+from ..inputs import other_rates, scaled
 from ..specification import Segment, UpdateElements
 from . import bounds
 from .bounds import MuonScalars
@@ -116,10 +117,11 @@ def _of_parameter(segment: Segment) -> Named:
         other, apart = bounds.orthogonal(bounds.direction(elements, buffer, changed), s, e.parts)
         yield name, bounds.stepped(e, other, apart, s, rate=rate)
     yield from _of_decay(segment, update, off, rate)
-    for other_rate in segment.rates:
-        if other_rate != s.lr:
-            changed_rate = rate / s.lr * other_rate if s.lr else 0.0
-            yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, with_(rate=changed_rate, lr=other_rate)
+    for cause, other_rate in other_rates(segment):
+        changed_rate = rate / s.lr * other_rate if s.lr else 0.0
+        yield cause, with_(rate=changed_rate, lr=other_rate)
+    for option in scaled(segment, "weight_decay"):
+        yield bugs.OPTION_SCALED, with_(**option)
     for group, other_rate in segment.others:
         factor = adjusted(e.shape, s.adjustment)
         for decay in dict.fromkeys((s.weight_decay, group.weight_decay)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from ...case.schema import Group
-from ..inputs import gradients
+from ..inputs import factors, gradients, rates
 from ..specification import Equation, Segment
 
 
@@ -67,6 +67,8 @@ def _decays(segment: Segment) -> Mapping[str, float]:
         "(1 - momentum) * weight_decay": (1 - s.momentum) * s.weight_decay,
         "lr * weight_decay": s.lr * s.weight_decay,
     }
+    for words, factor in factors(segment) if s.weight_decay else ():
+        found[f"weight_decay {words}"] = s.weight_decay * factor
     for group, _ in segment.others:
         if group.weight_decay != s.weight_decay:
             found[f"weight_decay of another group {_of(group)}"] = group.weight_decay
@@ -141,10 +143,4 @@ def _rates(segment: Segment) -> Mapping[str, float]:
         "-1 (without lr)": -1.0,
         "-2 * lr (updated twice)": -2 * s.lr,
     }
-    for rate in segment.rates:
-        if rate != s.lr:
-            found[f"-lr of another step ({rate:.6g})"] = -rate
-    for group, rate in segment.others:
-        if rate != s.lr:
-            found[f"-lr of another group {_of(group)}"] = -rate
-    return found
+    return found | rates(segment, "-lr", -1.0)

@@ -13,6 +13,7 @@ import torch
 from ... import causes as bugs
 from ...floating_point import BF16, Enclosure, Format, U, all_inside, rounded
 from ..coupled_decay import decayed, product
+from ..inputs import other_rates, scaled
 from ..specification import Segment
 from . import bounds
 from .bounds import SGDScalars
@@ -160,9 +161,10 @@ def _of_momentum(segment: Segment) -> Named:
 
 def _of_rates(segment: Segment) -> Named:
     s = segment.scalars
-    for rate in segment.rates:
-        if rate != s.lr:
-            yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, _result(segment, s._replace(lr=rate))
+    for cause, rate in other_rates(segment):
+        yield cause, _result(segment, s._replace(lr=rate))
+    for option in scaled(segment, "weight_decay"):
+        yield bugs.OPTION_SCALED, _result(segment, s._replace(**option))
     for group, rate in segment.others:
         for other in (s._replace(lr=rate), s._replace(lr=rate, weight_decay=group.weight_decay)):
             if other != s:
