@@ -216,7 +216,7 @@ def violated(pool: Pool, fault: str, case: Case, obligation: str) -> Violation:
 
 FAULTS = [
     (
-        "publishing:PublishedRounded",
+        "ownership:PublishedRounded",
         CASE,
         "publish",
         bugs.COPIES_ROUNDED_TO_BF16,
@@ -224,14 +224,14 @@ FAULTS = [
         "to bf16",
     ),
     (
-        "publishing:GatherStale",
+        "ownership:GatherStale",
         CASE,
         "publish",
         bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,
         "every rank computes with the parameters of the step before",
     ),
     (
-        "exports:ExportRounded",
+        "checkpoints:ExportRounded",
         RESUMED,
         "export",
         bugs.ROUNDED_TO_BF16,

@@ -35,11 +35,25 @@ TOKENS = msgspec.structs.replace(
 
 
 class Undeclared(BuiltImplementation):
-    """DDP with torch's defaults: buffers are those of rank 0."""
+    """DDP with torch's defaults, which send the buffers of rank 0."""
 
     def build(self, model: nn.Module, case: Case, mesh: Any) -> Built:
         wrapped = DistributedDataParallel(model, process_group=mesh.get_group())
         return Built(wrapped, torch.optim.AdamW(groups(model, case)))
+
+
+class Sends(Undeclared):
+    """Sends the buffers of rank 0 by itself, and declares nothing."""
+
+    def build(self, model: nn.Module, case: Case, mesh: Any) -> Built:
+        built = super().build(model, case, mesh)
+        built.model.broadcast_buffers = False  # type: ignore[assignment]
+        return built
+
+    def train_step(self, step: Step) -> StepReport:
+        for buffer in self.built.model.buffers():
+            dist.broadcast(buffer, 0)
+        return super().train_step(step)
 
 
 class Summed(Undeclared):
@@ -86,7 +100,7 @@ def _judged(observe: Callable[..., Observed], kind: type, case: Case) -> Judgeme
 @pytest.mark.parametrize(
     ("kind", "case", "words"),
     [
-        (Undeclared, CASE, ("buffers='rank0'",)),
+        (Sends, CASE, ("buffers='rank0'",)),
         (Summed, CASE, ("average='sum'",)),
         (Tokens, TOKENS, ("weight='token'",)),
         (Halved, CASE, ()),

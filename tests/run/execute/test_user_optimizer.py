@@ -87,7 +87,7 @@ def test_an_implementation_may_say_which_it_has(run: RunsOf) -> None:
 
 def test_another_optimizer_than_that_of_the_cases_is_refused(run: RunsOf) -> None:
     with pytest.raises(UsageError, match="Normalized, whose state has 'step', 'momentum', and no"):
-        run(RIGHT, optimizer=LION)
+        run(RIGHT, optimizer=LION, world_sizes=(2, 3), max_cases=4)
 
 
 @pytest.mark.parametrize(
