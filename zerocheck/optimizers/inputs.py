@@ -49,11 +49,14 @@ def scaled(segment: Segment, *options: str) -> Iterator[dict[str, float]]:
             yield from ({option: value * factor} for _, factor in factors(segment))
 
 
-def other_rates(segment: Segment) -> Iterator[tuple[str, float]]:
-    """Iterate over (cause, learning rate) of rates that a step may be given in place of its own."""
+def other_rates(segment: Segment) -> Iterator[tuple[str, str, float]]:
+    """Iterate over (cause, words, learning rate) of rates that a step may have but for its own."""
     lr = segment.scalars.lr
-    yield from ((bugs.LEARNING_RATE_OF_ANOTHER_STEP, one) for one in segment.rates if one != lr)
-    yield from ((bugs.OPTION_SCALED, lr * one) for _, one in factors(segment) if lr)
+    for rate in segment.rates:
+        if rate != lr:
+            yield bugs.LEARNING_RATE_OF_ANOTHER_STEP, f"of another step ({rate:.6g})", rate
+    for words, factor in factors(segment) if lr else ():
+        yield bugs.OPTION_SCALED, words, lr * factor
 
 
 def rates(segment: Segment, right: str, unit: float) -> dict[str, float]:
@@ -61,12 +64,8 @@ def rates(segment: Segment, right: str, unit: float) -> dict[str, float]:
 
     right: name of the right one; unit: what it is where the rate is 1.
     """
-    lr = segment.scalars.lr
-    found = {f"{right} with lr {words}": unit * lr * one for words, one in factors(segment)}
-    for rate in segment.rates:
-        if rate != lr:
-            found[f"{right} with lr of another step ({rate:.6g})"] = unit * rate
+    found = {f"{right} with lr {words}": unit * rate for _, words, rate in other_rates(segment)}
     for group, rate in segment.others:
-        if rate != lr:
+        if rate != segment.scalars.lr:
             found[f"{right} with lr of another group ({group.pattern!r})"] = unit * rate
     return found

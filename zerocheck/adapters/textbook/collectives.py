@@ -27,11 +27,11 @@ class FlatSpec(NamedTuple):
     names: tuple[str, ...]
     partition: Partition
     dtype: str
-    """Of what is computed with."""
+    """Dtype of what is computed with."""
     reduced: str
-    """Of gradients."""
+    """Dtype of gradients."""
     updated: str
-    """Of what the optimizer updates, and of its states."""
+    """Dtype of what the optimizer updates, and of its states."""
     masters: bool
     """True if that is not what is computed with."""
 

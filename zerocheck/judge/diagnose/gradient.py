@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import isnan
 
 import torch
 from torch.utils.checkpoint import CheckpointError
@@ -115,8 +116,9 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
 
     def known(*kinds: Callable[[ReductionSetting], Iterator[KnownWeights]]) -> Iterator[Candidate]:
         for one in (one for kind in kinds for one in kind(its)):
-            if one.factor == one.factor:
-                made = [times(evidence, one.factor)]
+            factor = one.factor
+            if not isnan(factor):
+                made = [times(evidence, factor)]
             else:
                 holders = range(1 if one.alike else its.ranks)
                 made = [weighted(evidence, one.on(rank)) for rank in holders]

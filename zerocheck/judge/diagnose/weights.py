@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
-from ...case.mesh import Mesh
+from ...case.mesh import AxisName, Mesh
 from ...machine.hosts import Hosts, RankPlace, places
 
 Groups = Mapping[int, Sequence[int]]
-"""Of each rank, the ranks whose gradients it has."""
+"""Ranks whose gradients a rank has, by that rank."""
 
 
 class ReductionSetting(NamedTuple):
@@ -40,16 +40,6 @@ class ReductionSetting(NamedTuple):
         """Right weights, (ranks, microbatches) in float64."""
         return torch.ones(self.ranks, self.microbatches, dtype=torch.float64)
 
-    def size(self, axis: str) -> int:
-        """Return the size of a mesh axis, 1 without it."""
-        has = self.mesh is not None and self.mesh.has(axis)  # type: ignore[arg-type]
-        return self.mesh.size(axis) if has else 1  # type: ignore[union-attr,arg-type]
-
-    def along(self, axis: str) -> Groups:
-        """Return the groups of ranks along a mesh axis that there is."""
-        assert self.mesh is not None
-        return {r: self.mesh.group(r, axis) for r in range(self.mesh.world_size)}  # type: ignore[arg-type]
-
 
 class KnownWeights(NamedTuple):
     """Weights that a known bug gives."""
@@ -67,6 +57,11 @@ class KnownWeights(NamedTuple):
         weights = self.on(0)
         one = float(weights.reshape(-1)[0])
         return one if self.alike and bool((weights == one).all()) else math.nan
+
+
+def _along(mesh: Mesh, axis: AxisName) -> Groups:
+    """Return the groups of ranks along an axis that the mesh has."""
+    return {rank: mesh.group(rank, axis) for rank in range(mesh.world_size)}
 
 
 def _alike(cause: str, words: str, weights: torch.Tensor) -> KnownWeights:
@@ -190,9 +185,11 @@ def of_ranks(s: ReductionSetting) -> Iterator[KnownWeights]:
 
 def of_replicas(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients of R replicas of S ranks: a sum or division missing over an axis."""
-    if s.mesh is None or not s.mesh.has("replicate"):
+    mesh, count = s.mesh, s.microbatches
+    if mesh is None or not mesh.has("replicate"):
         return
-    replicas, shards, count = s.size("replicate"), s.size("shard"), s.microbatches
+    replicas, shards = mesh.size("replicate"), mesh.size("shard")
+    within, across = _along(mesh, "shard"), _along(mesh, "replicate")
     for letter, number, other, over, under in (
         ("R", replicas, "shard", bugs.GRADIENT_TIMES_R, bugs.GRADIENT_OVER_R),
         ("S", shards, "replicate", bugs.GRADIENT_TIMES_S, bugs.GRADIENT_OVER_S),
@@ -202,28 +199,28 @@ def of_replicas(s: ReductionSetting) -> Iterator[KnownWeights]:
         if number > 1:
             yield _alike(over, f"{words} large: {summed}", s.ones * number)
             yield _alike(under, f"{words} small: it is divided by that twice", s.ones / number)
-    for cause, words, axis, missing in (
+    for cause, words, groups, missing in (
         (
             bugs.NOT_REDUCED_OVER_REPLICAS,
             f"each replica of {shards} ranks has a gradient of its own: it was never reduced over "
             "the replicate axis",
-            "shard",
+            within,
             replicas,
         ),
         (
             bugs.NOT_REDUCED_OVER_SHARDS,
             f"each rank has the sum over its {replicas} replicas: it was never reduced over the "
             "shard axis",
-            "replicate",
+            across,
             shards,
         ),
     ):
         for each, more in (
             (missing if s.mean else 1, ""),
-            (1, f", and is divided by {s.mesh.world_size} all the same"),
+            (1, f", and is divided by {mesh.world_size} all the same"),
         ):
             if missing > 1:
-                yield _in_groups(cause, words + more, s.along(axis), s.ones, each=each)
+                yield _in_groups(cause, words + more, groups, s.ones, each=each)
     if count == 1 or replicas == 1:
         return
     words = f"only the last of {count} microbatches is reduced over the replicate axis"
@@ -232,7 +229,7 @@ def of_replicas(s: ReductionSetting) -> Iterator[KnownWeights]:
 
         def on(rank: int, before: float = before) -> torch.Tensor:
             weights = s.ones * 0
-            weights[list(s.along("shard")[rank]), :-1] = before
+            weights[list(within[rank]), :-1] = before
             weights[:, -1] = 1.0
             return weights
 
@@ -243,7 +240,7 @@ def of_tensor_parallel(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients with a surplus sum over tp or division by it. None without tp."""
     if s.mesh is None or not s.mesh.has("tp"):
         return
-    count, world, ranks = s.size("tp"), s.mesh.world_size, s.mesh.data_parallel_size
+    count, world, ranks = s.mesh.size("tp"), s.mesh.world_size, s.mesh.data_parallel_size
     words = f"the gradient is T = {count} times too"
     yield _alike(
         bugs.GRADIENT_TIMES_T,
@@ -277,7 +274,7 @@ def of_hosts(s: ReductionSetting) -> Iterator[KnownWeights]:
         return
     yield from _on_hosts(s, ranks, dict.fromkeys(range(s.ranks), range(s.ranks)), "")
     if s.mesh is not None and s.mesh.has("replicate"):
-        yield from _on_hosts(s, ranks, s.along("shard"), " over the shard axis")
+        yield from _on_hosts(s, ranks, _along(s.mesh, "shard"), " over the shard axis")
 
 
 def _on_hosts(

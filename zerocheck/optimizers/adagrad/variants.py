@@ -148,7 +148,7 @@ def _of_states(segment: Segment, made: _Step) -> Named:
 def _of_options(segment: Segment, made: _Step) -> Named:
     s, role = segment.scalars, segment.role
     if role == "parameter":
-        for cause, rate in other_rates(segment):
+        for cause, _, rate in other_rates(segment):
             yield cause, made.with_(lr=rate)
         for option in scaled(segment, "weight_decay", "eps"):
             yield bugs.OPTION_SCALED, made.with_(**option)

@@ -145,7 +145,7 @@ def _of_parameter(segment: Segment) -> Iterator[tuple[str, Enclosure]]:
     yield bugs.NO_BIAS_CORRECTION, with_(correction1=1.0, correction2=1.0)
     yield bugs.EPS_INSIDE_THE_ROOT, _update(segment, (v / s.correction2 + s.eps).sqrt())
     yield bugs.EPS_BEFORE_THE_BIAS_CORRECTION, with_(eps=s.eps / s.correction2**0.5)
-    for cause, rate in other_rates(segment):
+    for cause, _, rate in other_rates(segment):
         yield cause, with_(lr=rate)
     for option in scaled(segment, "weight_decay", "eps"):
         yield bugs.OPTION_SCALED, with_(**option)

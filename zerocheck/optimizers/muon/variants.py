@@ -117,7 +117,7 @@ def _of_parameter(segment: Segment) -> Named:
         other, apart = bounds.orthogonal(bounds.direction(elements, buffer, changed), s, e.parts)
         yield name, bounds.stepped(e, other, apart, s, rate=rate)
     yield from _of_decay(segment, update, off, rate)
-    for cause, other_rate in other_rates(segment):
+    for cause, _, other_rate in other_rates(segment):
         changed_rate = rate / s.lr * other_rate if s.lr else 0.0
         yield cause, with_(rate=changed_rate, lr=other_rate)
     for option in scaled(segment, "weight_decay"):

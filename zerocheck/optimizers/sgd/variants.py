@@ -161,7 +161,7 @@ def _of_momentum(segment: Segment) -> Named:
 
 def _of_rates(segment: Segment) -> Named:
     s = segment.scalars
-    for cause, rate in other_rates(segment):
+    for cause, _, rate in other_rates(segment):
         yield cause, _result(segment, s._replace(lr=rate))
     for option in scaled(segment, "weight_decay"):
         yield bugs.OPTION_SCALED, _result(segment, s._replace(**option))

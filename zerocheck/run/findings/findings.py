@@ -104,8 +104,7 @@ class Findings:
                 # A crash or hang has causes only once it is traced.
                 if common or violation is None or not (bug.causes or causes):
                     bug.cases += 1
-                    bug.shown.append(WrongCase.of(finished.case, violation))
-                    self.of_last.append(bug)
+                    self._show(bug, finished, violation)
                     if bug.suspicion:
                         bug.reproduce(common, finished, violation)
                         return [bug]
@@ -117,16 +116,19 @@ class Findings:
         if violation is not None and issue is None:
             for bug in self._faintly(finished, violation):
                 bug.cases += 1
-                bug.shown.append(WrongCase.of(finished.case, violation))
-                self.of_last.append(bug)
+                self._show(bug, finished, violation)
                 telling = not violation.faint and bug.narrow(causes, finished, violation)
                 return [bug] if telling else []
         words = words_of(finished, violation)
         bug = Bug(finished.implementation, status, violation, causes, finished, issue, words=words)
-        bug.shown.append(WrongCase.of(finished.case, violation))
         self.bugs.append(bug)
-        self.of_last.append(bug)
+        self._show(bug, finished, violation)
         return [bug]
+
+    def _show(self, bug: Bug, finished: CaseFinished, violation: Violation | None) -> None:
+        """Note that the last case shows a bug."""
+        bug.shown.append(WrongCase.of(finished.case, violation))
+        self.of_last.append(bug)
 
     def _faintly(self, finished: CaseFinished, violation: Violation) -> Iterator[Bug]:
         """Iterate over bugs of the same kind that a violation belongs to whatever its causes are.
