@@ -7,12 +7,15 @@ from .registry import cause
 NORM_TIMES_ROOT_R = cause(
     "norm x sqrt(R)",
     of=("clip",),
+    says="it is sqrt({replicas}) times too large: each of the {replicas} replicas was counted",
     shows="The norm is sqrt(R) times too large on R replicas.",
     usual="The squares of every replica are summed.",
 )
 NORM_TIMES_ROOT_W = cause(
     "norm x sqrt(W)",
     of=("clip",),
+    says="it is sqrt({world}) times too large: what ranks hold alike was counted once for "
+    "each of the {world} ranks",
     shows="The norm is sqrt(W) times too large.",
     usual="Squares of gradients that all ranks hold alike are summed over ranks.",
 )
@@ -31,30 +34,36 @@ NORM_TIMES_W = cause(
 LOCAL_NORM = cause(
     "local norm",
     of=("clip",),
+    says="it is the norm of this rank's own shard alone",
     shows="The norm is that of the rank's own shard.",
     usual="The norm is not reduced over ranks.",
 )
 SUM_OF_LOCAL_NORMS = cause(
     "sum of local norms",
     of=("clip",),
+    says="it is the sum of the norms of the ranks' shards, not the root of the sum of their "
+    "squares",
     shows="The norm is the sum of the norms of the shards.",
     usual="Norms are summed in place of their squares.",
 )
 MEAN_OF_LOCAL_NORMS = cause(
     "mean of local norms",
     of=("clip",),
+    says="it is the mean of the norms of the ranks' shards",
     shows="The norm is the mean of the norms of the shards.",
     usual="A logger's average is used as the norm.",
 )
 LARGEST_LOCAL_NORM = cause(
     "largest local norm",
     of=("clip",),
+    says="it is the largest of the norms of the ranks' shards",
     shows="The norm is the largest one of a shard.",
     usual="The reduction for the infinity norm is used for every norm.",
 )
 ANOTHER_NORM = cause(
     "another norm",
     of=("clip",),
+    says="it is the norm for another p",
     shows="The norm is that for another p.",
     usual="The order of the norm is not passed on.",
 )
@@ -67,24 +76,28 @@ NORM_WITHOUT_ROOT = cause(
 NORM_OF_NOTHING = cause(
     "norm of nothing",
     of=("clip",),
+    says="no gradient was read",
     shows="The norm is 0.",
     usual="Gradients are read from an attribute that does not exist, and none is found.",
 )
 NORM_OF_ONE_DTYPE = cause(
     "norm of one dtype",
     of=("clip",),
+    says="it is the norm of the gradients of one dtype, the others are left out",
     shows="The norm leaves out the gradients of all dtypes but one.",
     usual="Gradients are grouped by dtype, and one group is used.",
 )
 NORM_BEFORE_UNSCALING = cause(
     "norm before unscaling",
     of=("clip",),
+    says="it is that of the gradient before it was divided by the loss scale",
     shows="The norm is larger by the loss scale.",
     usual="The gradient is clipped before the loss scale is divided out.",
 )
 NORM_OF_ANOTHER_STEP = cause(
     "norm of another step",
     of=("clip",),
+    says="it is the norm of the step before",
     shows="The norm is that of an earlier step.",
     usual="It is cached, or a buffer of it is not cleared.",
 )

@@ -7,6 +7,7 @@ from .registry import cause, family
 GRADIENT_TIMES_W = cause(
     "gradient x W",
     of=("gradient", "update"),
+    says="the optimizer was given the gradient times the number of ranks",
     shows="The gradient is W times too large on W ranks.",
     usual="It is summed over ranks and never divided by their number.",
     attributed=r"every .* counts \S+ times \((.* = )?[WS] = |the gradient times W in",
@@ -14,6 +15,7 @@ GRADIENT_TIMES_W = cause(
 GRADIENT_OVER_W = cause(
     "gradient / W",
     of=("gradient", "update"),
+    says="the optimizer was given the gradient divided by the number of ranks",
     shows="The gradient is W times too small on W ranks.",
     usual="It is divided by the number of ranks twice, in the loss and in the reduction.",
     attributed=r"every .* counts \S+ times \((.* = )?1/[WS] = |the gradient over W in",
@@ -127,6 +129,7 @@ MEAN_OVER_TOKENS = cause(
 LOCAL_GRADIENT_ONLY = cause(
     "local gradient only",
     of=("gradient", "update"),
+    says="the optimizer was given the local gradient of one rank",
     shows="Each rank holds its own local gradient.",
     usual="The gradient is never reduced over ranks.",
     attributed=r"own gradient( alone, counted|;|$)|not reduced over|one rank's gradient in",
@@ -203,6 +206,7 @@ ONE_MICROBATCH_NOT_REDUCED = cause(
 GRADIENT_OF_THE_PREVIOUS_STEP = cause(
     "gradient of the previous step",
     of=("gradient", "update"),
+    says="the optimizer was given the gradient of the step before",
     shows="The gradient is that of the step before.",
     usual="A parameter that is not used keeps its buffer, or a copy is taken before the new "
     "gradient is there.",
@@ -294,6 +298,7 @@ USES_ADDED_IN = family(
 UNINITIALISED_MEMORY = cause(
     "uninitialised memory",
     of=("gradient", "clip", "loss", "publish", "update"),
+    says="memory that was never written was read (zerocheck fills it with NaN)",
     shows="Values are NaN, with which zerocheck fills memory that nobody wrote.",
     usual="A buffer is allocated empty, and its padding or a shard is read before it is written.",
     attributed=r"is NaN",
@@ -302,6 +307,8 @@ SEED_FOR_ALL = cause(
     "seed for all",
     of=("gradient", "loss"),
     tier=3,
+    says="its random numbers (dropout masks) are those of another rank or step, though the "
+    "harness seeds no two alike: the generator was seeded again",
     shows="Ranks draw the same dropout masks.",
     usual="Every rank is seeded with the same number.",
 )
@@ -329,6 +336,8 @@ PARTS_IN_ANOTHER_ORDER = cause(
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
     of=("gradient", "update"),
+    says="the optimizer was given the gradient of parameters that are not contiguous in the order "
+    "of memory, or took it so",
     shows="Elements of transposed parameters stand in the order of memory.",
     usual="A gradient is flattened by its storage and read by its index, or the other way round.",
 )

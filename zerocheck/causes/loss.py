@@ -7,18 +7,21 @@ from .registry import cause
 SAMPLES_OF_ANOTHER_RANK = cause(
     "samples of another rank",
     of=("loss",),
+    says="it is that of another rank's samples",
     shows="The loss is that of another rank's samples.",
     usual="The sampler has the wrong rank or number of ranks.",
 )
 SAMPLES_OF_ANOTHER_MICROBATCH = cause(
     "samples of another microbatch",
     of=("loss",),
+    says="it is that of another microbatch's samples",
     shows="The loss is that of another microbatch's samples.",
     usual="Microbatches are read in another order.",
 )
 EVALUATION_MODE = cause(
     "evaluation mode",
     of=("loss",),
+    says="it is that of a model in evaluation mode",
     shows="The loss is that of a model in evaluation mode.",
     usual="model.train() is not called on the wrapped module.",
 )

@@ -7,6 +7,7 @@ from .registry import cause
 COPIES_OF_THE_PREVIOUS_STEP = cause(
     "copies of the previous step",
     of=("publish",),
+    says="they are those of the step before: the update was not sent",
     shows="Copies are the parameters of the step before.",
     usual="The update is not sent, or the gather comes before it.",
     attributed=r"(is|are) (that|those) [^;]*, one step earlier",
@@ -14,6 +15,7 @@ COPIES_OF_THE_PREVIOUS_STEP = cause(
 COPIES_ROUNDED_TO_BF16 = cause(
     "copies rounded to bf16",
     of=("publish", "loss"),
+    says="they are the updated ones rounded to bf16",
     shows="Copies are the updated parameters rounded to bf16.",
     usual="Parameters are gathered in bf16 and kept.",
     attributed=r"rounded to bf16",

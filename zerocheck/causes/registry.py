@@ -22,6 +22,8 @@ class Cause:
     """Its appearance in what was observed, one sentence."""
     usual: str
     """The usual reason, one sentence."""
+    says: str = ""
+    """What a violation with this cause says of it; fields in braces: see `said`."""
     tier: int = 1
     """1: the bug was computed and compared; 2: asked where no cause of tier 1 explains the
     violation; 3: a hint where nothing else does."""
@@ -54,6 +56,7 @@ def cause(
     *,
     shows: str,
     usual: str,
+    says: str = "",
     of: tuple[str, ...] = (),
     tier: int = 1,
     aliases: tuple[str, ...] = (),
@@ -66,6 +69,7 @@ def cause(
             of=of,
             shows=shows,
             usual=usual,
+            says=says,
             tier=tier,
             aliases=aliases,
             attributed=attributed,
@@ -121,6 +125,12 @@ def find(text: str) -> Cause | None:
     """Return the cause of this text or older text, or None."""
     found = _BY_TEXT.get(text)
     return None if found is None else found[1]
+
+
+def said(texts: Iterable[str], **fields: object) -> dict[str, str]:
+    """Return what a violation says of each of its causes, where there is something to say."""
+    found = ((text, find(text)) for text in texts)
+    return {text: one.says.format(**fields) for text, one in found if one is not None and one.says}
 
 
 def current(text: str) -> str:

@@ -7,6 +7,7 @@ from .registry import cause
 NOT_LOADED = cause(
     "not loaded",
     of=("roundtrip",),
+    says="it is what the model had before the load",
     shows="Parameters are as before the load.",
     usual="Names do not match, and mismatches are ignored.",
     attributed=r"(?<!frozen parameter)(?<![\])]) (is|are) (that|those) of the model before",
@@ -14,6 +15,7 @@ NOT_LOADED = cause(
 MOMENTS_LOST = cause(
     "moments lost",
     of=("roundtrip",),
+    says="it is 0",
     shows="Moments are 0 after the load.",
     usual="The optimizer's state is not saved, or its load is lazy.",
     attributed=r"^(?!.*step count).*(exp_avg|momentum_buffer|mean)[^;]*(?<!\]) (is|are) 0(;|$)",
@@ -21,6 +23,7 @@ MOMENTS_LOST = cause(
 OPTIMIZER_STATE_LOST = cause(
     "optimizer state lost",
     of=("roundtrip",),
+    says="the optimizer's states and step count are 0",
     shows="Moments and step count are 0 after the load.",
     usual="The optimizer is built again after the load.",
     attributed=r"^(?=.*(exp_avg|buffer)[^;]* (is|are) 0(;|$))(?=.*step count of [^;]* is 0,)",
@@ -28,6 +31,7 @@ OPTIMIZER_STATE_LOST = cause(
 STATE_OF_AN_EARLIER_STEP = cause(
     "state of an earlier step",
     of=("roundtrip",),
+    says="it is that of an earlier step",
     shows="The state is that of an earlier step.",
     usual="The checkpoint is written from a stale copy.",
     attributed=r"(is|are) (that|those) [^;]* steps? earlier",
@@ -35,6 +39,7 @@ STATE_OF_AN_EARLIER_STEP = cause(
 STATE_OF_A_LATER_STEP = cause(
     "state of a later step",
     of=("roundtrip",),
+    says="it is that of a later step, taken while the checkpoint was written",
     shows="The state is that of a later step.",
     usual="Training goes on while the checkpoint is written.",
     attributed=r"(is|are) (that|those) [^;]* steps? later",
@@ -42,6 +47,7 @@ STATE_OF_A_LATER_STEP = cause(
 TENSORS_EXCHANGED = cause(
     "tensors exchanged",
     of=("roundtrip", "export"),
+    says="it is that of another parameter of the same size",
     shows="Two tensors of equal size changed places.",
     usual="Tensors are matched by position and not by name.",
     attributed=r"[a-z]\S* have changed places|(the saved ones?|that the shards hold) of [^;]",
@@ -49,6 +55,7 @@ TENSORS_EXCHANGED = cause(
 ELEMENTS_SHIFTED = cause(
     "elements shifted",
     of=("roundtrip",),
+    says="every element stands some places away",
     shows="Every element stands some places away.",
     usual="Padding of the flat buffer is saved with it.",
     attributed=r"elements? further (on|back) in",
@@ -56,6 +63,7 @@ ELEMENTS_SHIFTED = cause(
 SHARDS_IN_ANOTHER_ORDER = cause(
     "shards in another order",
     of=("roundtrip",),
+    says="stretches of the saved tensors stand in other places",
     shows="Stretches of the saved tensors stand in other places.",
     usual="Shards are joined in another order than they were cut.",
     attributed=r"in another order of shards|elements? further (on|back) in|no regular order",
@@ -63,6 +71,7 @@ SHARDS_IN_ANOTHER_ORDER = cause(
 DIMS_TRANSPOSED = cause(
     "dims transposed",
     of=("roundtrip",),
+    says="it is the saved one transposed",
     shows="A tensor is the saved one transposed.",
     usual="It is saved by its storage and loaded by its shape.",
     attributed=r"transposed|order of its memory|that of its memory",
@@ -70,6 +79,7 @@ DIMS_TRANSPOSED = cause(
 REPLICAS_SUMMED = cause(
     "replicas summed",
     of=("roundtrip",),
+    says="it is the saved one times the number of ranks that saved",
     shows="A tensor is the saved one times the number of ranks that saved.",
     usual="Copies are summed when shards are merged.",
     attributed=r"times \d+ \(the number of ranks",
@@ -77,6 +87,7 @@ REPLICAS_SUMMED = cause(
 STEP_COUNT_LOST = cause(
     "step count lost",
     of=("roundtrip",),
+    says="the step count is 0",
     shows="The step count is 0 after the load.",
     usual="It is not saved with the moments.",
     attributed=r"^(?!.*(exp_avg|momentum_buffer|mean)).*step count of [^;]* is 0,",
@@ -84,6 +95,7 @@ STEP_COUNT_LOST = cause(
 STEP_COUNT_OF_AN_EARLIER_STEP = cause(
     "step count of an earlier step",
     of=("roundtrip",),
+    says="the step count is that of an earlier step",
     shows="The step count is that of an earlier step.",
     usual="It is saved before it moves.",
     attributed=r"step count of [^;]*(one less|steps? earlier),",
@@ -91,6 +103,7 @@ STEP_COUNT_OF_AN_EARLIER_STEP = cause(
 OPTIMIZER_STEPPED_BY_THE_LOAD = cause(
     "optimizer stepped by the load",
     of=("roundtrip",),
+    says="the step count is one ahead",
     shows="The step count is one ahead after the load.",
     usual="State is made by a step before the load.",
     attributed=r"^(?!.*steps? later).*step count of [^;]* one more,",
@@ -98,6 +111,7 @@ OPTIMIZER_STEPPED_BY_THE_LOAD = cause(
 MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ = cause(
     "max_exp_avg_sq from exp_avg_sq",
     of=("roundtrip",),
+    says="max_exp_avg_sq is exp_avg_sq",
     shows="max_exp_avg_sq is exp_avg_sq.",
     usual="amsgrad's maximum is not saved and begins again.",
     attributed=r"max_exp_avg_sq [^;]* holds? exp_avg_sq",
@@ -105,6 +119,7 @@ MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ = cause(
 FROZEN_PARAMETER_NOT_LOADED = cause(
     "frozen parameter not loaded",
     of=("roundtrip",),
+    says="only frozen parameters are wrong; they are as before the load",
     shows="Only frozen parameters are wrong, and as before the load.",
     usual="Checkpoints are written from what the optimizer has.",
     attributed=r"(every frozen parameter|\(frozen\)) (is|are) (that|those) of the model before",
@@ -112,6 +127,7 @@ FROZEN_PARAMETER_NOT_LOADED = cause(
 PART_NOT_LOADED = cause(
     "part not loaded",
     of=("roundtrip",),
+    says="part of it is as before the load",
     shows="A part of a parameter is as before the load.",
     usual="Shards of a rank that is gone are not read.",
     attributed=r"(\]|ranges|shards? of [^;]*) (is|are) (that|those) of the model before the load",
@@ -119,6 +135,7 @@ PART_NOT_LOADED = cause(
 PART_OF_THE_MOMENTS_LOST = cause(
     "part of the moments lost",
     of=("roundtrip",),
+    says="part of it is 0",
     shows="A part of the moments is 0 after the load.",
     usual="Shards of a rank that is gone are not read.",
     attributed=r"(exp_avg|momentum_buffer|mean)[^;]*(\]|ranges|shards? of [^;]*) (is|are) 0(;|$)",
@@ -126,6 +143,7 @@ PART_OF_THE_MOMENTS_LOST = cause(
 ELEMENTS_MOVED_OTHERS_0 = cause(
     "elements moved, others 0",
     of=("roundtrip",),
+    says="its elements are in other places of the tensor, and the rest is 0",
     shows="Elements are in other places of the tensor, and the rest is 0.",
     usual="A shard is copied to the front of the whole tensor.",
     attributed=r"^(?=.*elements? further (on|back) in)(?=.* (is|are) 0(;|$))",

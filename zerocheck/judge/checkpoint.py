@@ -11,6 +11,7 @@ import torch
 from .. import causes as bugs
 from ..case.schema import Case
 from ..case.segments import end_of
+from ..causes.registry import said
 from ..protocol.verdicts import Explanation, Violation, merge_violations, with_attribution
 from .assemble import Observation
 from .attribution.carried import data_position, loaded_buffers, loss_scale, random_states
@@ -20,7 +21,6 @@ from .attribution.saving import changed_by_saving
 from .compare import different_bits, same_bits
 from .diagnose.named import if_named, named
 from .diagnose.resume import (
-    SENTENCES,
     ResumeEvidence,
     Wrong,
     causes,
@@ -220,7 +220,7 @@ def _step_violation(
     names: tuple[str, ...],
 ) -> Violation:
     place = layout.places[wrong_steps[0]]
-    explanation = Explanation.of(names, SENTENCES, f"{text}: {place.name}")
+    explanation = Explanation.of(names, said(names), f"{text}: {place.name}")
     return Violation(
         obligation="roundtrip",
         step=saved.step,
@@ -242,7 +242,7 @@ def _role_violation(
 ) -> Violation:
     element = int(wrong.different.nonzero()[0])
     _, index = layout.at(element)
-    explanation = Explanation.of(names, SENTENCES, text)
+    explanation = Explanation.of(names, said(names), text)
     return Violation(
         obligation="roundtrip",
         step=saved.step,

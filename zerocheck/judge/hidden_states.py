@@ -25,7 +25,7 @@ from ..protocol.verdicts import Explanation, Violation
 from .assemble import RoleState
 from .compare import Misfit, compare, describe
 from .diagnose.unwritten import unwritten
-from .diagnose.update import causes, explanation, unchanged
+from .diagnose.update import explanation, fitting, unchanged
 from .expected import Expected
 from .hidden import as_shown
 from .layout import KernelRange, ParameterLayout
@@ -253,9 +253,9 @@ class HiddenStates:
             return unwritten("parameter holds NaN")
         names = self._causes(part, update, after, misfit)
         if torch.equal(misfit.observed[outside], before[outside]):
-            return unchanged(self._rule, "parameter", names)
+            return unchanged("parameter", names)
         if names:
-            return explanation(self._rule, "parameter", names)
+            return explanation("parameter", names)
         name = self._rule.name
         return Explanation(
             f"parameter is not what {name} can give from the parameter before and the gradient"
@@ -278,15 +278,19 @@ class HiddenStates:
             role="parameter",
             observed=after.parameter[asked].double(),
             elements=UpdateElements(before, gradient.middle, _middles(states), _middles(later)),
-            scalars=s,
+            options=self.recipe.options,
+            group=groups[part.group],
+            lr=update.lr[part.group],
             step=part.key,
+            reading=self.readings[0],
             rates=self.recipe.rates[part.group],
             others=[(o, update.lr[n]) for n, o in enumerate(groups) if n != part.group],
             since=part.key,
             microbatches=self.recipe.microbatches,
             wider=optimizer.range(before, states, gradient, s).bound,
         )
-        names = list(causes(optimizer, [segment]))
+        found = fitting(optimizer, [segment])
+        names = list(dict.fromkeys(one.cause for one in found if one.cause))
         for name, wrong in update.others():
             other = gradient._replace(middle=self.recipe.signed(wrong[asked].double()))
             wanted = optimizer.range(before, states, other, s)

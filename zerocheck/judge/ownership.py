@@ -7,12 +7,13 @@ from typing import Protocol
 
 from .. import causes as bugs
 from ..case.mesh import Mesh
+from ..causes.registry import said
 from ..contract.shard import Role
 from ..errors import did_you_mean
 from ..machine.hosts import Hosts
 from ..protocol.observations import Entry, Point
 from ..protocol.verdicts import Explanation, Violation
-from .diagnose.ownership import SENTENCES, Tiling, of_nothing, of_replicas, of_shapes, of_tiling
+from .diagnose.ownership import Tiling, of_nothing, of_replicas, of_shapes, of_tiling
 from .layout import ParameterLayout
 
 Key = tuple[int, int, tuple[tuple[int, int], ...] | None]
@@ -270,7 +271,7 @@ def _violation(
     text: str,
     causes: tuple[str, ...],
 ) -> Violation:
-    explanation = Explanation.of(causes, SENTENCES, text)
+    explanation = Explanation.of(causes, said(causes), text)
     return Violation(
         obligation="ownership",
         step=step,

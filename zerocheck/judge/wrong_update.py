@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import torch
 
-from ..optimizers.specification import Reading, Segment, UpdateRule
+from ..optimizers.specification import Change, Reading, Segment, SegmentStep, UpdateRule
 from ..protocol.verdicts import Explanation, Violation
 from . import vectors
 from .attribution.guard import guarded
 from .attribution.tensors import tensors
-from .attribution.update import copies, edits, reruns
 from .compare import describe
 from .diagnose.memory_order import orders_of
-from .diagnose.named import if_named, named
+from .diagnose.named import if_named
 from .diagnose.unwritten import unwritten
-from .diagnose.update import causes, explanation, unchanged
+from .diagnose.update import copies, explanation, fitting, in_words, unchanged
 from .layout import ParameterLayout, ParameterPlace
 from .pieces import Positions, pieces
 from .recipe import Update, UpdateRecipe, WrongRole
@@ -41,6 +40,7 @@ class WrongUpdate:
         self.readings = readings
         self.update = update
         self.step = step
+        self._found: dict[tuple[str, tuple[str, ...]], tuple[Change, ...]] = {}
 
     def violations(self, failed: Sequence[WrongRole]) -> list[Violation]:
         """Return the violation of each role that is wrong.
@@ -69,7 +69,7 @@ class WrongUpdate:
         )
 
     def _attribution(self, failed: Sequence[WrongRole]) -> str:
-        """Say which edits of the optimizer's equation give the wrong tensors of one role."""
+        """Say which changes of the optimizer's step give the wrong tensors of one role."""
         role = failed[0].role
         found: dict[str, list[ParameterPlace]] = {}
         every = 0
@@ -104,28 +104,29 @@ class WrongUpdate:
             e = segment.elements
             return e.parameter if wrong.role == "parameter" else e.old[wrong.role]
 
-        right = [dict(rule.enclosures(s.elements, s.scalars))[wrong.role] for s in segments]
+        taken = [SegmentStep(rule, one).take() for one in segments]
+        right = [one for one in taken if one is not None]
         text = copies(segments, [before(one) for one in segments], right)
         if text:
             return text
-        for reading in self._readings(rule):
-            of = [self._read(one, wrong, reading) for one in segments]
-            found = ", or ".join([*(edit.words for edit in edits(rule, of)), *reruns(rule, of)])
+        return in_words(self._fitting(wrong, places))
+
+    def _fitting(self, wrong: WrongRole, places: Sequence[ParameterPlace]) -> tuple[Change, ...]:
+        """Return the changes that give these tensors, under the most exact reading that has any."""
+        key = wrong.role, tuple(place.name for place in places)
+        rule = wrong.part.rule
+        for reading in self._readings(rule) if key not in self._found else ():
+            segments = self._segments(wrong, places)
+            found = fitting(rule, (one._replace(reading=reading) for one in segments))
             if found:
-                return found
-        return ""
+                self._found[key] = found
+                break
+        return self._found.setdefault(key, ())
 
     def _readings(self, rule: UpdateRule) -> Sequence[Reading]:
         """Return the readings under which causes are looked for, the most exact one first."""
         every = rule.whole or rule.itself
         return self.readings[rule.name] if every else self.readings[rule.name][:1]
-
-    def _read(self, segment: Segment, wrong: WrongRole, reading: Reading) -> Segment:
-        """Return a segment with its scalars under another reading."""
-        rule, part, _ = wrong.part
-        lr = self.update.lr[part.group]
-        scalars = self.recipe.scalars(rule, part.group, lr=lr, step=part.key, reading=reading)
-        return segment._replace(scalars=scalars)
 
     def _wrong_places(self, wrong: WrongRole) -> list[ParameterPlace]:
         """Return the tensors with an element outside."""
@@ -145,19 +146,12 @@ class WrongUpdate:
             before = before[wrong.part.range.elements]
         outside = wrong.misfit.outside
         rule = wrong.part.rule
-        names: tuple[str, ...] = ()
-        if named():
-            places = self._wrong_places(wrong)
-            for reading in self._readings(rule):
-                segments = self._segments(wrong, places)
-                names = causes(rule, (self._read(one, wrong, reading) for one in segments))
-                if names:
-                    break
+        fits = self._fitting(wrong, self._wrong_places(wrong))
+        names = tuple(dict.fromkeys(one.cause for one in fits if one.cause))
         if torch.equal(observed[outside], before[outside].to(torch.float64)):
-            as_before = unchanged(rule, wrong.role, names)
-            return as_before if named() else Explanation(as_before.text)
+            return unchanged(wrong.role, names)
         if names:
-            return explanation(rule, wrong.role, names)
+            return explanation(wrong.role, names)
         return Explanation(
             f"{wrong.role} is not what {rule.name} gives from the state before and the gradient"
         )
@@ -200,14 +194,11 @@ class WrongUpdate:
             parameter_after=float64(after.parameter, elements),
             since=self.step + 1,
             microbatches=recipe.microbatches,
-            scalars=recipe.scalars(
-                rule,
-                part.group,
-                lr=update.lr[part.group],
-                step=part.key,
-                reading=self.readings[rule.name][0],
-            ),
+            options=recipe.options,
+            group=recipe.options.groups[part.group],
+            lr=update.lr[part.group],
             step=part.key,
+            reading=self.readings[rule.name][0],
             rates=recipe.rates[part.group],
             ranks=recipe.ranks,
             others=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -224,6 +225,10 @@ class Hunt:
         )
 
 
+SOLVED = frozenset(("update",))
+"""Obligations whose causes are found by solving: of these attribution and causes are one."""
+
+
 def rubric(fault: Fault) -> str:
     """Return the regular expression that the attribution of a fault must match, "" for none.
 
@@ -232,6 +237,8 @@ def rubric(fault: Fault) -> str:
     """
     if fault.attributed:
         return fault.attributed
+    if fault.obligation in SOLVED:
+        return "|".join(map(re.escape, fault.causes))
     found = [find(text) for text in fault.causes]
     return next((one.attributed for one in found if one is not None and one.attributed), "")
 
@@ -243,4 +250,9 @@ def _attribution(outcome: Outcome, fault: Fault) -> str:
         return ""
     every = [part for one in judgement.violations for part in (one, *one.parts)]
     chosen = [one for one in every if one.obligation == fault.obligation] or every[:1]
-    return "; ".join(dict.fromkeys(one.attribution for one in chosen if one.attribution))
+    parts = [
+        part
+        for one in chosen
+        for part in (one.attribution, *(one.causes if one.obligation in SOLVED else ()))
+    ]
+    return "; ".join(dict.fromkeys(part for part in parts if part))

@@ -2,8 +2,8 @@
 
 - `adagrad/`: Adagrad and RMSprop
 - `adamw/`: AdamW, and Adam
+- `changes.py`: changes of a step: other inputs, options and states
 - `coupled_decay.py`: weight decay that is added to the gradient, with its round-off
-- `inputs.py`: gradients that a step may be given in place of the right one
 - `muon/`: Muon for matrices, with AdamW for all else
 - `sgd/`: SGD with momentum
 - `specification.py`: interface of an optimizer

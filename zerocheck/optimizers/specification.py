@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from msgspec.structs import replace
 
 from zerocheck_reference import OptimizerOptions, OptimizerState
 
@@ -63,23 +65,27 @@ class UpdateElements(NamedTuple):
 class Segment(NamedTuple):
     """Inputs and results of an update for the wrong tensors of one parameter group.
 
-    role: which is wrong; observed: its values after the update; scalars: see
-    `OptimizerSpecification`; unclipped: the gradient before clipping; previous: what it was to be
-    in the step before; step: number of the update; rates: learning rates of this group at other
-    steps; others: other groups, with their learning rates; since: steps since the case began;
-    microbatches: of each step; wider: what is not known of each result, where states are hidden;
-    in_memory: the gradient with the elements of parameters that are not contiguous in the order of
-    memory, and the other way round; gradients: (cause, gradient) of known mistakes in a reduction;
-    parameter_after: as it was observed; ranks: numbers of ranks that it may be sharded over.
+    role: which is wrong; observed: its values after the update; options, group, lr, step, reading:
+    what scalars are made of, the number of the update among them; rates: learning rates of this
+    group at other steps; others: other groups, with their learning rates; unclipped: the gradient
+    before clipping; previous: what it was to be in the step before; since: steps since the case
+    began; microbatches: of each step; wider: what is not known of each result, where states are
+    hidden; in_memory: the gradient with the elements of parameters that are not contiguous in the
+    order of memory, and the other way round; gradients: (cause, gradient) of known mistakes in a
+    reduction; parameter_after: as it was observed; ranks: numbers of ranks that it may be sharded
+    over.
     """
 
     role: str
     observed: torch.Tensor
     elements: UpdateElements
-    scalars: Any
+    options: Optimizer
+    group: Group
+    lr: float
     step: int
-    rates: Sequence[float]
-    others: Sequence[tuple[Group, float]]
+    reading: Reading
+    rates: Sequence[float] = ()
+    others: Sequence[tuple[Group, float]] = ()
     unclipped: torch.Tensor | None = None
     previous: torch.Tensor | None = None
     since: int = 0
@@ -91,20 +97,63 @@ class Segment(NamedTuple):
     ranks: Sequence[int] = ()
 
 
-class Equation(NamedTuple):
-    """Line of the step that gives one role, as a sum of terms with coefficients.
+class Change(NamedTuple):
+    """One thing that a step may have done otherwise, and what it would have given."""
 
-    The right line, or one in which an input or the form of a term is replaced.
-    """
+    cause: str
+    """The known bug that it is, "" for none."""
+    words: str
+    """As the end of a sentence: "with weight decay twice"."""
+    made: Callable[[], Enclosure | None]
+    """Encloses the role of the segment; None if such a step does not have it."""
 
-    replaced: str
-    """Input or form that is replaced, in words; "" for the right line."""
-    terms: Mapping[str, torch.Tensor]
-    """Terms by their names in words, float64."""
-    right: Mapping[str, float]
-    """Right coefficient of each term; 0 of a term that must not be in it."""
-    coefficients: Mapping[str, Mapping[str, float]]
-    """Other coefficients that each term may have, by their names in words."""
+
+class SegmentStep:
+    """Step of a segment, to be taken with something else than what it should read."""
+
+    def __init__(self, rule: UpdateRule, segment: Segment) -> None:
+        self.rule, self.segment = rule, segment
+        self.elements, self.role = segment.elements, segment.role
+        self.scalars = self.with_()
+
+    def with_(
+        self,
+        *,
+        options: Optimizer | None = None,
+        lr: float | None = None,
+        step: int | None = None,
+        **group: Any,
+    ) -> Any:
+        """Return the scalars with other options, or with other fields of the group."""
+        one = self.segment
+        return self.rule.scalars(
+            replace(one.group, **group),
+            options or one.options,
+            lr=one.lr if lr is None else lr,
+            step=step or one.step,
+            reading=one.reading,
+        )
+
+    def take(
+        self, scalars: Any = None, *, role: str | None = None, rounds: float = 0.0, **elements: Any
+    ) -> Enclosure | None:
+        """Enclose a role after the step. role: None for that of the segment.
+
+        scalars: None for the right ones; elements: fields of UpdateElements that are others;
+        rounds: roundings of the parameter, before and after, that this form of the step has more.
+        """
+        e = self.elements._replace(**elements)
+        scalars = self.scalars if scalars is None else scalars
+        asked = role or self.role
+        made = next((one for name, one in self.rule.enclosures(e, scalars) if name == asked), None)
+        if made is None or not rounds:
+            return made
+        more = rounds * e.format.u * (self.elements.parameter.abs() + made.exact.abs())
+        return Enclosure(made.exact, made.bound + more)
+
+    def change(self, cause: str, words: str, scalars: Any = None, **changed: Any) -> Change:
+        """Return a change, with what `take` is given for it."""
+        return Change(cause, words, partial(self.take, scalars, **changed))
 
 
 class Interval(NamedTuple):
@@ -195,6 +244,8 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """True if a step is judged one parameter after the other; False if all elements at once."""
     itself: bool
     """True if its reference is the optimizer itself, run unsharded; False if its equations are."""
+    couples_decay: bool
+    """True if weight decay is added to the gradient; False if it shrinks the parameter."""
     recovers: bool
     """True if the gradient of a step can be recovered from its states."""
     counts_in_tensor: bool
@@ -250,20 +301,8 @@ class UpdateRule(OptimizerSpecification, Protocol):
     def enclosures(self, elements: UpdateElements, scalars: Any) -> Iterator[tuple[str, Enclosure]]:
         """Enclose what a step computes, in its order, from what was observed; parameter last."""
 
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with each known mistake: (cause, enclosure)."""
-
-    def equations(self, segment: Segment) -> Iterator[Equation]:
-        """Iterate over the line that gives the segment's role, the right one first.
-
-        Then with one input replaced by another that exists, or one operation moved.
-        """
-
-    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose the segment's role after a step with one thing changed: (in words, enclosure).
-
-        Of an optimizer that is its own reference, and has no equations.
-        """
+    def changes(self, step: SegmentStep) -> Iterator[Change]:
+        """Iterate over the changes that this rule alone may have, beyond `changes.py`."""
 
     def recovered(
         self,
@@ -309,6 +348,7 @@ class OneRule:
     """Base of optimizers that update every parameter alike."""
 
     itself = False
+    couples_decay = True
     one_by_one = False
     recovers = True
     counts_in_tensor = True
@@ -342,10 +382,6 @@ class OneRule:
     def state_shape(self: UpdateRule, role: str, dims: int) -> StateShape | None:
         """Return the parameter's shape."""
         return WHOLE if role in self.states else None
-
-    def reruns(self: UpdateRule, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Return nothing: equations say what was changed."""
-        return iter(())
 
     def read_group(self: UpdateRule, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a case that a group has by the same names."""

@@ -9,14 +9,18 @@ import torch
 from muon_steps import GROUP, MUON, drawn, elements, options_of, segment, step
 
 from zerocheck import causes as bugs
-from zerocheck.judge.attribution.update import edits
-from zerocheck.judge.diagnose.update import causes
+from zerocheck.judge.diagnose.update import fitting
+from zerocheck.optimizers.specification import Segment
 from zerocheck_reference import adjusted, orthogonalized
 
 SHAPE = (18, 6)
 Update = Callable[[torch.Tensor], torch.Tensor]
 KEPT = 1 - GROUP.lr * GROUP.weight_decay
 RATE = GROUP.lr * adjusted(SHAPE, "original")
+
+
+def _causes(found: Segment) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.cause for one in fitting(MUON, [found])))
 
 
 def _whole(d: torch.Tensor) -> torch.Tensor:
@@ -34,12 +38,12 @@ def _by_columns(d: torch.Tensor) -> torch.Tensor:
 
 PARAMETER: list[tuple[str, Update, str]] = [
     (bugs.ORTHOGONALIZED_BY_SHARD, _by_shard, ""),
-    (bugs.ORTHOGONALIZED_BY_SHARD, _by_columns, "shard by shard, 2 along dim 1"),
+    (bugs.ORTHOGONALIZED_BY_SHARD, _by_columns, "each shard of 2 along dim 1 orthogonalized alone"),
     (bugs.SCALE_OF_THE_SHARD, lambda d: _whole(d) / adjusted(SHAPE, "original"), ""),
     (
         bugs.SCALE_OF_THE_TRANSPOSED_MATRIX,
         lambda d: _whole(d) / adjusted(SHAPE, "original"),
-        "r of the transposed matrix",
+        "the shape of the transposed matrix",
     ),
     (
         bugs.ANOTHER_ADJUSTMENT,
@@ -55,7 +59,7 @@ PARAMETER: list[tuple[str, Update, str]] = [
     (
         bugs.ORTHOGONALIZED_IN_ANOTHER_DTYPE,
         lambda d: RATE * orthogonalized(d, dtype=torch.float32),
-        "in fp32",
+        "in fp32, and not in bf16",
     ),
     (
         bugs.ANOTHER_NUMBER_OF_ITERATIONS,
@@ -75,9 +79,9 @@ def test_a_wrong_parameter(cause: str, update: Update, words: str) -> None:
     rate = 1.5 if cause == bugs.LEARNING_RATE_OF_ANOTHER_STEP else 1.0
     after = p * (1 - rate * GROUP.lr * GROUP.weight_decay) - update(d)
     found = segment("parameter", after, elements(p, g, b, buffer), options)
-    assert cause in causes(MUON, [found])
+    assert cause in _causes(found)
     if words and rate == 1.0:
-        assert any(words in one.words for one in edits(MUON, [found]))
+        assert any(words in one.words for one in fitting(MUON, [found]))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_another_input(
     _, buffer = step(p, g, b, GROUP, options)
     after = p * KEPT - _whole(change(g, b, buffer))
     found = segment("parameter", after, elements(p, g, b, buffer), options)
-    named = causes(MUON, [found])
+    named = _causes(found)
     assert cause in named and len(named) <= 2
 
 
@@ -116,8 +120,7 @@ def test_a_wrong_decay(cause: str, kept: float) -> None:
     _, buffer = step(p, g, b, GROUP, options)
     after = p * kept - _whole(g.lerp(buffer, options.momentum))
     found = segment("parameter", after, elements(p, g, b, buffer), options)
-    assert cause in causes(MUON, [found])
-    assert edits(MUON, [found])
+    assert cause in _causes(found)
 
 
 def _buffers(p: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -137,7 +140,7 @@ def test_a_wrong_buffer(cause: str) -> None:
     p, g, b = drawn(SHAPE, 3, torch.float32)
     wrong = _buffers(p, g, b)[cause]
     found = segment("momentum_buffer", wrong, elements(p, g, b, wrong), options)
-    assert causes(MUON, [found]) == (cause,)
+    assert _causes(found) == (cause,)
 
 
 def test_the_fault_of_torch_in_bf16_is_named() -> None:
@@ -145,8 +148,8 @@ def test_the_fault_of_torch_in_bf16_is_named() -> None:
     p, g, b = drawn(SHAPE, 4, torch.bfloat16)
     _, buffer = step(p, g, b, GROUP, options)
     found = segment("momentum_buffer", buffer, elements(p, g, b, buffer), options)
-    assert causes(MUON, [found]) == (bugs.MOMENTUM_NORMALIZED,)
-    assert any("divided by its norm" in one.words for one in edits(MUON, [found]))
+    assert _causes(found) == (bugs.MOMENTUM_NORMALIZED,)
+    assert any("divided by its norm" in one.words for one in fitting(MUON, [found]))
 
 
 def test_a_right_step_has_no_cause() -> None:
@@ -155,4 +158,4 @@ def test_a_right_step_has_no_cause() -> None:
         p, g, b = drawn(SHAPE, seed, torch.float32)
         after, buffer = step(p, g, b, GROUP, options)
         found = segment("parameter", after, elements(p, g, b, buffer), options)
-        assert causes(MUON, [found]) == ()
+        assert _causes(found) == ()

@@ -11,6 +11,7 @@ from zerocheck import causes as bugs
 from zerocheck.case.schema import Group, Optimizer
 from zerocheck.floating_point import Format
 from zerocheck.judge.compare import compare
+from zerocheck.judge.diagnose.update import fitting
 from zerocheck.optimizers import OPTIMIZERS
 from zerocheck.optimizers.specification import Reading, Segment, UpdateElements
 from zerocheck.optimizers.unsharded.optimizer import Unsharded
@@ -109,17 +110,14 @@ def _causes(before: Held, role: str, wrong: torch.Tensor) -> set[str]:
         role=role,
         observed=observed,
         elements=_elements(before),
-        scalars=rule.scalars(GROUP, options, lr=GROUP.lr, step=COUNT + 1, reading="estimated"),
+        options=options,
+        group=GROUP,
+        lr=GROUP.lr,
         step=COUNT + 1,
-        rates=[GROUP.lr],
-        others=[],
+        reading="estimated",
         ranks=(2,),
     )
-    return {
-        cause
-        for cause, enclosure in rule.variants(segment)
-        if compare(observed, enclosure)[1] is None
-    }
+    return {change.cause for change in fitting(rule, [segment])}
 
 
 def test_a_mean_of_the_means_of_unequal_shards() -> None:

@@ -12,8 +12,9 @@ import torch
 from msgspec.structs import replace
 
 from ... import causes as bugs
+from ...causes.registry import said
 from ...judge.compare import different_bits
-from ...judge.diagnose.publish import SENTENCES, causes
+from ...judge.diagnose.publish import causes
 from ...judge.obligation import Checked, ObligationCheck
 from ...optimizers import STATES
 from ...protocol.verdicts import Violation
@@ -141,7 +142,7 @@ def _known(
         earlier = context.fetch(wrong[0], what.replace(AFTER, BEFORE, 1), wrong[1])
     found = causes(theirs[where], ours[where], None if earlier is None else earlier[where])
     if found != (bugs.COPIES_DIFFER,):
-        return found, text + "".join(f"; {SENTENCES[o]}" for o in found if o in SENTENCES)
+        return found, text + "".join(f"; {one}" for one in said(found).values())
     updates = [one for one in context.verdicts[wrong[0]].violations if one.obligation == "update"]
     if updates and updates[0].causes:
         text += f"; in this step, on rank {wrong[0]}: {updates[0].explanation}"

@@ -13,9 +13,9 @@ import msgspec
 import torch
 
 from ... import causes as bugs
+from ...causes.registry import said
 from ...contract.shard import Shard
 from ...drive.recorder import entry_of
-from ...judge.diagnose.publish import SENTENCES
 from ...judge.obligation import Checked, ObligationCheck
 from ...protocol.verdicts import Violation
 from ..record.digests import PartDigest, WholeDigest, digest_of, whole_of, wrong_ranges
@@ -114,7 +114,7 @@ def _violation(
     )
     cause = bugs.COPIES_OF_THE_PREVIOUS_STEP if stale else bugs.COPIES_DIFFER
     if stale:
-        text += f"; {SENTENCES[cause]}"
+        text += f"; {said((cause,))[cause]}"
     if before:
         text = f"before the step, {text}; they parted earlier"
     return msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """Attribution: what wrong values are made of, without a list of known bugs.
 
-A gradient is solved for as a combination of what exists, an update as an edit of the optimizer's
-equation, and copies are looked up by value, bit for bit. What is said is verified on every element.
+A gradient is solved for as a combination of what exists, an update as a change of the optimizer's
+step, and copies are looked up by value, bit for bit. What is said is verified on every element.
 Nothing is computed unless an obligation is violated.
 
 - `by_use.py`: attribution of the gradient of a parameter that a forward uses several times
@@ -31,7 +31,6 @@ Nothing is computed unless an obligation is violated.
 - `table.py`: table of weights: the linear combination of known vectors that an observed one is
 - `tensors.py`: words for a set of tensors: their class, or their names
 - `transformed.py`: transformed forms of the right values: 0, rounded, scaled, offset or negated
-- `update.py`: attribution of a wrong update: the edit of the optimizer's equation that gives it
 - `values.py`: values by bit pattern: named vectors, and the places where they have given bits
 - `vector.py`: provenance of the wrong elements of one flat vector
 - `wrong_gradient.py`: sentence of what a wrong reduced gradient is made of

@@ -23,7 +23,7 @@
   terms of the sum over ranks, or its result
 - `tensor_parallel.py`: causes of errors of tensor parallelism: pieces of a wrong axis
 - `unwritten.py`: NaN from memory that was never written: ranks of a case fill such memory with it
-- `update.py`: known causes of a wrong update: AdamW with one thing changed, each compared
+- `update.py`: changes of the optimizer's step that give a wrong update
 - `weights.py`: known bugs as weights of local gradients: some count too often, too little, or not
   at all
 """

@@ -10,17 +10,6 @@ from ... import causes as bugs
 from ...floating_point import Enclosure, U
 from ..compare import compare, exactly
 
-SENTENCES = {
-    bugs.BUFFERS_LOCAL: "they were never sent from rank 0",
-    bugs.BUFFERS_OF_RANK_0: "every rank holds those of rank 0",
-    bugs.BUFFERS_SENT: "rank 0 sends its own before the forward",
-    bugs.BUFFERS_SENT_EACH: "rank 0 sends its own before each forward",
-    bugs.BUFFERS_AVERAGED: "they were averaged over ranks",
-    bugs.BUFFERS_ROUNDED_TO_BF16: "they were rounded to bf16",
-    bugs.BUFFERS_NOT_UPDATED: "they are those of the step before",
-}
-
-
 SENT = {
     "local": bugs.BUFFERS_LOCAL,
     "rank0": bugs.BUFFERS_SENT,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
+from ...causes.registry import said
 from ...floating_point import Enclosure, Format, U
 from ...protocol.verdicts import Explanation
 from .. import bounds
@@ -129,7 +130,7 @@ def sentence_of(cause: str, norm: Norm, kind: str) -> str:
     """Return a cause of this norm in words; an empty text if it has none."""
     if cause == bugs.NORM_WITHOUT_SOME_PARAMETERS:
         return f"it is the norm without those of {', '.join(left_out(norm, kind))}"
-    return SENTENCES.get(cause, "").format(world=norm.world_size, replicas=norm.replicas)
+    return said((cause,), world=norm.world_size, replicas=norm.replicas).get(cause, "")
 
 
 def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
@@ -170,27 +171,6 @@ def _norm_of(elements: torch.Tensor, kind: str) -> float:
     if kind == "inf":
         return float(elements.abs().max())
     return float(torch.linalg.vector_norm(elements, dtype=torch.float64))
-
-
-SENTENCES = {
-    bugs.LOCAL_NORM: "it is the norm of this rank's own shard alone",
-    bugs.SUM_OF_LOCAL_NORMS: "it is the sum of the norms of the ranks' shards, not the root of the "
-    "sum of their squares",
-    bugs.MEAN_OF_LOCAL_NORMS: "it is the mean of the norms of the ranks' shards",
-    bugs.LARGEST_LOCAL_NORM: "it is the largest of the norms of the ranks' shards",
-    bugs.NORM_OF_ANOTHER_STEP: "it is the norm of the step before",
-    bugs.ANOTHER_NORM: "it is the norm for another p",
-    bugs.NORM_BEFORE_UNSCALING: "it is that of the gradient before it was divided by the loss "
-    "scale",
-    bugs.NORM_OF_NOTHING: "no gradient was read",
-    bugs.NORM_OF_ONE_DTYPE: "it is the norm of the gradients of one dtype, the others are left out",
-    bugs.NORM_TIMES_ROOT_W: "it is sqrt({world}) times too large: what ranks hold alike was "
-    "counted once for each of the {world} ranks",
-    bugs.NORM_TIMES_ROOT_R: "it is sqrt({replicas}) times too large: each of the {replicas} "
-    "replicas was counted",
-    bugs.UNINITIALISED_MEMORY: "memory that was never written was read (zerocheck fills it with "
-    "NaN)",
-}
 
 
 def clip_causes(

@@ -13,14 +13,6 @@ from .placement import moved, orders
 
 Losses = Sequence[Sequence[float]]
 
-SENTENCES = {
-    bugs.SAMPLES_OF_ANOTHER_RANK: "it is that of another rank's samples",
-    bugs.SAMPLES_OF_ANOTHER_MICROBATCH: "it is that of another microbatch's samples",
-    bugs.EVALUATION_MODE: "it is that of a model in evaluation mode",
-    bugs.SEED_FOR_ALL: "its random numbers (dropout masks) are those of another rank or step, "
-    "though the harness seeds no two alike: the generator was seeded again",
-}
-
 
 def same(observed: Losses, expected: Losses, tolerance: float = 0.0) -> bool:
     """Return True if every observed loss is the expected one, NaN and infinity included.

@@ -32,28 +32,6 @@ class Tiling(NamedTuple):
     replicated: Mesh | None = None
 
 
-SENTENCES = {
-    bugs.SHARDS_OVERLAP: "elements belong to two ranks",
-    bugs.TWICE_ON_ONE_RANK: "one rank has the same elements twice",
-    bugs.SAME_SHARD_ON_EVERY_RANK: "every rank holds the same part of each tensor, as if it were "
-    "one and the same rank",
-    bugs.SHARD_OF_THE_LOCAL_RANK: "each rank holds what belongs to the rank whose number is its "
-    "own on its host: the "
-    "local rank was taken for the rank",
-    bugs.REMAINDER_DROPPED: "of every tensor the last n mod W elements are left out",
-    bugs.RANK_LEFT_OUT: "what is missing belongs to a rank that shows nothing",
-    bugs.PADDED_SHAPE: "dim 0 is rounded up to a multiple of W: the padding is counted",
-    bugs.EMPTY_PARAMETER_LEFT_OUT: "it has no elements, but it is a parameter",
-    bugs.PARAMETER_LEFT_OUT: "no rank has it",
-    bugs.UNTIED: "it is an alias of a tied parameter, which has become a parameter of its own",
-    bugs.STATE_OF_A_FROZEN_PARAMETER: "an optimizer has it",
-    bugs.CUT_OVER_THE_REPLICATE_AXIS: "ranks of one replica hold the same: it is sharded over the "
-    "replicate axis, and replicated over the shard axis",
-    bugs.CUT_OVER_ALL_RANKS: "every rank holds other elements: it is sharded over all ranks, and "
-    "not over the shard axis alone",
-}
-
-
 def of_tiling(tiling: Tiling) -> tuple[str, ...]:
     """Find all causes of elements that are held by no rank, or by too many."""
     masks = {name: _masks(tiling, name) for name in tiling.shapes if tiling.held.get(name)}

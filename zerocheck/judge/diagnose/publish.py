@@ -8,12 +8,6 @@ from ... import causes as bugs
 from ..compare import same_bits
 from .unwritten import unwritten
 
-SENTENCES = {
-    bugs.UNINITIALISED_MEMORY: "a copy holds NaN: memory that was never written was read",
-    bugs.COPIES_OF_THE_PREVIOUS_STEP: "they are those of the step before: the update was not sent",
-    bugs.COPIES_ROUNDED_TO_BF16: "they are the updated ones rounded to bf16",
-}
-
 
 def causes(
     copies: torch.Tensor, owned: torch.Tensor, earlier: torch.Tensor | None

@@ -24,32 +24,6 @@ from ..layout import ParameterLayout, ParameterPlace
 from ..recipe import UpdateRecipe
 from ..state import State
 
-SENTENCES = {
-    bugs.ELEMENTS_MOVED_OTHERS_0: "its elements are in other places of the tensor, and the rest "
-    "is 0",
-    bugs.NOT_LOADED: "it is what the model had before the load",
-    bugs.MOMENTS_LOST: "it is 0",
-    bugs.OPTIMIZER_STATE_LOST: "the optimizer's states and step count are 0",
-    bugs.STATE_OF_AN_EARLIER_STEP: "it is that of an earlier step",
-    bugs.STATE_OF_A_LATER_STEP: "it is that of a later step, taken while the checkpoint was "
-    "written",
-    bugs.MOMENTS_SWAPPED: "two states of the optimizer changed places",
-    bugs.ROUNDED_TO_BF16: "it is the saved one rounded to bf16",
-    bugs.TENSORS_EXCHANGED: "it is that of another parameter of the same size",
-    bugs.ELEMENTS_SHIFTED: "every element stands some places away",
-    bugs.SHARDS_IN_ANOTHER_ORDER: "stretches of the saved tensors stand in other places",
-    bugs.DIMS_TRANSPOSED: "it is the saved one transposed",
-    bugs.REPLICAS_SUMMED: "it is the saved one times the number of ranks that saved",
-    bugs.STEP_COUNT_LOST: "the step count is 0",
-    bugs.STEP_COUNT_OF_AN_EARLIER_STEP: "the step count is that of an earlier step",
-    bugs.OPTIMIZER_STEPPED_BY_THE_LOAD: "the step count is one ahead",
-    bugs.MAX_EXP_AVG_SQ_FROM_EXP_AVG_SQ: "max_exp_avg_sq is exp_avg_sq",
-    bugs.FROZEN_PARAMETER_NOT_LOADED: "only frozen parameters are wrong; they are as before the "
-    "load",
-    bugs.PART_NOT_LOADED: "part of it is as before the load",
-    bugs.PART_OF_THE_MOMENTS_LOST: "part of it is 0",
-}
-
 
 class Wrong(NamedTuple):
     """Role that is wrong after a load: flat vectors, and the mask of the wrong elements."""

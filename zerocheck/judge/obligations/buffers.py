@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from ...causes.registry import said
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Explanation, Violation
 from ..context import StepContext
-from ..diagnose.buffers import SENT, SENTENCES, causes
+from ..diagnose.buffers import SENT, causes
 from ..estimate import Tolerances
 from ..layout import Buffers
 from ..obligation import Checked, ObligationCheck
@@ -57,7 +58,7 @@ def check(
         )
         explanation = Explanation.of(
             names,
-            SENTENCES,
+            said(names),
             f"buffer {name!r} is not what the declared semantics (buffers={semantics.buffers!r}) "
             "give",
         )

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...case.mesh import Mesh
+from ...causes.registry import said
 from ...protocol.verdicts import Explanation, Violation
 from ..attribution.guard import guarded
 from ..context import StepContext
-from ..diagnose.loss import SENTENCES, Losses, causes, equal, same
+from ..diagnose.loss import Losses, causes, equal, same
 from ..diagnose.named import named
 from ..diagnose.unwritten import unwritten
 from ..estimate import Tolerances
@@ -71,7 +72,7 @@ def check(
         rng_after,
         rng_after_elsewhere,
     )
-    explanation = Explanation.of(names, SENTENCES, text)
+    explanation = Explanation.of(names, said(names), text)
     return _violation(step, tuple(bad), explanation, a, b, tolerance)
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...case.schema import Case
+from ...causes.registry import said
 from ...contract.shard import Role
 from ...protocol.verdicts import Explanation, Violation
 from ..assemble import Observation, RoleState
@@ -22,7 +23,7 @@ from ..attribution.guard import guarded
 from ..compare import different_bits
 from ..context import StepContext
 from ..diagnose.named import if_named, named
-from ..diagnose.publish import SENTENCES, causes
+from ..diagnose.publish import causes
 from ..layout import ParameterLayout
 from ..obligation import Checked, ObligationCheck
 from ..pieces import split
@@ -100,7 +101,7 @@ def _copies(
         text = "parameters are not their fp32 masters, rounded; they must be, bit for bit"
     else:
         text = f"copies of {role} differ between ranks; they must agree bit for bit"
-    explanation = Explanation.of(names, SENTENCES, text)
+    explanation = Explanation.of(names, said(names), text)
     return Violation(
         obligation="publish",
         step=step,

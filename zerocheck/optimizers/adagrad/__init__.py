@@ -1,7 +1,6 @@
 """Adagrad and RMSprop: steps divided by the root of squares, which are summed or averaged.
 
 - `bounds.py`: error bounds of a step
-- `equations.py`: lines of a step as sums of terms, with inputs replaced
+- `changes.py`: changes of a step that Adagrad or RMSprop alone may have
 - `optimizer.py`: Adagrad and RMSprop: their states, their step, and what follows from them
-- `variants.py`: known causes of a wrong update
 """

@@ -19,27 +19,14 @@ in it; the fused kernel has d and v' from before they were rounded to be stored.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from zerocheck_reference import half_ulp
 
-from ...case.schema import Group
 from ...floating_point import FP32, Enclosure, Format, U, rounded
 from ..coupled_decay import Direction, decayed, product, stored
-from ..specification import StateRole
-
-
-class SquaresRule(Protocol):
-    """Rule of Adagrad or RMSprop, as far as equations and known mistakes ask for it."""
-
-    squares: StateRole
-    """Role of the sum or the average of squares."""
-
-    def weights_of(self, group: Group) -> dict[str, float]:
-        """Return the scalars that a group has of its own, but for its learning rate."""
-        ...
 
 
 class SquareScalars(NamedTuple):

@@ -10,19 +10,18 @@ import torch
 from ...case.schema import Group, Optimizer
 from ...floating_point import Enclosure
 from ..specification import (
-    Equation,
+    Change,
     OptimizerTrial,
     OptionFields,
     Reading,
-    Segment,
+    SegmentStep,
     StateRole,
     UpdateElements,
 )
 from ..unsharded.optimizer import Unsharded
 from . import bounds
-from . import variants as known
 from .bounds import SquareScalars
-from .equations import equations
+from .changes import changes
 
 
 class DividesBySquares(Unsharded):
@@ -59,27 +58,9 @@ class DividesBySquares(Unsharded):
         else:
             yield "parameter", bounds.parameter(e.parameter, d, v, s, format)
 
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with each known mistake."""
-        return known.variants(segment, self)
-
-    def equations(self, segment: Segment) -> Iterator[Equation]:
-        """Iterate over the lines of the step, the right one first."""
-        return equations(segment, self)
-
-    def weights_of(self, group: Group) -> dict[str, float]:
-        """Return the scalars that a group has of its own, but for its learning rate."""
-        kept, taken = self._weights(group)
-        return {
-            "kept": kept,
-            "taken": taken,
-            "eps": group.eps,
-            "weight_decay": group.weight_decay,
-        }
-
-    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Return nothing: equations say what was changed."""
-        return iter(())
+    def changes(self, step: SegmentStep) -> Iterator[Change]:
+        """Iterate over the changes that this rule alone may have."""
+        return changes(step, self.squares)
 
 
 class Adagrad(DividesBySquares):

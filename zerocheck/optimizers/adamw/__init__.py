@@ -2,8 +2,7 @@
 
 - `adam.py`: Adam: AdamW on the gradient with the decay added to it
 - `bounds.py`: error bounds of a step
-- `equations.py`: lines of AdamW's step as sums of terms, with inputs replaced
+- `changes.py`: changes of a step that AdamW or Adam alone may have
 - `optimizer.py`: AdamW: its states, its step, and what follows from them
 - `ranges.py`: exact range of an update whose moments are hidden, and the moments after it
-- `variants.py`: known causes of a wrong update
 """

@@ -13,20 +13,19 @@ from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
-    Equation,
+    Change,
     Interval,
     OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    Segment,
+    SegmentStep,
     StateRole,
     UpdateElements,
 )
 from . import bounds, ranges
-from . import variants as known
 from .bounds import Scalars
-from .equations import equations
+from .changes import changes, largest
 
 STATES: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -51,6 +50,7 @@ class AdamW(OneRule):
     hidden = STATES[:2]
     counts_steps = True
     whole = False
+    couples_decay = False
     readings: tuple[Reading, ...] = ("double", "single rate", "single")
     fields = OptionFields(("lr", "beta1", "beta2", "eps", "weight_decay"), ("amsgrad", "maximize"))
 
@@ -144,16 +144,12 @@ class AdamW(OneRule):
         if "max_exp_avg_sq" in new:
             wanted = torch.maximum(old["max_exp_avg_sq"], new["exp_avg_sq"])
             yield "max_exp_avg_sq", Enclosure(wanted, torch.zeros_like(wanted))
-        second = known.largest(elements)
+        second = largest(elements)
         yield "parameter", bounds.parameter(p, new["exp_avg"], second, scalars, format)
 
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what AdamW would compute with each known mistake."""
-        return known.variants(segment)
-
-    def equations(self, segment: Segment) -> Iterator[Equation]:
-        """Iterate over the lines of AdamW's step, the right one first."""
-        return equations(segment)
+    def changes(self, step: SegmentStep) -> Iterator[Change]:
+        """Iterate over the changes that this rule alone may have."""
+        return changes(step)
 
     def recovered(
         self,

@@ -13,20 +13,19 @@ from zerocheck_reference import MuonOptions, MuonState
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
-    Equation,
+    Change,
     Interval,
     OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    Segment,
+    SegmentStep,
     StateRole,
     UpdateElements,
 )
 from . import bounds
-from . import variants as known
 from .bounds import MuonScalars
-from .equations import equations
+from .changes import changes
 
 STATES: tuple[StateRole, ...] = ("momentum_buffer",)
 
@@ -53,6 +52,7 @@ class Muon(OneRule):
     hidden: tuple[StateRole, ...] = ()
     counts_steps = False
     whole = True
+    couples_decay = False
     one_by_one = True
     readings: tuple[Reading, ...] = ("same kernels", "estimated")
     fields = OptionFields(("lr", "weight_decay"), ("momentum", "nesterov"))
@@ -121,13 +121,9 @@ class Muon(OneRule):
         )
         yield "parameter", bounds.parameter(elements, new, scalars)
 
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what Muon would compute with each known mistake."""
-        return known.variants(segment)
-
-    def equations(self, segment: Segment) -> Iterator[Equation]:
-        """Iterate over the lines of Muon's step, the right one first."""
-        return equations(segment)
+    def changes(self, step: SegmentStep) -> Iterator[Change]:
+        """Iterate over the changes that this rule alone may have."""
+        return changes(step)
 
     def recovered(
         self,

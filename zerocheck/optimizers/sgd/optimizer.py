@@ -12,20 +12,19 @@ from zerocheck_reference import SGDOptions, SGDState
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
 from ..specification import (
-    Equation,
+    Change,
     Interval,
     OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    Segment,
+    SegmentStep,
     StateRole,
     UpdateElements,
 )
 from . import bounds, ranges
-from . import variants as known
 from .bounds import SGDScalars
-from .equations import equations
+from .changes import changes
 
 STATES: tuple[StateRole, ...] = ("momentum_buffer",)
 
@@ -111,13 +110,9 @@ class SGD(OneRule):
             )
         yield "parameter", bounds.parameter(p, after, g, scalars, error, format)
 
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what SGD would compute with each known mistake."""
-        return known.variants(segment)
-
-    def equations(self, segment: Segment) -> Iterator[Equation]:
-        """Iterate over the lines of SGD's step, the right one first."""
-        return equations(segment)
+    def changes(self, step: SegmentStep) -> Iterator[Change]:
+        """Iterate over the changes that this rule alone may have."""
+        return changes(step)
 
     def recovered(
         self,

@@ -11,18 +11,19 @@ from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
 from ..specification import (
-    Equation,
+    Change,
     Interval,
     OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    Segment,
+    SegmentStep,
     StateRole,
     UpdateElements,
 )
 from ..state_shape import ShapeOf, StateShape
-from . import parts, step, variants
+from . import step
+from .changes import changes
 from .reference import UnshardedOptions, UnshardedState
 from .step import UnshardedScalars
 
@@ -194,21 +195,9 @@ class Unsharded(OneRule):
         """Enclose the states and the parameter by running the step on whole vectors."""
         yield from step.enclosures(elements, scalars).items()
 
-    def variants(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with each known mistake."""
-        yield from variants.variants(segment)
-        if self.whole:
-            yield from parts.variants(segment)
-
-    def reruns(self, segment: Segment) -> Iterator[tuple[str, Enclosure]]:
-        """Enclose what the step would compute with one thing changed, in words."""
-        yield from variants.reruns(segment)
-        if self.whole:
-            yield from parts.reruns(segment)
-
-    def equations(self, segment: Segment) -> Iterator[Equation]:
-        """Return no line: the equation is torch's."""
-        return iter(())
+    def changes(self, step: SegmentStep) -> Iterator[Change]:
+        """Iterate over the changes that its kind alone may have."""
+        return changes(step)
 
     def recovered(
         self,

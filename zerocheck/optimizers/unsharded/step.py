@@ -132,26 +132,20 @@ def run(
 def enclosures(
     e: UpdateElements,
     scalars: UnshardedScalars,
-    *,
-    gradient: torch.Tensor | None = None,
-    old: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Enclosure]:
-    """Enclose the states and the parameter after a step of some elements.
-
-    gradient, old: in place of the right ones.
-    """
+    """Enclose the states and the parameter after a step of some elements."""
     if scalars.elsewhere is not None:
-        return scalars.elsewhere(e, scalars, gradient=gradient, old=old)
+        return scalars.elsewhere(e, scalars)
     dtype = e.format.dtype
 
     def shaped(vector: torch.Tensor) -> torch.Tensor:
         return e.shaped(vector) if scalars.whole or scalars.user is not None else vector
 
     p = shaped(e.parameter.to(dtype))
-    g = shaped((e.gradient if gradient is None else gradient).to(dtype))
+    g = shaped(e.gradient.to(dtype))
     states = {
         role: shaped(state.to(state_dtype(scalars.user, role, dtype)))
-        for role, state in (e.old if old is None else old).items()
+        for role, state in e.old.items()
     }
     roles = (*scalars.shapes(p.dim()), "parameter")
 

@@ -13,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -71,20 +70,13 @@ class StepReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def enclosures(
-    e: UpdateElements,
-    scalars: UnshardedScalars,
-    *,
-    gradient: torch.Tensor | None = None,
-    old: Mapping[str, torch.Tensor] | None = None,
-) -> dict[str, Enclosure]:
+def enclosures(e: UpdateElements, scalars: UnshardedScalars) -> dict[str, Enclosure]:
     """Enclose the states and the parameter after a step, as `step.enclosures`, but elsewhere.
 
     Raises Unsupported, with the error, where the class fails on a whole parameter.
     """
     user = scalars.user
     assert user is not None
-    states = e.old if old is None else old
     request = StepRequest(
         user=user,
         directory=os.getcwd(),
@@ -99,8 +91,8 @@ def enclosures(
         strides=e.strides,
         dtype=str(e.format.dtype).removeprefix("torch."),
         parameter=_bytes(e.parameter),
-        gradient=_bytes(e.gradient if gradient is None else gradient),
-        old={role: _bytes(state) for role, state in states.items()},
+        gradient=_bytes(e.gradient),
+        old={role: _bytes(state) for role, state in e.old.items()},
     )
     reply = _asked(request)
     if reply.error:
