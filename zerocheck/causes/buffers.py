@@ -55,6 +55,13 @@ BUFFERS_NOT_UPDATED = cause(
     shows="Buffers are those of the step before.",
     usual="The forward runs on a copy of the module.",
 )
+BUFFERS_UPDATED_TWICE = cause(
+    "buffers updated twice",
+    of=("buffers",),
+    says="they are updated again where activation checkpointing computes the forward again",
+    shows="Buffers are updated twice for each forward.",
+    usual="A checkpointed block with batch norm runs again in the backward, in training mode.",
+)
 BUFFERS_DIFFER = cause(
     "buffers differ",
     of=("buffers",),

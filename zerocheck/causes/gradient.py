@@ -171,7 +171,7 @@ LAST_MICROBATCH_ONLY_TIMES_GA = cause(
 MICROBATCH_DROPPED = cause(
     "microbatch dropped",
     of=("gradient", "loss"),
-    shows="One microbatch is missing from the sum.",
+    shows="One microbatch is missing from the sum, or several.",
     usual="The first or last microbatch is outside of the accumulation, or an event is lost.",
     attributed=r"of \d+ counts? 0 times|only microbatch|it is 0: no local",
 )

@@ -143,6 +143,11 @@ class BuiltImplementation(Implementation):
         self._opaque.check(case)
         self.hides = self._opaque.hidden
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
+        self._sharded = {
+            name: one
+            for name, one in named_parameters(built.model, built.names)
+            if isinstance(one, DTensor)
+        }
 
     def train_step(self, step: Step) -> StepReport:
         if step.unfreeze:
@@ -207,8 +212,9 @@ class BuiltImplementation(Implementation):
     def unfreeze(self, names: Collection[str]) -> None:
         """Unfreeze parameters from now on; names of the unwrapped model."""
         for name, parameter in named_parameters(self.built.model, self.built.names):
-            if name in names:
-                parameter.requires_grad_(True)
+            for one in (parameter, self._sharded.get(name)) if name in names else ():
+                if one is not None:
+                    one.requires_grad_(True)
         if self.built.rewrap is not None:
             self.built = replace(self.built, model=self.built.rewrap())
 
@@ -239,8 +245,12 @@ class BuiltImplementation(Implementation):
         held = {id(one.tensor) for one in self.flats}
         held |= {id(p) for one in self.flats for p in (one.originals or {}).values()}
         for name, parameter in named_parameters(self.built.model, self.built.names):
-            if id(parameter) not in held:
-                yield name, parameter
+            if id(parameter) in held:
+                continue
+            # A module of FSDP2 that stays gathered has a copy in place of what is updated.
+            updated = self._sharded.get(name)
+            gathered = updated is not None and not isinstance(parameter, DTensor)
+            yield name, updated if updated is not None and gathered else parameter
 
     def restore(self, full: Full) -> None:
         self._opaque.check_restores()

@@ -30,6 +30,15 @@ class LastMicrobatchOnly(Zero2InParts):
         super().add(part, into.zero_())
 
 
+@fault(bugs.MICROBATCH_DROPPED, source="FunASR PR#3472", world=3, microbatches=4)
+class FirstMicrobatchOnly(Zero2InParts):
+    """Gradients are reduced after the first microbatch of a step, and not after the last."""
+
+    def add(self, part: torch.Tensor, into: torch.Tensor) -> None:
+        if not bool(into.any()):
+            super().add(part, into)
+
+
 @fault(bugs.ACCUMULATOR_RESCALED, source="MG PR#3023", world=3, microbatches=2)
 class ScaleAccumulatedShard(Zero2InParts):
     """The accumulator is divided, not what is added to it.

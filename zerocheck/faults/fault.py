@@ -65,9 +65,12 @@ OF_BYTES = ("persistent", "peak", "release")
 def fault(cause: str = "", *, source: str, **needs: Any) -> Fault:
     """Describe the fault that the class below is. needs: further fields of Fault.
 
-    Its obligation, if it is not among them, is the first under which its cause is named.
+    Its obligation, if it is not among them, is the first under which its cause is named. Raises
+    ValueError for an unknown cause, and for a fault with neither a cause nor an obligation.
     """
     named = find(cause)
+    if named is None and (cause or "obligation" not in needs):
+        raise ValueError(f"no cause is called {cause!r}" if cause else "no cause, no obligation")
     fields = {"obligation": named.of[0] if named is not None and named.of else None, **needs}
     if fields["obligation"] in OF_BYTES:
         fields.setdefault("spares", EVERY_STEP)

@@ -206,6 +206,19 @@ class BuffersRounded(Plantable, Zero3):
             buffer.copy_(buffer.bfloat16())
 
 
+@fault(
+    bugs.BUFFERS_UPDATED_TWICE, source="PT #96136", features=("block-batch-norm",),
+    without=("checkpoint",),
+)  # fmt: skip
+class StatisticsOfTheRecomputation(Ddp):
+    """Blocks with batch norm are computed again in the backward: statistics move twice."""
+
+    def __init__(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> None:
+        for block in model.get_submodule("blocks").children():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        super().__init__(model, case, mesh)
+
+
 @fault(bugs.BUFFERS_NOT_UPDATED, source="seen often", features=("block-batch-norm",))
 class BuffersForgotten(Fsdp2):
     """Buffers are reset after every step, as if never registered."""

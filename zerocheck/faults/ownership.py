@@ -24,7 +24,7 @@ from ..adapters.textbook.zero2 import Zero2
 from ..adapters.textbook.zero3 import Zero3
 from ..case.schema import Case
 from ..compat import all_gather_single
-from ..contract import Shard, Step, StepReport
+from ..contract import Built, Shard, Step, StepReport
 from .fault import fault
 from .parts import Plantable, StartsAnew, Zero3InParts
 
@@ -104,6 +104,20 @@ class NothingSharded(Ddp):
 
 
 @fault(bugs.LEFT_GATHERED, source="seen often")
+class LeftGathered(Fsdp2):
+    """Ranks hold all parameters between steps, next to the shards that the optimizer has."""
+
+    def shards(self) -> Iterator[Shard]:
+        for shard in super().shards():
+            held = self._sharded.get(shard.name)
+            whole = None if held is None or shard.role != "parameter" else held.full_tensor()
+            yield shard if whole is None else replace(shard, tensor=whole.detach(), index=None)
+
+
+@fault(
+    bugs.PARAMETERS_OF_THE_PREVIOUS_STEP, source="seen often",
+    features=("several-steps",), without=("clip",),
+)  # fmt: skip
 class NeverResharded(Plantable, Fsdp2):
     """Resharding after the backward is off, as between microbatches, and never on again."""
 
@@ -129,6 +143,19 @@ class Untied(Zero1):
                 requires_grad=model.get_parameter("head.weight").requires_grad,
             )
         super().__init__(model, case, mesh)
+
+
+@fault(bugs.UNTIED, source="verl #7834", features=("tied",))
+class UntiedByItsWrapper(Fsdp2):
+    """The model is made on the meta device, and the weights that were tied get memory each."""
+
+    def build(self, model: nn.Module, case: Case, mesh: DeviceMesh) -> Built:
+        head = model.get_submodule("head")
+        whole = model.get_parameter("head.weight")
+        copy = nn.Parameter(whole.detach().clone(), requires_grad=whole.requires_grad)
+        if case.model.tied:
+            head.weight = copy
+        return super().build(model, case, mesh)
 
 
 class GathersOthers(Zero3InParts):

@@ -41,7 +41,7 @@ from .mirrors import (
 )
 from .perturbation import rounding_otherwise
 from .precision import OWN, Computing
-from .redrawn import redrawing
+from .redrawn import computing_again
 from .uses import Use, UseNotes
 
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -355,9 +355,9 @@ class LocalRunner:
         finally:
             self._past_factor = 1.0
 
-    def redrawing(self) -> AbstractContextManager[None]:
-        """Return a context with blocks that draw again in the backward: see redrawn.py."""
-        return redrawing(self._model)
+    def computing_again(self, *, same_draws: bool) -> AbstractContextManager[None]:
+        """Return a context with blocks that are computed again in the backward: see redrawn.py."""
+        return computing_again(self._model, same_draws=same_draws)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

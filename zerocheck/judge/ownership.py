@@ -120,8 +120,12 @@ class Ownership:
             problem = tiling_fault(here, shape)
             if problem:
                 ranks = tuple(sorted({rank for rank, _ in here}))
-                problem = f"{role} {name!r}: {problem}"
-                return _violation(step, role, name, ranks, problem, of_tiling(tiling))
+                problem, found = f"{role} {name!r}: {problem}", of_tiling(tiling)
+                alias = next((a for a, of in self._layout.aliases.items() if of == name), None)
+                if alias is not None and bugs.TWICE_ON_ONE_RANK in found:
+                    problem += f": {alias!r}, which is tied to it, is a tensor of its own"
+                    found = (bugs.UNTIED,)
+                return _violation(step, role, name, ranks, problem, found)
             apart = replica_fault(by_name[name], tiling.replicated)
             if apart is not None:
                 words_, *differing = apart

@@ -1,4 +1,4 @@
-"""Reference with activation checkpointing that loses the random state: a known bug."""
+"""Reference with activation checkpointing that changes more than memory: a known bug."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 @contextmanager
-def redrawing(model: nn.Module) -> Iterator[None]:
-    """Compute each block once more in the backward, with new random numbers, within the context.
+def computing_again(model: nn.Module, *, same_draws: bool) -> Iterator[None]:
+    """Compute each block once more in the backward within the context.
 
-    Blocks are the modules of the outermost lists in the model, which wrappers checkpoint; where it
-    has no list, its children. The backward comes to them from the last to the first.
+    same_draws: with the random numbers of the forward, and not with new ones. Blocks are the
+    modules of the outermost lists in the model, which wrappers checkpoint; where it has no list,
+    its children. The backward comes to them from the last to the first.
     """
     plain = {block: block.__dict__.get("forward") for block in _blocks(model)}
     for block in plain:
-        block.forward = partial(_again, block.forward)
+        block.forward = partial(_again, block.forward, same_draws)
     try:
         yield
     finally:
@@ -44,7 +45,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return [block for one in lists for block in one] or list(model.children())
 
 
-def _again(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _again(forward: Callable[..., Any], same_draws: bool, *given: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*given, **named)
-    return checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=False, **named)
+    return checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=same_draws, **named)

@@ -17,8 +17,8 @@ from ..contract.semantics import Semantics
 from ..execution.operator_noise import REPLICAS_EACH
 from ..protocol.verdicts import Explanation, Violation
 from .assemble import Observation
-from .attribution.forwards import steps_before
-from .diagnose.loss import Losses, Replay, changed_parameters, same
+from .attribution.forwards import WHOLE, steps_before
+from .diagnose.loss import Losses, Replay, changed_parameters, equal, same
 from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import (
     REPLICAS,
@@ -98,7 +98,12 @@ class StepReplay:
 
     def redrawn(self, step: int, state: State) -> Passes:
         """Run all passes with blocks that draw other random numbers in the backward."""
-        with self.runner.redrawing():
+        with self.runner.computing_again(same_draws=False):
+            return self.passes(step, state)
+
+    def recomputed(self, step: int, state: State) -> Passes:
+        """Run all passes with blocks that are computed again in the backward, as they are."""
+        with self.runner.computing_again(same_draws=True):
             return self.passes(step, state)
 
     def past_wrapper(self, step: int, state: State, factor: float) -> Passes:
@@ -179,23 +184,41 @@ class StepReplay:
     ) -> Violation:
         """Return a violation, with the cause if one module has parameters of before.
 
-        mixtures: (steps ago, module, parameters of each rank); tolerance: that of a loss; explains:
-        True for passes that show what is wrong, next to the losses, which they always must.
+        That may be so in some microbatches, and each may have other modules of before. mixtures:
+        (steps ago, module, parameters of each rank); tolerance: that of a loss; explains: True for
+        passes that show what is wrong, next to the losses, which they always must.
         """
         losses = [rank.losses for rank in self.observation.steps(step)]
-        own = self.passes(step, state) if self.case.training.microbatches > 1 else None
+        own = self.passes(step, state)
+        every = range(len(own.losses[0]))
+        tried: list[tuple[str, str, Passes]] = [("", "", own)]
         for ago, module, parameters in mixtures:
-            passes = self.passes(step, state, parameters=parameters)
-            alike = {"": passes}
-            if own is not None:
-                alike[" in the first microbatch"] = _first_of(passes, own)
-            for when, passes in alike.items():
+            this = f"{module} has the parameters of {steps_before(ago)}"
+            stale = ago == 1 and module == WHOLE
+            cause = (
+                bugs.PARAMETERS_OF_THE_PREVIOUS_STEP if stale else bugs.MODULE_OF_AN_EARLIER_STEP
+            )
+            tried.append((cause, this, self.passes(step, state, parameters=parameters)))
+            fitting = [
+                next((one for one in tried if _alike(losses, one[2], number, tolerance)), None)
+                for number in every
+            ]
+            only_first = [tried[-1], *[tried[0]] * len(every[1:])]
+            for chosen in ([tried[-1]] * len(every), only_first, fitting):
+                found = [one for one in chosen if one is not None]
+                causes = {cause for cause, _, _ in found if cause}
+                if len(found) < len(every) or not causes:
+                    continue
+                passes = _joined([passes for _, _, passes in found])
                 if same(losses, passes.losses, tolerance) and explains(passes):
-                    words = f"; it is that of a model in which {module} has the parameters of "
+                    # Where all are stale at some time, none is gathered again after the update.
+                    stale = bugs.PARAMETERS_OF_THE_PREVIOUS_STEP in causes
+                    words = _by_microbatch([words for _, words, _ in found])
                     return replace(
                         violation,
-                        causes=(bugs.MODULE_OF_AN_EARLIER_STEP,),
-                        explanation=violation.explanation + words + steps_before(ago) + when,
+                        causes=(bugs.PARAMETERS_OF_THE_PREVIOUS_STEP,) if stale else tuple(causes),
+                        explanation=f"{violation.explanation}; it is that of a model in which "
+                        + words,
                     )
         return violation
 
@@ -224,12 +247,31 @@ class StepReplay:
         )
 
 
-def _first_of(first: Passes, rest: Passes) -> Passes:
-    """Return passes with the first microbatch of the one and all others of the other."""
+def _alike(losses: Losses, passes: Passes, number: int, tolerance: float) -> bool:
+    """Return True if the losses of a microbatch are those of the passes on every rank."""
+    pairs = zip(losses, passes.losses, strict=True)
+    return all(len(one) > number and equal(one[number], o[number], tolerance) for one, o in pairs)
+
+
+def _joined(of: Sequence[Passes]) -> Passes:
+    """Return passes with microbatch i of the i-th."""
+    gradients = [one.gradients[:, number : number + 1] for number, one in enumerate(of)]
     return dataclasses.replace(
-        rest,
-        gradients=torch.cat([first.gradients[:, :1], rest.gradients[:, 1:]], 1),
-        losses=[[a[0], *b[1:]] for a, b in zip(first.losses, rest.losses, strict=True)],
+        of[0],
+        gradients=torch.cat(gradients, 1),
+        losses=[[one.losses[r][n] for n, one in enumerate(of)] for r in range(len(of[0].losses))],
+    )
+
+
+def _by_microbatch(words: Sequence[str]) -> str:
+    """Return what is said of each microbatch, once if it is the same."""
+    if len(set(words)) == 1:
+        return words[0]
+    said = [f"{one} in microbatch {number}" for number, one in enumerate(words) if one]
+    return (
+        f"{', and '.join(said)}, and all others have their own"
+        if "" in words
+        else (", and ".join(said))
     )
 
 

@@ -58,6 +58,14 @@ def test_ranks_with_gradients_of_their_own_skip_steps_of_their_own() -> None:
     assert answer(violation("gradient"), violation("update", 1)) == ["gradient", "update"]
 
 
+def test_what_is_in_no_optimizer_keeps_its_gradient() -> None:
+    never = violation("update", 0, "never updated")
+    kept = violation("gradient", 1, "gradient of the previous step kept")
+    assert answer(never, kept) == ["update"]
+    assert answer(violation("update", 0), kept) == ["update", "gradient"]
+    assert answer(never, violation("gradient", 1)) == ["update", "gradient"]
+
+
 def _finished(*words: str, shown: Violation | None = None) -> CaseFinished:
     judgement = Judgement(
         statuses={"gradient": "violated"},

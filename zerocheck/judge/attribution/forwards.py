@@ -18,6 +18,7 @@ from .places import ranks_words
 from .values import ENOUGH
 
 Losses = Sequence[Sequence[float]]
+WHOLE = "every module"
 MOST_TENSORS = 64
 """Tensors that are taken one by one from the step before, if a model has no more. Modules too."""
 
@@ -138,15 +139,22 @@ def with_a_module_of(
     earlier: Sequence[Sequence[torch.Tensor]],
     layout: ParameterLayout,
 ) -> Iterator[tuple[int, str, Sequence[torch.Tensor]]]:
-    """Iterate over (steps ago, module, parameters in which it alone has those of that step)."""
+    """Iterate over (steps ago, module, parameters in which it has those of that step).
+
+    It alone, everything but it, and every module.
+    """
     modules = layout.modules()
     for ago, parameters in enumerate(earlier if len(modules) <= MOST_TENSORS else (), 1):
         for module, slices in modules.items():
-            mixed = [p.clone() for p in per_rank]
-            for one, old in zip(mixed, parameters, strict=True):
-                for place in slices:
-                    one[place] = old[place]
-            yield ago, module, mixed
+            alone = [p.clone() for p in per_rank]
+            others = [old.clone() for old in parameters]
+            for place in slices:
+                for rank, old in enumerate(parameters):
+                    alone[rank][place] = old[place]
+                    others[rank][place] = per_rank[rank][place]
+            yield ago, module, alone
+            yield ago, f"everything but {module}", others
+        yield ago, WHOLE, parameters
 
 
 def steps_before(ago: int) -> str:

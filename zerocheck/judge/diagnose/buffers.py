@@ -26,8 +26,7 @@ def causes(
 ) -> tuple[str, ...]:
     """Find all causes that explain one buffer on every rank.
 
-    before: at the start of the step; others: by cause, what each rank has if they are sent in
-    another way.
+    before: at the start of the step; others: by cause, what each rank has with it.
     """
     found = tuple(
         name

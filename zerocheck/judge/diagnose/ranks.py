@@ -71,7 +71,10 @@ def left_out(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
         found = _subset(evidence, terms, subsets, place)
         if found is None:
             return None
-        lacking |= {divmod(n, count) for n, weight in enumerate(found.tolist()) if not weight}
+        here = {divmod(n, count) for n, weight in enumerate(found.tolist()) if not weight}
+        if len({rank for rank, _ in here}) == world:
+            return None  # what every rank lacks is no matter of ranks
+        lacking |= here
         first = first or place.name
     if not lacking:
         return None

@@ -371,19 +371,12 @@ def last_microbatch(s: ReductionSetting) -> Iterator[KnownWeights]:
 def of_microbatches(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients with microbatches that are missing, doubled, not reduced or scaled."""
     count = s.microbatches
-    for cause, verb, weight in (
-        (bugs.MICROBATCH_DROPPED, "is missing from the sum", 0.0),
-        (bugs.MICROBATCH_DOUBLED, "is in the sum twice", 2.0),
-    ):
-        for number in range(count):
-            weights = s.ones
-            weights[:, number] = weight
-            yield _alike(cause, f"microbatch {number} {verb}", weights)
-    if count > 3:
-        weights = _last(s)
-        weights[:, 0] = 1.0
-        words = f"only the first and the last of {count} microbatches are in the sum"
-        yield _alike(bugs.MICROBATCH_DROPPED, words, weights)
+    for number in range(count):
+        weights = s.ones
+        weights[:, number] = 2.0
+        words = f"microbatch {number} is in the sum twice"
+        yield _alike(bugs.MICROBATCH_DOUBLED, words, weights)
+    yield from _dropped(s)
     if s.ranks == 1 or count == 1:
         return
     words = "each microbatch divides the sum of those before it by W once more"
@@ -394,6 +387,28 @@ def of_microbatches(s: ReductionSetting) -> Iterator[KnownWeights]:
         yield _own(s, bugs.ONE_MICROBATCH_REDUCED, words, others)
         words = f"microbatch {number} was not reduced over ranks, and the others were"
         yield _own(s, bugs.ONE_MICROBATCH_NOT_REDUCED, words, [number])
+
+
+def _dropped(s: ReductionSetting) -> Iterator[KnownWeights]:
+    """Iterate over gradients without a run of microbatches, and of a run of them alone."""
+    count, every = s.microbatches, range(s.microbatches)
+    runs = [every[start:stop] for start in every for stop in range(start + 1, count + 1)]
+    of_one = [run for run in runs if len(run) == 1]
+    for missing in dict.fromkeys(
+        tuple(run) for run in (*of_one, *runs, *([n for n in every if n not in r] for r in runs))
+    ):
+        if not missing or (len(missing) == count and count > 1):
+            continue
+        weights = s.ones
+        weights[:, list(missing)] = 0.0
+        left = [number for number in every if number not in missing]
+        if count > 2 and left == [count - 1]:
+            continue  # which has a name of its own
+        words = f"microbatch {missing[0]} is missing from the sum"
+        if len(missing) > 1:
+            several = f"microbatches {', '.join(map(str, missing))} are missing from the sum"
+            words = several if len(left) > 1 else f"only microbatch {left[0]} is in the sum"
+        yield _alike(bugs.MICROBATCH_DROPPED, words, weights)
 
 
 def _own(s: ReductionSetting, cause: str, words: str, numbers: Sequence[int]) -> KnownWeights:

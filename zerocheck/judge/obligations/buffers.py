@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from ... import causes as bugs
 from ...causes.registry import said
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Explanation, Violation
@@ -23,14 +24,14 @@ def check(
     *,
     step: int,
     before: Sequence[Buffers],
-    others: Callable[[str], Sequence[Buffers]] | None = None,
+    others: Callable[[], Iterator[tuple[str, Sequence[Buffers]]]] | None = None,
     tolerances: Mapping[str, float] | None = None,
 ) -> Violation | None:
     """Find the first buffer that differs, on all ranks where it does.
 
     tolerances: by name, of an element, where kernels are not the reference's.
-    For the diagnosis: before, the buffers at the start of the step; others, what each rank would
-    have if they were sent in another way, as `Semantics.buffers`.
+    For the diagnosis: before, the buffers at the start of the step; others, by cause what each rank
+    would have with it.
     """
     for name in expected[0]:
         bad = [
@@ -48,13 +49,7 @@ def check(
             [rank[name] for rank in observed],
             [rank[name] for rank in expected],
             [rank[name] for rank in before],
-            ()
-            if others is None
-            else [
-                (cause, [rank[name] for rank in others(sent)])
-                for sent, cause in SENT.items()
-                if sent != semantics.buffers
-            ],
+            [(cause, [rank[name] for rank in made]) for cause, made in (others or _none)()],
         )
         explanation = Explanation.of(
             names,
@@ -80,6 +75,18 @@ def check(
     return None
 
 
+def _none() -> Iterator[tuple[str, Sequence[Buffers]]]:
+    yield from ()
+
+
+def _others(step: StepContext) -> Iterator[tuple[str, Sequence[Buffers]]]:
+    for sent, cause in SENT.items():
+        if sent != step.semantics.buffers:
+            yield cause, step.replay(buffers=sent).buffers
+    recomputed = step.judged.replayed.recomputed(step.index, step.before)
+    yield bugs.BUFFERS_UPDATED_TWICE, recomputed.buffers
+
+
 def _same(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
     if tolerance and bool(((actual.double() - wanted.double()).abs() <= tolerance).all()):
         return True
@@ -102,7 +109,7 @@ def _check_step(step: StepContext) -> Iterator[Checked]:
             step.semantics,
             step=step.index,
             before=before,
-            others=lambda sent: step.replay(buffers=sent).buffers,
+            others=lambda: _others(step),
             tolerances=tolerances.buffers,
         )
 

@@ -30,6 +30,7 @@ from ..layout import ParameterLayout
 from ..local import Passes
 from ..obligation import Checked, ObligationCheck
 from ..pieces import in_pieces
+from . import publish
 
 
 def check(
@@ -201,8 +202,10 @@ def _judged(
     small = not (step.judged.brief or in_pieces(None, step.layout.size))
     if violation is not None and violation.observed is not None and small:
         made_of = guarded(lambda: _attribution(step, evidence))
-        if not (made_of or violation.causes) and held is step.reduced and named():
+        if not violation.causes and held is step.reduced and named():
             violation = _of_a_module(step, held, violation)
+        if bugs.PARAMETERS_OF_THE_PREVIOUS_STEP in violation.causes:
+            violation, made_of = publish.stale(step.index, violation), ""
         violation = replace(violation, attribution=made_of)
     yield Checked(share, violation)
 

@@ -179,6 +179,8 @@ def _diagnosed(step: StepContext, violation: Violation) -> Violation:
     if violation.causes or step.judged.brief or (first is not None and not first.causes):
         return violation
     found = step.with_causes_of_parameters(violation) if named() else violation
+    if bugs.PARAMETERS_OF_THE_PREVIOUS_STEP in found.causes:
+        return publish.stale(step.index, found)
     if first is not None or found.attribution:
         return found
     return replace(found, attribution=guarded(step.provenance_of_parameters))

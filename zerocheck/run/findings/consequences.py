@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ... import causes as bugs
 from ...protocol.verdicts import OBLIGATIONS, Judgement, Obligation, Violation
 
 FOLLOWS: dict[Obligation, frozenset[Obligation]] = {
@@ -26,9 +27,8 @@ def independent(violations: Sequence[Violation]) -> list[Violation]:
     ordered = sorted(violations, key=lambda v: (v.step, v.mild, OBLIGATIONS.index(v.obligation)))
     kept: list[Violation] = []
     for number, violation in enumerate(ordered):
-        sources = _sources(violation)
         # A loss follows from copies that differ, also where these follow from a gradient.
-        if not any(one.obligation in sources and not one.mild for one in ordered[:number]):
+        if not any(_follows(violation, one) and not one.mild for one in ordered[:number]):
             kept.append(violation)
     return kept
 
@@ -44,9 +44,16 @@ def sources_of(judgement: Judgement, listed: Callable[[Violation], bool]) -> lis
     return independent((*judgement.violations, *further))
 
 
-def _sources(violation: Violation) -> frozenset[Obligation]:
-    """Return the obligations that the violation can follow from."""
-    if violation.obligation == "update" and "ranks disagree" in violation.causes:
+def _follows(violation: Violation, source: Violation) -> bool:
+    """Return True if the violation can follow from an earlier one, the source."""
+    obligations = FOLLOWS.get(violation.obligation, frozenset())
+    if violation.obligation == "update" and bugs.RANKS_DISAGREE in violation.causes:
         # Ranks whose gradients are not one and the same overflow each for itself.
-        return FOLLOWS["update"] | {"gradient"}
-    return FOLLOWS.get(violation.obligation, frozenset())
+        obligations |= {"gradient"}
+    never_updated = bugs.NEVER_UPDATED in source.causes and violation.step > source.step
+    if never_updated and bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT in violation.causes:
+        # Who does not have a parameter does not clear its gradient either.
+        obligations |= {source.obligation}
+    if violation.obligation == "gradient" and bugs.PARAMETERS_OF_THE_PREVIOUS_STEP in source.causes:
+        obligations |= {source.obligation}
+    return source.obligation in obligations

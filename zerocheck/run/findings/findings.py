@@ -157,10 +157,10 @@ def failures_of(record: CaseFinished, causes: Collection[str] = ()) -> list[Find
 def _one_kind(bug: Bug, other: Bug) -> bool:
     if bug.violation is None or other.violation is None:
         return False
-    return (bug.implementation, bug.issue, _kind(bug.violation)) == (
-        other.implementation,
-        other.issue,
-        _kind(other.violation),
+    return (
+        bug.implementation == other.implementation
+        and bug.issue == other.issue
+        and _alike(bug.violation, other.violation)
     )
 
 
@@ -171,14 +171,16 @@ def _same_kind(
         return False
     if violation is None or bug.violation is None:
         return violation is bug.violation and bug.first.error == finished.error
-    return _kind(bug.violation) == _kind(violation)
+    return _alike(bug.violation, violation)
 
 
-def _kind(violation: Violation) -> tuple[str, ...]:
-    """Return the key that violations of one bug have in common.
+def _alike(one: Violation, other: Violation) -> bool:
+    """Return True if two violations can be of one bug.
 
-    A load may lose one role in one case, another in the next, depending on the state of the case.
+    A load may lose one role in one case, another in the next, depending on the state of the case;
+    a wrong step whose cause is known shows in the first role that it changes.
     """
-    if violation.obligation in RESUME:
-        return (violation.obligation,)
-    return violation.obligation, violation.role
+    if one.obligation != other.obligation:
+        return False
+    named = one.obligation == "update" and one.causes and other.causes
+    return one.obligation in RESUME or one.role == other.role or bool(named)
