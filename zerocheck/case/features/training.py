@@ -26,7 +26,11 @@ DATA = table(
     ("length-of-one", "one position per sample", lambda c: c.data.length == 1),
     ("loss-tiny", "loss times 1e-4 or less", lambda c: c.data.loss_factor <= 1e-4),
     ("loss-huge", "loss times 1e3 or more", lambda c: c.data.loss_factor >= 1e3),
-    ("masked", "another number of tokens in every microbatch", lambda c: c.data.masked),
+    (
+        "masked",
+        "another number of tokens in every microbatch",
+        lambda c: c.data.masked and c.axes.data_parallel_size > 1,
+    ),
     (
         "carried-rng",
         "dropout with random numbers that each rank carries on",
