@@ -84,5 +84,5 @@ def test_a_module_may_be_as_before_in_the_first_microbatch_alone(observe: Callab
     judgement = observe(PREFETCHED, msgspec.structs.replace(CASE, sharding=BY_BLOCK)).judge()
     violation = judgement.violations[0]
     assert (violation.obligation, violation.step, violation.causes) == ("loss", 1, (CAUSE,))
-    words = "blocks.0.gru has the parameters of the step before in the first microbatch"
+    words = "blocks.0.gru has the parameters of the step before in microbatch 0 alone"
     assert words in violation.explanation

@@ -52,8 +52,10 @@ class Built:
                 default: no_sync() or set_requires_gradient_sync(False) until the last one
     clip        clip(max_norm, norm_type) -> total norm; default: the clip_grad_norm_ of the model,
                 as FSDP1 has one, else torch's
-    states      states() -> dict of parameter to its optimizer state, read and restored there;
-                default: the state of the torch optimizers that are found in `optimizer`
+    states      states() -> dict of parameter to its optimizer state, of those that this rank
+                updates, read and restored there; default: the state of the torch optimizers that
+                are found in `optimizer`. Torch's checkpoints do not see them: make it a class, with
+                `save` and `load`
     names       names(wrapped name) -> name in the unwrapped model; default: found by the modules
     scaler      scales the losses if the case asks for it (`training.loss_scale`): used as
                 torch.amp.GradScaler is; say so in `capabilities`, or no such case is drawn
@@ -320,6 +322,7 @@ class BuiltImplementation(Implementation):
             release(one)
         self.flats.clear()
         self._places.clear()
+        self._sharded.clear()
         del self.built, self.optimizers, self.states
 
     def _place(self, name: str, parameter: torch.Tensor) -> tuple[tuple[int, ...], Index | None]:

@@ -255,8 +255,9 @@ class Implementation:
         """Write a checkpoint into a directory that every rank sees; every rank calls this.
 
         The directory may be missing, empty, or hold an older checkpoint of the same training,
-        which this one replaces. On return the checkpoint is whole; or what is returned says when.
-        Training goes on meanwhile, and must not change what is written: the state of this call.
+        which this one replaces. On return the checkpoint is whole; or what is returned says when:
+        every rank waits for its own, and may use collectives there. Training goes on meanwhile, and
+        must not change what is written: the state of this call.
         """
         raise NotImplementedError
 

@@ -188,7 +188,9 @@ class StepContext:
     @property
     def rng_after(self) -> list[tuple[str, ...]]:
         """Hashes of the random states that each rank's forwards left."""
-        return self.observation.rng_after(self.index, apart=not self.case.axes.has("tp"))
+        return self.observation.rng_after(
+            self.index, apart=self.case.axes.parts("batch") == self.case.axes.world_size
+        )
 
     def evaluated(self) -> list[list[float]]:
         """Compute the losses in evaluation mode, [rank][microbatch]."""

@@ -268,11 +268,7 @@ def _by_microbatch(words: Sequence[str]) -> str:
     if len(set(words)) == 1:
         return words[0]
     said = [f"{one} in microbatch {number}" for number, one in enumerate(words) if one]
-    return (
-        f"{', and '.join(said)}, and all others have their own"
-        if "" in words
-        else (", and ".join(said))
-    )
+    return ", and ".join(said) + (" alone" if "" in words else "")
 
 
 def with_other_parameters(

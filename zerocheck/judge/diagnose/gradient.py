@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from math import isnan
 
 import torch
@@ -49,30 +50,10 @@ def causes(evidence: Evidence) -> Explanation:
     if any(bool(part.isnan().any()) for part in held.parts) and evidence.finite:
         return unwritten("the gradient holds NaN")
     found: list[Candidate] = []
-    narrow = evidence.semantics.reduce in rounding.NARROW
-    if narrow:  # the others have its roundings in their enclosures, so that much explains it
-        found = [c for c in rounding.of_uses(evidence, wrong) if explains(c, evidence, wrong)]
-    if not found:
-        found = [c for c in candidates(evidence, wrong) if explains(c, evidence, wrong)]
-    if not found:
-        rescaled = _rescaled_losses(evidence)
-        found = next((alike for alike in rescaled if explains(alike[0], evidence, wrong)), [])
-    if not found:
-        found = [c for c in _in_losses(evidence) if explains(c, evidence, wrong)][:1]
-    if not found:
-        found = [c for c in _weighted_otherwise(evidence) if explains(c, evidence, wrong)]
-    if not found:
-        found = [c for c in _drawn_again(evidence) if explains(c, evidence, wrong)]
-    if not found:
-        found = [c for c in placement.shifted(evidence, wrong) if explains(c, evidence, wrong)]
-    if not found:
-        found = [c for c in rounding.candidates(evidence) if explains(c, evidence, wrong)]
-    if not found and not narrow:
-        found = [c for c in rounding.of_uses(evidence, wrong) if explains(c, evidence, wrong)]
-    if not found and declared(evidence.semantics):
-        found = [c for c in rounding.reductions(evidence, wrong) if explains(c, evidence, wrong)][
-            :1
-        ]
+    for phase, most in _phases(evidence, wrong):
+        found = [*islice((one for one in phase if explains(one, evidence, wrong)), most)]
+        if found:
+            break
     if not found:
         mixed = (
             ranks.scaled_on_some(evidence, wrong)
@@ -94,6 +75,26 @@ def causes(evidence: Evidence) -> Explanation:
         sentences[bugs.REDUCTION_NOT_WAITED_FOR] = ranks.LATE
     said = weights.telling(sentences, evidence.passes.gradients.shape[1])
     return Explanation("; or ".join(dict.fromkeys(said.values())), tuple(sentences), sentences)
+
+
+def _phases(
+    evidence: Evidence, wrong: torch.Tensor
+) -> Iterator[tuple[Iterable[Candidate], int | None]]:
+    """Iterate over (candidates, how many of those that fit are named), until some fit."""
+    narrow = evidence.semantics.reduce in rounding.NARROW
+    if narrow:  # the others have its roundings in their enclosures, so that much explains it
+        yield rounding.of_uses(evidence, wrong), None
+    yield candidates(evidence, wrong), None
+    yield from ((alike, None) for alike in _rescaled_losses(evidence))
+    yield _in_losses(evidence), 1
+    yield _weighted_otherwise(evidence), None
+    yield _drawn_again(evidence), None
+    yield placement.shifted(evidence, wrong), None
+    yield rounding.candidates(evidence), None
+    if not narrow:
+        yield rounding.of_uses(evidence, wrong), None
+    if declared(evidence.semantics):
+        yield rounding.reductions(evidence, wrong), 1
 
 
 def setting(evidence: Evidence) -> ReductionSetting:

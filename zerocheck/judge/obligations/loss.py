@@ -79,14 +79,16 @@ def check(
 def check_random(states: Sequence[Sequence[bytes]], mesh: Mesh, *, step: int) -> Violation | None:
     """Check that no two ranks enter a loss in the same random state, where states are carried on.
 
-    Ranks along the axis tp read the same samples, and enter it in the same.
+    Ranks of one data-parallel rank, as along the axis tp, read the same samples, and enter it in
+    the same.
 
     states: [rank][microbatch]. The harness seeded each rank differently, so equal states mean that
     the implementation seeded them alike: their dropout masks are equal. The chance that two
     generators come to one state by themselves is below 2**-19000.
     """
+    firsts: dict[int, int] = {}
     for rank, entered in enumerate(states):
-        first = mesh.group(rank, "tp")[0]
+        first = firsts.setdefault(mesh.data_parallel_rank(rank), rank)
         if entered != states[first]:
             return _violation(
                 step,
@@ -99,7 +101,7 @@ def check_random(states: Sequence[Sequence[bytes]], mesh: Mesh, *, step: int) ->
             )
     holders: dict[bytes, set[int]] = {}
     for rank, entered in enumerate(states):
-        for state in entered if mesh.coordinate(rank, "tp") == 0 else ():
+        for state in entered if rank in firsts.values() else ():
             holders.setdefault(state, set()).add(rank)
     shared = [ranks for ranks in holders.values() if len(ranks) > 1]
     if not shared:
