@@ -200,7 +200,8 @@ def _judged(
     share, violation = step.tolerance.judged("gradient", within)
     # Of a model that is judged in pieces there is no memory for it.
     small = not (step.judged.brief or in_pieces(None, step.layout.size))
-    if violation is not None and violation.observed is not None and small:
+    first = "gradient" not in step.verdicts.violations
+    if violation is not None and violation.observed is not None and small and first:
         made_of = guarded(lambda: _attribution(step, evidence))
         if not violation.causes and held is step.reduced and named():
             violation = _of_a_module(step, held, violation)
