@@ -23,7 +23,7 @@ class Cause:
     usual: str
     """The usual reason, one sentence."""
     says: str = ""
-    """What a violation with this cause says of it; fields in braces: see `said`."""
+    """Clause of a violation that has this cause; fields in braces are those of `said`."""
     tier: int = 1
     """1: the bug was computed and compared; 2: asked where no cause of tier 1 explains the
     violation; 3: a hint where nothing else does."""

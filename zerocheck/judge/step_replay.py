@@ -194,15 +194,17 @@ class StepReplay:
         tried: list[tuple[str, str, Passes]] = [("", "", own)]
         for ago, module, parameters in mixtures:
             # The first rank rules out nearly all.
-            one = self.passes(step, state, parameters=parameters[:1])
-            if not any(_alike(losses[:1], one, number, tolerance) for number in every):
+            of_first = self.passes(step, state, parameters=parameters[:1])
+            if not any(_alike(losses[:1], of_first, number, tolerance) for number in every):
                 continue
+            several = len(parameters) > 1
+            of_all = self.passes(step, state, parameters=parameters) if several else of_first
             this = f"{module} has the parameters of {steps_before(ago)}"
             stale = ago == 1 and module == WHOLE
             cause = (
                 bugs.PARAMETERS_OF_THE_PREVIOUS_STEP if stale else bugs.MODULE_OF_AN_EARLIER_STEP
             )
-            tried.append((cause, this, self.passes(step, state, parameters=parameters)))
+            tried.append((cause, this, of_all))
             fitting = [
                 next((one for one in tried if _alike(losses, one[2], number, tolerance)), None)
                 for number in every

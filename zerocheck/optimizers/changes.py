@@ -105,6 +105,7 @@ def _of_decay(step: SegmentStep) -> Iterator[Change]:
     cause, words = bugs.WEIGHT_DECAY_MISSING, "without weight decay"
     if not step.rule.couples_decay:
         yield step.change(cause, words, without)
+        yield from _of_decoupled_decay(step)
         return
     apart = "with weight decay decoupled from the gradient"
     if step.role != "parameter":
@@ -126,6 +127,25 @@ def _of_decay(step: SegmentStep) -> Iterator[Change]:
 def _states_are_right(step: SegmentStep) -> bool:
     made = ((state, step.take(role=name)) for name, state in step.elements.new.items())
     return all(all_inside(state, one) for state, one in made if one is not None)
+
+
+def _of_decoupled_decay(step: SegmentStep) -> Iterator[Change]:
+    s = step.scalars
+    for cause, words, factor in (
+        (
+            bugs.WEIGHT_DECAY_TWICE,
+            "with weight decay twice, one after the other",
+            2 - s.lr * s.weight_decay,
+        ),
+        (
+            bugs.WEIGHT_DECAY_WITHOUT_THE_LEARNING_RATE,
+            "with weight decay that is not multiplied by lr",
+            1 / s.lr if s.lr else 1.0,
+        ),
+    ):
+        if factor != 1.0:
+            changed = s._replace(weight_decay=s.weight_decay * factor)
+            yield step.change(cause, words, changed, rounds=3)
 
 
 def _is_apart(step: SegmentStep, without: object) -> bool:

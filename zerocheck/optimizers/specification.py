@@ -103,9 +103,14 @@ class Change(NamedTuple):
     cause: str
     """The known bug that it is, "" for none."""
     words: str
-    """As the end of a sentence: "with weight decay twice"."""
+    """What the step did, as the end of a sentence: "with weight decay twice"."""
     made: Callable[[], Enclosure | None]
     """Encloses the role of the segment; None if such a step does not have it."""
+
+    @classmethod
+    def known(cls, cause: str, words: str, enclosure: Enclosure) -> Change:
+        """Return a change whose result is known already."""
+        return cls(cause, words, lambda: enclosure)
 
 
 class SegmentStep:

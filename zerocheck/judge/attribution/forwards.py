@@ -19,6 +19,7 @@ from .values import ENOUGH
 
 Losses = Sequence[Sequence[float]]
 WHOLE = "every module"
+"""Name of all modules, next to those of single ones."""
 MOST_TENSORS = 64
 """Tensors that are taken one by one from the step before, if a model has no more. Modules too."""
 
@@ -131,6 +132,8 @@ def other_parameters(
                 one[place.start : place.stop] = old[place.start : place.stop]
             yield OtherParameters(f"{place.name} of the step before", mixed)
     for ago, module, parts in with_a_module_of(per_rank, earlier, layout):
+        if module == WHOLE:
+            continue  # the first that were tried
         yield OtherParameters(f"the parameters of {module} of {steps_before(ago)}", parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ def check(
     *,
     step: int,
     before: Sequence[Buffers],
-    others: Callable[[], Iterator[tuple[str, Sequence[Buffers]]]] | None = None,
+    others: Callable[[], Iterable[tuple[str, Sequence[Buffers]]]] = tuple,
     tolerances: Mapping[str, float] | None = None,
 ) -> Violation | None:
     """Find the first buffer that differs, on all ranks where it does.
@@ -49,7 +49,7 @@ def check(
             [rank[name] for rank in observed],
             [rank[name] for rank in expected],
             [rank[name] for rank in before],
-            [(cause, [rank[name] for rank in made]) for cause, made in (others or _none)()],
+            [(cause, [rank[name] for rank in made]) for cause, made in others()],
         )
         explanation = Explanation.of(
             names,
@@ -73,10 +73,6 @@ def check(
             sentences=explanation.sentences,
         )
     return None
-
-
-def _none() -> Iterator[tuple[str, Sequence[Buffers]]]:
-    yield from ()
 
 
 def _others(step: StepContext) -> Iterator[tuple[str, Sequence[Buffers]]]:

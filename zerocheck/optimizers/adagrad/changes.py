@@ -28,9 +28,8 @@ def changes(step: SegmentStep, squares: str) -> Iterator[Change]:
         words = "with eps inside of the root"
         yield Change(bugs.EPS_INSIDE_THE_ROOT, words, partial(_inside, step, new))
     if role == "momentum_buffer":
-        made = _times_lr(step, squares)
-        words = "with the gradient times lr"
-        yield Change(bugs.LEARNING_RATE_IN_THE_MOMENTUM, words, lambda: made)
+        made = partial(_times_lr, step, squares)
+        yield Change(bugs.LEARNING_RATE_IN_THE_MOMENTUM, "with the gradient times lr", made)
 
 
 def _inside(step: SegmentStep, new: dict[str, torch.Tensor]) -> Enclosure | None:

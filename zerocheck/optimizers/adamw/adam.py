@@ -23,8 +23,6 @@ from ..specification import Interval, OptimizerTrial, UpdateElements
 from .bounds import Scalars
 from .optimizer import STATES, AdamW
 
-Named = Iterator[tuple[str, Enclosure]]
-
 
 class Adam(AdamW):
     """Adam; amsgrad and maximize are options."""
@@ -96,10 +94,9 @@ def plain(scalars: Scalars) -> Scalars:
     return scalars._replace(weight_decay=0.0)
 
 
-def with_decay(e: UpdateElements, decay: float, g: torch.Tensor | None = None) -> UpdateElements:
-    """Return the elements with d, and its error, for their gradient. g: another gradient."""
-    g = e.gradient if g is None else g
-    d = stored(decayed(e.parameter, g, decay, e.error, e.format), decay, e.format)
+def with_decay(e: UpdateElements, decay: float) -> UpdateElements:
+    """Return the elements with d, and its error, for their gradient."""
+    d = stored(decayed(e.parameter, e.gradient, decay, e.error, e.format), decay, e.format)
     return e._replace(gradient=d.exact, error=d.error)
 
 

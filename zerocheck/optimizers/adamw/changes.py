@@ -56,8 +56,7 @@ def _of_maximum(step: SegmentStep) -> Iterator[Change]:
             torch.maximum(e.old["max_exp_avg_sq"], e.old["exp_avg_sq"]),
         ),
     ):
-        made = Enclosure(vector, torch.zeros_like(vector))
-        yield Change("", words, partial(lambda made: made, made))
+        yield Change.known("", words, Enclosure(vector, torch.zeros_like(vector)))
 
 
 def _of_corrections(step: SegmentStep) -> Iterator[Change]:
@@ -125,22 +124,11 @@ def _divided(step: SegmentStep, denominator: torch.Tensor) -> Enclosure:
 def _of_decay(step: SegmentStep) -> Iterator[Change]:
     s = step.scalars
     decay, kept = s.weight_decay, 1 - s.lr * s.weight_decay
-    for cause, words, value in (
-        (bugs.WEIGHT_DECAY_TWICE, "with weight decay twice, one after the other", 2 - s.lr * decay),
-        (
-            bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE,
-            "with weight decay times lr / correction1",
-            1 / s.correction1,
-        ),
-        (
-            bugs.WEIGHT_DECAY_WITHOUT_THE_LEARNING_RATE,
-            "with weight decay that is not multiplied by lr",
-            1 / s.lr if s.lr else 1.0,
-        ),
-    ):
-        if value != 1.0:
-            scalars = s._replace(weight_decay=decay * value)
-            yield step.change(cause, words, scalars, rounds=3)
+    if s.correction1 != 1.0:
+        by_step_size = s._replace(weight_decay=decay / s.correction1)
+        cause = bugs.WEIGHT_DECAY_BY_THE_CORRECTED_STEP_SIZE
+        words = "with weight decay times lr / correction1"
+        yield step.change(cause, words, by_step_size, rounds=3)
     for cause, words, scalars in (
         (bugs.WEIGHT_DECAY_TWICE, "with weight decay before the update and after it", s),
         (

@@ -173,22 +173,7 @@ def _of_rate(step: SegmentStep) -> Iterator[Change]:
     decay = s.weight_decay
     if not decay or not s.lr:
         return
-    for cause, words, value in (
-        (
-            bugs.WEIGHT_DECAY_TWICE,
-            "with weight decay twice, one after the other",
-            decay * (2 - s.lr * decay),
-        ),
-        (
-            bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE,
-            "with weight decay times the learning rate that is scaled by the shape",
-            decay * right,
-        ),
-        (
-            bugs.WEIGHT_DECAY_WITHOUT_THE_LEARNING_RATE,
-            "with weight decay that is not multiplied by lr",
-            decay / s.lr,
-        ),
-    ):
-        if value != decay:
-            yield step.change(cause, words, s._replace(weight_decay=value), rounds=3)
+    if right != 1.0:
+        cause = bugs.WEIGHT_DECAY_BY_THE_ADJUSTED_RATE
+        words = "with weight decay times the learning rate that is scaled by the shape"
+        yield step.change(cause, words, s._replace(weight_decay=decay * right), rounds=3)

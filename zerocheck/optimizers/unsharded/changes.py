@@ -106,11 +106,7 @@ def _with_norms(step: SegmentStep) -> Iterator[Change]:
                 start += place.shape[dim]
             whole = Enclosure(exact, bound)
             words = f"with a norm of the {name} of each of {count} ranks alone"
-            yield Change(bugs.NORM_OF_EACH_SHARD, words, partial(_known, whole))
-
-
-def _known(made: Enclosure) -> Enclosure:
-    return made
+            yield Change.known(bugs.NORM_OF_EACH_SHARD, words, whole)
 
 
 def _with_means(step: SegmentStep) -> Iterator[Change]:
@@ -135,4 +131,4 @@ def _with_means(step: SegmentStep) -> Iterator[Change]:
             bound = made.bound + 6 * e.format.u * made.exact.abs()
             whole = Enclosure(made.exact, bound)
             words = f"with the mean of the means of the {name} of {count} ranks"
-            yield Change(bugs.MEAN_OF_SHARD_MEANS, words, partial(_known, whole))
+            yield Change.known(bugs.MEAN_OF_SHARD_MEANS, words, whole)
