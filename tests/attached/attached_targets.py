@@ -17,6 +17,7 @@ import load_scenarios
 import output_scenarios
 import scenarios
 import script_change_scenarios
+import stage_scenarios
 import token_scenarios
 import torch
 import train_attached
@@ -37,7 +38,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
         else:
             rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
             rooms = (*rooms, token_scenarios, comparison_scenarios, exchange_scenarios)
-            rooms = (*rooms, script_change_scenarios, axis_scenarios)
+            rooms = (*rooms, script_change_scenarios, axis_scenarios, stage_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

@@ -80,7 +80,6 @@ def test_other_names_are_declared(ask: Ask) -> None:
         ({"foo": 2}, {}, "what the mesh dimension 'foo' splits is not known from its name"),
         ({"cp": 2}, {"pc": "sequence"}, "unknown mesh dimension 'pc'; did you mean 'cp'?"),
         ({"cp": 2}, {"cp": "sequences"}, "did you mean 'sequence'?"),
-        ({"pp": 2}, {}, "attach on the ranks of one stage with group="),
         ({"cp": 2, "sp": 2}, {}, "cp and sp split sequence (allowed: one axis)"),
     ],
 )

@@ -52,7 +52,7 @@ def attach(
 
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain; an
                   engine of DeepSpeed, with ZeRO stages 1 to 3 too
-    optimizer     torch.optim.AdamW or SGD, or a subclass, also within ZeroRedundancyOptimizer or a
+    optimizer     torch.optim.AdamW, Adam, SGD, Adagrad or RMSprop, or a subclass, also within ZeroRedundancyOptimizer or a
                   wrapper such as that of Accelerate; `optimizer.step(closure)` is supported.
                   A list of them, of several classes too, where each has parameters of its own;
                   or one `attach` for each of them
@@ -71,16 +71,17 @@ def attach(
                   "raise": UsageError for an optimizer or a model that cannot be judged; "warn":
                   the reason is printed, and the training goes on without checks
     done          steps taken before, for a run that is resumed: its first step is done + 1
-    group         the ranks that train this model; default: all. In a pipeline: those of one stage
+    group         the ranks that train this model; default: all
     recorder      bytes of disk for each rank, such as "2GiB": the steps between the checked ones
                   are kept there, and where a checked step is wrong, the first wrong one is found
     verbose       print a line for each step in which all holds; a summary is printed at the end
     metrics       folder for `metrics.jsonl`, or JobMetrics: seconds of each step, and of a few the
                   collectives and the memory, and the failure patterns that they show
-    mesh          device mesh of the job, or a list of them, where ranks have parts of a sequence or
-                  experts of their own. What its dimensions split is known from their usual names
+    mesh          device mesh of the job, or a list of them, where ranks have parts of a sequence,
+                  experts of their own, or stages of a pipeline, which `model` and `reference` then
+                  are. What its dimensions split is known from their usual names
     axes          what they split by other names: {"context": "sequence"} (or "samples", "experts",
-                  "parameters", "nothing"), or zerocheck.SequenceAxis for a zigzag order
+                  "parameters", "layers", "nothing"), or zerocheck.SequenceAxis for a zigzag order
 
     On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
     seven times the bytes of its parameters. On other steps one integer is compared, and nothing is

@@ -197,6 +197,8 @@ def _local_gradients(
     if not reason and any(piece.left_out for mine in pieces for piece in mine):
         own = own_of_ranks(pieces, [SliceContext(one).hashes for one in ranks])
         reason = f"{own[0]} differs between ranks, which one process does not repeat" if own else ""
+    if any(one.stages > 1 for one in every):
+        reason = reason or "the stages of a pipeline are several models"
     device, why = _chosen(kind_of(ranks[0].device), on)
     if reason or why:
         return LocalGradients(reason=reason or why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,12 +19,10 @@ from .record.ranks import AllRanks
 Shape = tuple[int, ...] | None
 
 ADVICE = (
-    "pipeline parallelism is not supported: attach on the ranks of each stage with group=, or "
-    "give every rank the same model; a rank with experts of its own numbers them from 0 on"
+    "for the stages of a pipeline pass mesh= with their dimension (pp), or attach on the ranks of "
+    "each stage with group=; else give every rank the same model; a rank with experts of its own "
+    "numbers them from 0 on"
 )
-
-IN_PIPELINE = "the schedule of a pipeline scales gradients in its own way"
-"""Why no gradient of a stage is judged."""
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -39,14 +38,16 @@ class Signature(msgspec.Struct, frozen=True):
     stages: list[int]
 
 
-def check_same_model(model: nn.Module, ranks: AllRanks) -> None:
-    """Raise UsageError, on rank 0, if ranks have different parameters or stages."""
-    gathered = ranks.gather(msgspec.msgpack.encode(signature(model)))
-    every = [msgspec.msgpack.decode(one, type=Signature) for one in gathered]
-    for rank, one in enumerate(every):
-        difference = _difference(every[0], one)
+def check_same_model(model: nn.Module, stage: int, ranks: AllRanks) -> None:
+    """Raise UsageError, on rank 0, if ranks of a stage have different parameters or stages."""
+    gathered = ranks.gather(msgspec.msgpack.encode((stage, signature(model))))
+    first: dict[int, tuple[int, Signature]] = {}
+    for rank, data in enumerate(gathered):
+        of, one = msgspec.msgpack.decode(data, type=tuple[int, Signature])
+        other, known = first.setdefault(of, (rank, one))
+        difference = _difference(known, one)
         if difference:
-            raise UsageError(f"rank 0 and rank {rank} train different models: {difference}")
+            raise UsageError(f"rank {other} and rank {rank} train different models: {difference}")
 
 
 def signature(model: nn.Module) -> Signature:
@@ -103,8 +104,24 @@ def pipeline_stages(model: nn.Module) -> list[int]:
     mine = set(model.modules())
     return sorted(
         one.stage_index
-        for one in gc.get_objects()
-        # Not isinstance, which asks lazy proxies for their class.
-        if issubclass(type(one), module._PipelineStageBase)
-        and not mine.isdisjoint(one.submod.modules())
+        for one in _objects(module._PipelineStageBase)
+        if not mine.isdisjoint(one.submod.modules())
     )
+
+
+def schedule_divides(model: nn.Module) -> bool:
+    """Return True if torch's schedule of a pipeline divides gradients by the microbatches."""
+    module: Any = sys.modules.get("torch.distributed.pipelining.schedules")
+    if module is None:
+        return False
+    mine = set(model.modules())
+    for one in _objects(module._PipelineSchedule):
+        stages = [one._stage] if hasattr(one, "_stage") else getattr(one, "_stages", ())
+        if one.scale_grads and any(not mine.isdisjoint(s.submod.modules()) for s in stages):
+            return True
+    return False
+
+
+def _objects(kind: type) -> Iterator[Any]:
+    # Not isinstance, which asks lazy proxies for their class.
+    return (one for one in gc.get_objects() if issubclass(type(one), kind))

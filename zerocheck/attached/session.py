@@ -31,12 +31,13 @@ from .record.ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .record.step_record import Observed
 from .recorded_steps import RecordedSteps
 from .resume import Resume
-from .same_model import IN_PIPELINE, check_same_model, pipeline_stages
+from .same_model import check_same_model, schedule_divides
 from .saves.saved_state import TrainedModel, has_record
 from .step_context import NOTHING, ObservedStep
 from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
 from .verdict.exchange import Verdict, judge_step, with_norms
+from .verdict.stages import with_stages
 from .verdict.whole_samples import with_whole_samples
 from .violated import WrongSteps
 from .watching.used_gradients import UsedGradients
@@ -63,7 +64,7 @@ class Attached:
         self._watch: Watch | None = None
         self._used = UsedGradients()
         self._observed_step = ObservedStep(self)
-        self._compared = self._stopped = self._in_pipeline = False
+        self._compared = self._stopped = False
         self._recorded = RecordedSteps(options.recorder, options.directory, options.semantics)
         self._meter: JobMeter | None = None
         self._summary = CheckedSteps()
@@ -231,8 +232,7 @@ class Attached:
         self._compared = True
         ranks = self._ranks()
         try:
-            attempt(ranks, lambda: check_same_model(self._model, ranks))
-            self._in_pipeline = bool(pipeline_stages(self._model))
+            attempt(ranks, lambda: check_same_model(self._model, self._axes.stage, ranks))
         except Stopped as stopped:
             self._stop(stopped.problem, ranks)
 
@@ -276,7 +276,7 @@ class Attached:
             used=self._used,
             axes=self._axes,
             listens=self._numbers,
-            unjudged=IN_PIPELINE if self._in_pipeline else "",
+            divides=schedule_divides(self._model),
         )
         self._watch.start()
         self._copied = time.perf_counter() - self._started
@@ -366,9 +366,10 @@ class Attached:
 
     def _judge(self, observed: Observed, ranks: AllRanks) -> tuple[Observed, Verdict]:
         observed = with_norms(observed, ranks)
-        reference, axis = self._options.reference, self._axes.of("sequence")
+        reference = self._options.reference
         if reference is not None:
-            observed = with_whole_samples(observed, axis, ranks)
+            observed = with_stages(observed, self._axes.of("layers"), ranks)
+            observed = with_whole_samples(observed, self._axes, ranks)
         verdict = judge_step(
             observed,
             ranks,

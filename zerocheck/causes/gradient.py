@@ -333,6 +333,19 @@ PARTS_IN_ANOTHER_ORDER = cause(
     shows="The gradient is that of sequences whose parts are put together in another order.",
     usual="The load of attention is balanced (zigzag), and `attach(axes=)` does not declare it.",
 )
+OTHER_OUTPUTS = cause(
+    "outputs of another model",
+    of=("gradient",),
+    shows="The outputs of the model are not those of the plain model for the same inputs.",
+    usual="Tokens go to another expert, positions are those of another part, or a mask is lost.",
+)
+STAGES_EXCHANGE_OTHER_VALUES = cause(
+    "stages exchange other values",
+    of=("gradient",),
+    shows="A pipeline stage gets activations or gradients that the stage beside it did not send.",
+    usual="A buffer is sent before it is filled or used again too early, or a microbatch is "
+    "dropped or sent twice.",
+)
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
     of=("gradient", "update"),

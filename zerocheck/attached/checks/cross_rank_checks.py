@@ -316,6 +316,14 @@ def _check_cleared(context: JointContext) -> Iterator[Checked]:
     yield Checked(violation=replace(found, tensors=names, ranks=tuple(kept)))
 
 
+def _check_stages(context: JointContext) -> Iterator[Checked]:
+    """Check that stages of a pipeline got what the stage beside them sent."""
+    for one in context.verdicts:
+        for found in one.violations:
+            if found.obligation == "gradient":
+                yield Checked(violation=found)
+
+
 def _check_norm(context: JointContext) -> Iterator[Checked]:
     """Check the norms that ranks report, each element counted once."""
     clipped = {
@@ -336,6 +344,7 @@ OF_ALL_RANKS: tuple[ObligationCheck[JointContext], ...] = (
     ObligationCheck("clip", partial(_of_ranks, "clip")),
     ObligationCheck("update", _check_never_updated),
     ObligationCheck("gradient", _check_cleared),
+    ObligationCheck("gradient", _check_stages),
     COPIES,
     PUBLISHED,
     ObligationCheck("clip", _check_norm),

@@ -146,8 +146,14 @@ class ScriptChanges:
 
     @property
     def _of_ranks(self) -> bool:
-        """True for a factor of W or 1 / W, unless it may be 1 / microbatches."""
-        world, count = self._summaries[0].world_size, max(1, self._summaries[0].forwards)
+        """True for a factor of W or 1 / W, unless it may be 1 / microbatches.
+
+        For one of the microbatches, where the schedule of a pipeline divides by them.
+        """
+        first = self._summaries[0]
+        world, count = first.reducing, max(1, first.forwards)
+        if first.divided > 1:  # the schedule has divided by them
+            return any(_equal(self.factor, value, self.bound) for value in (count, 1 / count))
         if world == 1 or _equal(self.factor, 1 / count, self.bound):
             return False
         return any(_equal(self.factor, value, self.bound) for value in (world, 1 / world))

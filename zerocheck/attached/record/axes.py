@@ -9,6 +9,8 @@ holds, and of which sample its local gradient is, follows from the axes:
 - `experts`: a parameter that the wrapper of the model leaves out is a part of a whole: rows of it,
   or some of the numbered modules of a list.
 - `parameters`: tensor parallelism, of which a DTensor says itself what each rank holds.
+- `layers`: stages of a pipeline. Ranks of a stage hold its layers, and the sum is over them; what
+  a stage is called with must be what the one before it returned (verdict/stages.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ...contract.names import unwrapped
 from ...contract.shard import Index, Shard
@@ -34,7 +37,7 @@ from .ranks import AllRanks
 from .ranks_own import left_out
 from .repeatable import Digest, digest
 
-Split = Literal["samples", "sequence", "experts", "parameters", "nothing"]
+Split = Literal["samples", "sequence", "experts", "parameters", "layers", "nothing"]
 Order = Literal["contiguous", "zigzag"] | Sequence[int]
 
 _NAMES: Mapping[Split, str] = {
@@ -43,14 +46,14 @@ _NAMES: Mapping[Split, str] = {
     "sequence": "cp context sp ulysses ring",
     "experts": "ep expert experts",
     "parameters": "tp etp",
+    "layers": "pp pipe pipeline",
 }
 USUAL = {name: split for split, names in _NAMES.items() for name in names.split()}
 """Split of a dimension of a mesh, by the names that jobs give it."""
 
-PIPELINES = ("pp", "pipe", "pipeline")
-IN_STAGES = (
-    "the mesh dimension {!r} is one of a pipeline; attach on the ranks of one stage with group=, "
-    "and give the mesh of that stage"
+OF_ONE_STAGE = (
+    "the mesh dimension {!r} goes over the stages of a pipeline, and group= has some of its ranks; "
+    "leave out group=, or pass the mesh of one stage"
 )
 
 
@@ -110,6 +113,8 @@ class Part(NamedTuple):
 
     def placed(self, shard: Shard) -> Shard:
         """Return a shard of the part as one of the whole."""
+        if self.of == 1:
+            return replace(shard, name=self.name)
         rows, *others = shard.shape
         index: Index
         if isinstance(shard.index, slice):
@@ -157,6 +162,18 @@ class Axes:
         return next((one for one in self.every if one.split == split), None)
 
     @property
+    def stages(self) -> int:
+        """Number of stages of the pipeline, 1 where there is none."""
+        axis = self.of("layers")
+        return 1 if axis is None else len(axis.ranks)
+
+    @property
+    def stage(self) -> int:
+        """Number of the stage of this rank, from 0 on."""
+        axis = self.of("layers")
+        return 0 if axis is None else axis.place
+
+    @property
     def words(self) -> str:
         """Words on what they split, to put after the name of the sharder."""
         return "".join(
@@ -197,10 +214,10 @@ def axes_of(
         mine = [_axis(one, name, declared, group) for name in one.mesh_dim_names or ()]
         known = {axis.name for axis in found}
         new = (axis for axis in mine if len(axis.ranks) > 1 and axis.name not in known)
-        found += [axis for axis in new if axis.split in ("sequence", "experts", "parameters")]
-        crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts")]
+        found += [axis for axis in new if axis.split not in ("samples", "nothing")]
+        crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts", "layers")]
         exchanging |= _across(one, crossed)
-    for split in ("sequence", "experts"):
+    for split in ("sequence", "experts", "layers"):
         several = [axis.name for axis in found if axis.split == split]
         if len(several) > 1:
             raise UsageError(f"{' and '.join(several)} split {split} (allowed: one axis)")
@@ -214,8 +231,6 @@ def _axis(
     group: dist.ProcessGroup | None,
 ) -> JobAxis:
     said = declared.get(name, USUAL.get(name))
-    if name in PIPELINES and name not in declared:
-        raise UsageError(IN_STAGES.format(name))
     if said is None:
         raise UsageError(
             f"what the mesh dimension {name!r} splits is not known from its name; say it with "
@@ -229,6 +244,8 @@ def _axis(
         sequence = SequenceAxis()
     along = dist.get_process_group_ranks(mesh.get_group(name))
     if group is not None:
+        if not {*along} <= {*dist.get_process_group_ranks(group)}:
+            raise UsageError(OF_ONE_STAGE.format(name))
         along = [dist.get_group_rank(group, rank) for rank in along]
     return JobAxis(name, split, tuple(along), mesh.get_local_rank(name), sequence)
 
@@ -244,16 +261,44 @@ def _across(mesh: DeviceMesh, names: Sequence[str]) -> set[int]:
 def parts_of(
     model: nn.Module, axes: Axes, reference: Callable[[], Any] | None, ranks: AllRanks
 ) -> dict[int, Part]:
-    """Return what each parameter is a part of that the wrapper leaves out, on an axis of experts.
+    """Return what parameters are a part of: of experts, and of a model that stages share.
 
-    reference: without it, all of them are parts. Every rank calls this. Raises UsageError for a
-    parameter that is none.
+    reference: without it, all that the wrapper leaves out on an axis of experts are parts. Every
+    rank calls this. Raises UsageError for a parameter that is none.
     """
+    experts = _of_experts(model, axes, reference, ranks)
+    if axes.stages == 1:
+        return experts
+    names = {
+        id(one): experts[id(one)].name if id(one) in experts else unwrapped(name)
+        for name, one in model.named_parameters()
+    }
+    every = ranks.gather(msgspec.msgpack.encode((axes.stage, [*names.values()])))
+    of_stages: dict[int, set[str]] = {}
+    for stage, mine in (msgspec.msgpack.decode(one) for one in every):
+        of_stages.setdefault(stage, set()).update(mine)
+    apart = len(set().union(*of_stages.values())) == sum(map(len, of_stages.values()))
+    if ranks.broadcast(b"1" if apart else b""):
+        return experts
+    before = f"stage{axes.stage}."
+    return {
+        key: experts.get(key, Part("", 0, 1))._replace(name=before + name)
+        for key, name in names.items()
+    }
+
+
+def _of_experts(
+    model: nn.Module, axes: Axes, reference: Callable[[], Any] | None, ranks: AllRanks
+) -> dict[int, Part]:
     axis = axes.of("experts")
     if axis is None:
         return {}
-    apart = left_out(model, ranks.size)
-    named = {unwrapped(name): one for name, one in model.named_parameters() if id(one) in apart}
+    apart = left_out(model, ranks.size // axes.stages)
+    named = {
+        unwrapped(name): one
+        for name, one in model.named_parameters()
+        if id(one) in apart and not _knows_its_place(one, axis)
+    }
     whole = None if reference is None else _shapes_of(reference)
     found = {}
     alike = {}
@@ -275,16 +320,25 @@ def parts_of(
                 f"(it has: {whole.get(name, 'none')})"
             )
         found[id(parameter)] = Part(name, axis.place, count)
-    _check_alike(alike, axis, ranks)
+    _check_alike(alike, axes.stage, axis, ranks)
     return found
 
 
-def _check_alike(mine: Mapping[str, Digest], axis: JobAxis, ranks: AllRanks) -> None:
+def _knows_its_place(parameter: torch.Tensor, axis: JobAxis) -> bool:
+    """Return True for a DTensor that is distributed over the axis."""
+    return isinstance(parameter, DTensor) and axis.name in (
+        parameter.device_mesh.mesh_dim_names or ()
+    )
+
+
+def _check_alike(mine: Mapping[str, Digest], stage: int, axis: JobAxis, ranks: AllRanks) -> None:
     """Raise UsageError, on rank 0, unless ranks have the same of what the reference has whole."""
-    every = ranks.gather(msgspec.msgpack.encode(mine))
-    of_ranks = [msgspec.msgpack.decode(one) for one in every]
-    for name in mine if of_ranks else ():
-        if any(one.get(name) != of_ranks[0][name] for one in of_ranks):
+    every = ranks.gather(msgspec.msgpack.encode((stage, mine)))
+    known: dict[tuple[int, str], Digest] = {}
+    for of_stage, digests in (msgspec.msgpack.decode(one) for one in every):
+        for name, found in digests.items():
+            if known.setdefault((of_stage, name), found) == found:
+                continue
             raise UsageError(
                 f"{name} differs between ranks, and reference= has one of the same shape; it must "
                 f"be the plain model, with the experts of all {len(axis.ranks)} ranks of "

@@ -33,6 +33,7 @@ from .call_state import (
 )
 from .guard import ErrorGuard
 from .output_gradients import OutputGradients
+from .repeatable import Digest, digest
 
 OWN_NUMBERS = (
     "inductor draws random numbers of its own (dropout); torch._inductor.config.fallback_random = "
@@ -48,6 +49,23 @@ NESTED = 16
 
 
 @dataclass
+class Crossing:
+    """Digests of what a call of a stage of a pipeline exchanges with the stages beside it.
+
+    given, sent: inputs that need a gradient, and outputs; back: gradients that the inputs got.
+    """
+
+    given: Digest
+    sent: Digest = ()
+    back: Digest = ()
+
+    def came_back(self, guard: ErrorGuard, gradient: torch.Tensor) -> None:
+        """Hook of an input: note its gradient."""
+        with guard():
+            self.back += digest([gradient])
+
+
+@dataclass
 class Forward:
     """One call of the model. Trees of tensors and plain values; tensors are copies.
 
@@ -58,8 +76,8 @@ class Forward:
     other_mode: names of modules whose mode was not `training`; dropout: probability of each
     module of dropout, which trainers turn off; returned: gradients that came to the outputs
     from outside the call, by the path of the output (see `tensors_in`); draws: True if the call
-    drew random numbers, where that matters; outputs: samples of them, by path. Names of modules are
-    those in the unwrapped model, with a dot at their end.
+    drew random numbers, where that matters; outputs: samples of them, by path; crossing: of a
+    stage of a pipeline. Names of modules are those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -75,6 +93,7 @@ class Forward:
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
     draws: bool = False
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    crossing: Crossing | None = None
 
     @property
     def counts(self) -> bool:
@@ -86,14 +105,21 @@ class Forwards:
     """The calls of one module, recorded while its hooks are on."""
 
     def __init__(
-        self, model: nn.Module, guard: ErrorGuard, numbers: Numbers, *, in_parts: bool
+        self,
+        model: nn.Module,
+        guard: ErrorGuard,
+        numbers: Numbers,
+        *,
+        in_parts: bool,
+        in_stages: bool,
     ) -> None:
         """Prepare.
 
         numbers: those of the model when the check was attached; in_parts: samples are in parts on
-        several ranks, which one device draws other random numbers for.
+        several ranks, which one device draws other random numbers for; in_stages: the model is a
+        stage of a pipeline.
         """
-        self._model, self._in_parts = model, in_parts
+        self._model, self._in_parts, self._in_stages = model, in_parts, in_stages
         self._guard = guard
         self._trained = TrainedNumbers(numbers)
         self._open: list[tuple[Forward, Any] | None] = []
@@ -165,7 +191,12 @@ class Forwards:
                     numbers_of(module, dotted),
                 )
                 self._trained.note(forward.numbers)
-                entry = self.gradients.enter(tensors_in((args, kwargs)).values())
+                given = tensors_in((args, kwargs)).values()
+                if self._in_stages:
+                    forward.crossing = Crossing(digest(given))
+                    for one in given:
+                        one.register_hook(partial(forward.crossing.came_back, self._guard))  # type: ignore[no-untyped-call]
+                entry = self.gradients.enter(given)
                 self._open[-1] = forward, entry
 
     def _after(self, module: nn.Module, args: Any, outputs: Any) -> None:
@@ -175,6 +206,8 @@ class Forwards:
                 forward, entry = opened
                 there = tensors_in(outputs)
                 forward.outputs = samples_of(there)
+                if forward.crossing is not None:
+                    forward.crossing.sent = digest(tensors_in(outputs, every=True).values())
                 forward.returned = self.gradients.leave(entry, there)
                 if self._own_numbers or self._in_parts:
                     forward.draws = not all(map(torch.equal, forward.random, torch_states()))

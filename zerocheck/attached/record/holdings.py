@@ -136,6 +136,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def reduced(gradient: torch.Tensor | None, held: torch.Tensor) -> torch.Tensor | None:
+    """Return a gradient laid out as its parameter: that of a DTensor can be a sum still to come.
+
+    Every rank of its mesh calls this.
+    """
+    if not (isinstance(gradient, DTensor) and isinstance(held, DTensor)):
+        return gradient
+    same = gradient.placements == held.placements
+    return gradient if same else gradient.redistribute(placements=held.placements)
+
+
 def shards_of(
     holding: Holding, states: Mapping[Any, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Shard]]:

@@ -83,6 +83,7 @@ class OutputGradients:
         self.guard = guard
         self._targets: dict[Edge, Target] = {}
         self._spans: list[Span] = []
+        self._kept: list[tuple[Target, torch.Tensor]] = []
         self._handles: list[Any] = []
         self.running = 0
         self.reason = ""
@@ -121,7 +122,7 @@ class OutputGradients:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._targets, self._spans = [], {}, []
+        self._handles, self._targets, self._spans, self._kept = [], {}, [], []
         self._calls = 0
 
     def observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,6 +151,53 @@ class OutputGradients:
 
         return backward
 
+    def in_two_parts(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap torch.autograd.grad, by which zero-bubble pipelines split a backward in two.
+
+        The first part is for inputs of the model, and retains the graph; the second one is for
+        parameters, from edges inside the model on. The first one alone leaves no gradient.
+        """
+
+        def grad(outputs: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+            handles: list[Any] = []
+            known = False
+            with self.guard():
+                roots = _several(outputs)
+                if not any(self._is_parameter(one) for one in _several(inputs)):
+                    known = True
+                    if named.get("retain_graph"):
+                        given = _several(named.get("grad_outputs"))
+                        self._hook(roots, given, handles, self._keep)
+                elif all(isinstance(one, GradientEdge) and self._inside(one.node) for one in roots):
+                    known = True
+                    self._take_kept(one.node for one in roots)
+            self.running += known
+            try:
+                return original(outputs, inputs, *more, **named)
+            finally:
+                self.running -= known
+                for handle in handles:
+                    handle.remove()
+
+        return grad
+
+    def _is_parameter(self, one: Any) -> bool:
+        # An edge leads to a parameter of FSDP2 as the forward has it, which is none of the model's.
+        return id(one) in self._names or hasattr(getattr(one, "node", None), "variable")
+
+    def _keep(self, target: Target, gradient: torch.Tensor) -> None:
+        self._kept.append((target, gradient.detach().clone()))
+
+    def _take_kept(self, nodes: Iterable[Any]) -> None:
+        """Add what the first part of a backward gave to the calls that made these nodes."""
+        numbers = {node._sequence_nr() for node in nodes}
+        kept, self._kept = self._kept, []
+        for target, gradient in kept:
+            if any(target.span.begin < number < target.span.end for number in numbers):
+                target.add(gradient)
+            else:
+                self._kept.append((target, gradient))
+
     def _from_within(self) -> bool:
         """Return True if the backward of the model itself starts this one.
 
@@ -164,7 +212,13 @@ class OutputGradients:
         """Return True if a call of the model made the node."""
         return any(span.begin < node._sequence_nr() < span.end for span in self._spans)
 
-    def _hook(self, roots: Sequence[Any], gradients: Sequence[Any], handles: list[Any]) -> None:
+    def _hook(
+        self,
+        roots: Sequence[Any],
+        gradients: Sequence[Any],
+        handles: list[Any],
+        add: Callable[[Target, torch.Tensor], None] = Target.add,
+    ) -> None:
         """Follow the graph from its roots, and hook the nodes that lead to outputs."""
         walk = _BackwardWalk(self._targets)
         for position, root in enumerate(roots):
@@ -177,7 +231,7 @@ class OutputGradients:
             if target is not None and gradient is None and isinstance(root, torch.Tensor):
                 gradient = torch.ones_like(root)
             if target is not None and gradient is not None:
-                target.add(gradient)
+                add(target, gradient)
         for node in walk.nodes():
             self._look(node)
             found = [
@@ -187,20 +241,24 @@ class OutputGradients:
                 and (target := walk.follow(Edge(following, number))) is not None
             ]
             if found:
-                handles.append(node.register_hook(partial(self._passed, found)))
+                handles.append(node.register_hook(partial(self._passed, found, add)))
         for edge, target, consumers in walk.chained():
             for node in consumers:
                 found = [(at, target) for at in _positions(node, edge)]
-                handles.append(node.register_hook(partial(self._passed, found)))
+                handles.append(node.register_hook(partial(self._passed, found, add)))
 
     def _passed(
-        self, found: Sequence[tuple[int, Target]], sent: Sequence[Any], received: Any
+        self,
+        found: Sequence[tuple[int, Target]],
+        add: Callable[[Target, torch.Tensor], None],
+        sent: Sequence[Any],
+        received: Any,
     ) -> None:
         """Record the gradients that a node sends to outputs. sent: one for each of its edges."""
         with self.guard():
             for at, target in found:
                 if sent[at] is not None:
-                    target.add(sent[at])
+                    add(target, sent[at])
 
     def _look(self, node: Any) -> None:
         """Find parameters and inner tensors on the way."""

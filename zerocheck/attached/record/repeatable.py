@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ...compat_compiler import use_deterministic
 
@@ -20,9 +21,11 @@ Digest = tuple[int, ...]
 def digest(tensors: Iterable[torch.Tensor]) -> Digest:
     """Return one word for each tensor, of all its bits; others have another, but by accident.
 
-    Of tensors that are none of torch's own (nested, quantized), nothing is said.
+    Of a DTensor, of the local one. Of tensors that are none of torch's own (nested, quantized),
+    nothing is said.
     """
-    return tuple(_word(one.detach()) for one in tensors if one.numel())
+    locals_ = (one._local_tensor if isinstance(one, DTensor) else one for one in tensors)
+    return tuple(_word(one.detach()) for one in locals_ if one.numel())
 
 
 def _word(tensor: torch.Tensor) -> int:

@@ -25,6 +25,8 @@ class RunParameter(NamedTuple):
     """True if the optimizer of any rank has it: with ZeRO-1 only its owner's does."""
     whole: bool
     """True if every rank holds all of it."""
+    stage: int = 0
+    """Stage of a pipeline whose ranks hold it."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -40,7 +42,8 @@ def run_parameters(ranks: Sequence[StepSummary]) -> list[RunParameter]:
         for piece in summary.pieces:
             entry, trains = piece.entry, piece.group >= 0
             first = found.setdefault(
-                piece.name, RunParameter(piece.name, entry.shape, piece.dtype, trains, False)
+                piece.name,
+                RunParameter(piece.name, entry.shape, piece.dtype, trains, False, summary.stage),
             )
             found[piece.name] = first._replace(trains=first.trains or trains)
             numel = torch.Size(entry.shape).numel()

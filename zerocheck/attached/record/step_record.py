@@ -221,6 +221,21 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     outer: tuple[OuterChange, ...] = ()
     axes: dict[str, int] = {}
     """Sizes of the axes of the mesh that split something else than samples, by their names."""
+    stage: int = 0
+    """Number of the pipeline's stage that this rank is in, of `stages`."""
+    stages: int = 1
+    divided: int = 1
+    """What the schedule of the pipeline divides gradients by: microbatches, or 1."""
+
+    @property
+    def reducing(self) -> int:
+        """Number of ranks that a gradient is reduced over: those of a stage."""
+        return self.world_size // self.stages
+
+    @property
+    def scale(self) -> float:
+        """What the local gradients are divided by, beside the number of ranks."""
+        return self.loss_scale * self.divided
 
     @property
     def took(self) -> bool:
@@ -260,7 +275,7 @@ class Observed:
     reference; buffers: before them, by name; device: of the run; norms: by the number of their
     clipping, those that are not reduced over the ranks yet; model: that of the run, None in a
     bundle; reordered: makes the calls of whole samples whose parts are put together in another
-    order, None where there are no parts.
+    order, None where there are no parts; between: what is wrong between two stages.
     """
 
     summary: StepSummary
@@ -271,6 +286,7 @@ class Observed:
     norms: dict[int, DTensor] = field(default_factory=dict)
     model: nn.Module | None = None
     reordered: Callable[[], list[Forward]] | None = None
+    between: Violation | None = None
 
     def gradient(self, number: int, point: Point = GIVEN) -> torch.Tensor | None:
         """Return the gradient of a piece at a point, or None if it has none there."""

@@ -51,7 +51,11 @@ def judge_step(
 
     reference: makes the model that is not wrapped, for the gradient.
     """
-    gathered = ranks.gather(msgspec.msgpack.encode(judge_rank(observed)))
+    mine = judge_rank(observed)
+    if observed.between is not None:
+        violations = (*mine.violations, observed.between)
+        mine = msgspec.structs.replace(mine, violations=violations)
+    gathered = ranks.gather(msgspec.msgpack.encode(mine))
     verdicts = (
         [msgspec.msgpack.decode(one, type=RankVerdict) for one in gathered]
         if not ranks.rank
@@ -71,7 +75,7 @@ def judge_step(
 
     judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
     updated = all(one.summary.ran for one in verdicts)
-    samples = {one.samples for one in verdicts}
+    samples = {one.samples for one in verdicts if not one.summary.stage}
     alike = len(verdicts) > 1 and len(samples) == 1 and "" not in samples
     verdict = Verdict(judgement, updated, alike and full is not None and not full.reason)
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))

@@ -81,6 +81,7 @@ class Full(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
 
+IN_STAGES = "the weights of tokens, in the last stage of a pipeline"
 UNEQUAL = "ranks multiply their gradients by different factors"
 
 
@@ -117,12 +118,14 @@ def judge_gradient(
 
     with _of_reference():
         reference = Reference(factory, torch.device(observed.device), observed.model)
-        reference.check({one.name: tuple(one.shape) for one in tensors})
+        mine = [one for one in tensors if one.stage == observed.summary.stage]
+        reference.check({one.name: tuple(one.shape) for one in mine})
     if plan.hooks and (reason := _of_any_rank(reference.lacks(observed.summary.hooks), ranks)):
         return Full(reason=reason)
     for tensor, entries in zip(tensors, plan.entries, strict=True):
         whole = _whole(observed, tensor, entries, ranks)
-        reference.load(tensor.name, whole, tensor.torch_dtype, trains=tensor.trains)
+        if tensor in mine:
+            reference.load(tensor.name, whole, tensor.torch_dtype, trains=tensor.trains)
     local = _local(observed, reference, semantics)
     if reason := _of_any_rank(local.reason, ranks):
         return Full(reason=reason)
@@ -179,7 +182,8 @@ def _with_outputs(full: Full, local: Local, ranks: AllRanks) -> Full:
         return full
     text = f"{full.violation.explanation}; already {unlike}: the forward computes with other "
     text += "parameters, or reference= makes another model"
-    violation = msgspec.structs.replace(full.violation, explanation=text)
+    causes = full.violation.causes or (bugs.OTHER_OUTPUTS,)
+    violation = msgspec.structs.replace(full.violation, explanation=text, causes=causes)
     return msgspec.structs.replace(full, violation=violation)
 
 
@@ -237,6 +241,8 @@ def with_weights(
         full = msgspec.structs.replace(full, violation=violation, changes=words)
     if semantics.weight != "token":
         return full
+    if summary.stages > 1:
+        return msgspec.structs.replace(full, loss_reason=IN_STAGES)
     averaged = semantics.reduction == "mean"
     loss, reason = judge_weights(
         every,

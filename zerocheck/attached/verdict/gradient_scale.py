@@ -95,7 +95,7 @@ def added(one: Scale, other: Scale) -> Scale:
 def known_factors(summary: StepSummary, semantics: Semantics) -> Iterator[KnownWeights]:
     """Iterate over the factors of all local gradients that a known bug gives."""
     mean = semantics.average == "mean"
-    its = ReductionSetting(summary.world_size, summary.forwards, mean, axes=summary.axes)
+    its = ReductionSetting(summary.reducing, summary.forwards, mean, axes=summary.axes)
     yield from of_axes(its)
     yield from factors(its)
 

@@ -57,8 +57,8 @@ LEFT_OUT = (
 
 
 def share_of(local: Local, tensor: RunParameter) -> Total:
-    """Return one rank's contribution to the total."""
-    there = [one for one in local.gradients[tensor.name] if one is not None]
+    """Return one rank's contribution to the total, nothing for what another stage has."""
+    there = [one for one in local.gradients.get(tensor.name, ()) if one is not None]
     numel = torch.Size(tensor.shape).numel()
     exact, absolute = (vectors.zeros(numel, dtype=torch.float64) for _ in range(2))
 
@@ -69,7 +69,8 @@ def share_of(local: Local, tensor: RunParameter) -> Total:
 
     for _ in in_threads(add, split(numel)):
         pass
-    return Total(exact, absolute, local.noise[tensor.name], len(there), local.sway[tensor.name])
+    noise, sway = (one.get(tensor.name, 0.0) for one in (local.noise, local.sway))
+    return Total(exact, absolute, noise, len(there), sway)
 
 
 def total_of(shares: Sequence[Total]) -> Total:
@@ -100,7 +101,7 @@ class Judged(NamedTuple):
 
 def divisor_of(summary: StepSummary, semantics: Semantics) -> float:
     """Return what the sum of the local gradients is divided by."""
-    return summary.loss_scale * (summary.world_size if semantics.reduction == "mean" else 1)
+    return summary.scale * (summary.reducing if semantics.reduction == "mean" else 1)
 
 
 def enclosure(
@@ -114,7 +115,7 @@ def enclosure(
     """
     divisor = divisor_of(summary, semantics)
     roundings = 2 + bounds.gradient_roundings(
-        world_size=summary.world_size,
+        world_size=summary.reducing,
         microbatches=max(1, summary.forwards),
         average=semantics.reduction,
         divide="loss",
@@ -221,10 +222,11 @@ def put(into: torch.Tensor, entry: Entry, part: torch.Tensor) -> None:
 class Exhibit(msgspec.Struct, frozen=True):
     """Wrong tensors of a rank, sent as evidence: bytes of fp32.
 
-    local: gradients per tensor and microbatch, None where there is none; held: the rank's shards of
-    the reduced gradient.
+    rank: its number; local: gradients per tensor and microbatch, None where there is none; held:
+    the rank's shards of the reduced gradient.
     """
 
+    rank: int
     local: tuple[tuple[bytes | None, ...], ...]
     noise: tuple[float, ...]
     entries: tuple[Entry, ...]
@@ -282,7 +284,7 @@ def script_factor(
     observed, expected, off = (sum(each) for each in zip(*(o.along for o in every), strict=True))
     if not (own and faults(every) and observed > 0 and expected > 0 and isfinite(off)):
         return NO_FACTOR
-    value, world = observed / expected, summary.world_size
+    value, world = observed / expected, summary.reducing
     slack = off / expected + SCALED * Format.of(dtype_of(summary.pieces[0].dtype)).u
     known = [one.factor for one in known_factors(summary, semantics)]
     known += [1.0, world / (world + 1), (world + 1) / world]
@@ -293,7 +295,10 @@ def script_factor(
 
 
 def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunParameter]:
-    """Return the wrong tensors to examine: the worst first, not more than ASKED elements."""
+    """Return the wrong tensors to examine: the worst first, not more than ASKED elements.
+
+    All of them are of one stage of a pipeline.
+    """
     ratios: dict[str, float] = {}
     for one in found:
         for name, ratio in one.wrong.items():
@@ -305,13 +310,17 @@ def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunP
         if not asked or sizes[name] <= room:
             asked.add(name)
             room -= sizes[name]
-    return [one for one in tensors if one.name in asked]
+    found_there = [one for one in tensors if one.name in asked]
+    stages = {max(asked, key=lambda name: ratios[name])} if asked else set()
+    stage = next((one.stage for one in found_there if one.name in stages), 0)
+    return [one for one in found_there if one.stage == stage]
 
 
 def exhibit(
     observed: Observed, local: Local, asked: Sequence[RunParameter], point: Point
 ) -> Exhibit:
-    """Collect this rank's evidence on the tensors asked for."""
+    """Collect this rank's evidence on the tensors asked for, none where another stage has them."""
+    asked = [one for one in asked if one.stage == observed.summary.stage]
     names = {one.name for one in asked}
     entries, held = [], []
     for number, piece in enumerate(observed.summary.pieces):
@@ -320,6 +329,7 @@ def exhibit(
             entries.append(piece.entry)
             held.append(_bytes(gradient))
     return Exhibit(
+        observed.summary.rank,
         tuple(
             tuple(None if g is None else _bytes(g) for g in local.gradients[one.name])
             for one in asked
@@ -379,6 +389,7 @@ def _diagnosed(
     summary: StepSummary,
     semantics: Semantics,
 ) -> Violation | None:
+    exhibits = [one for one in exhibits if one.local]  # of the stage that has the tensors
     reduced_in = summary.casts.reduce if summary.casts is not None else ""
     layout = layout_of([one._replace(dtype=reduced_in or one.dtype) for one in asked])
     passes = _passes(layout, exhibits, summary)
@@ -387,12 +398,12 @@ def _diagnosed(
     for number, (tensor, place) in enumerate(zip(asked, layout.places, strict=True)):
         terms = passes.gradients[..., place.start : place.stop].double()
         total = Total(
-            terms.sum((0, 1)) * summary.loss_scale,
-            terms.abs().sum((0, 1)) * summary.loss_scale,
+            terms.sum((0, 1)) * summary.scale,
+            terms.abs().sum((0, 1)) * summary.scale,
             sum(one.noise[number] for one in exhibits),
             int(passes.arrived[..., number].sum()),
         )
-        noise[place.start : place.stop] = total.noise / summary.loss_scale
+        noise[place.start : place.stop] = total.noise / summary.scale
         parts.append(enclosure(total, tensor, summary, semantics))
     wanted = Enclosure(torch.cat([p.exact for p in parts]), torch.cat([p.bound for p in parts]))
     held = _held(layout, exhibits)
@@ -401,12 +412,12 @@ def _diagnosed(
         local = Enclosure(plan.gather(wanted.exact), plan.gather(wanted.bound))
         misfit = compare(part.double(), local)[1]
         if misfit is not None:
-            bad.append(rank)
+            bad.append(exhibits[rank].rank)
             first = first or (misfit, plan.index)
     if first is None:
         return None
     case = Case(
-        mesh=(summary.world_size,),
+        mesh=(len(exhibits),),
         training=Training(microbatches=min(64, max(1, summary.forwards))),
     )
     with memory_of_a_job():
@@ -446,8 +457,8 @@ def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], summary: StepS
                 if data is not None:
                     gradients[rank, microbatch, place.start : place.stop] = _tensor(data)
                     arrived[rank, microbatch, number] = True
-    if summary.loss_scale != 1.0:
-        gradients = gradients.double() / summary.loss_scale
+    if summary.scale != 1.0:
+        gradients = gradients.double() / summary.scale
     return Passes(gradients, arrived, [], [])
 
 

@@ -1,8 +1,11 @@
-"""Whole samples, put together from the parts that ranks of an axis of the sequence have.
+"""Whole samples, put together from the parts that ranks of an axis have.
 
 Each rank sends what its calls of the model were given, and the gradients that came to their
 outputs, to the first rank of the axis. That one calls the reference with the whole samples, and the
 gradient that it gets is the sum of those of all ranks of the axis.
+
+Under tensor parallelism samples are in parts between two stages of a pipeline, and every rank has
+the gradient of the whole: it counts once for each of them. A DTensor is put together by itself.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ from functools import partial
 
 import msgspec
 import torch
+from torch.distributed.tensor import DTensor
 
-from ..record.axes import JobAxis, SequenceAxis
+from ..record.axes import Axes, JobAxis, SequenceAxis
 from ..record.dtypes import dtype_of
 from ..record.forwards import Forward, mapped, tensors_in
 from ..record.ranks import AllRanks
+from ..record.repeatable import Digest, digest
 from ..record.step_record import Observed
+
+_Member = tuple[tuple[int, ...], Digest]
 
 DRAWS = (
     "the model draws random numbers (dropout), each rank for its part of a sequence, which one "
@@ -30,19 +37,27 @@ class _Unknown(Exception):
     """Why samples cannot be put together."""
 
 
-def with_whole_samples(observed: Observed, axis: JobAxis | None, ranks: AllRanks) -> Observed:
-    """Return the step with whole samples on the first rank of the axis, and no calls on others.
+def with_whole_samples(observed: Observed, axes: Axes, ranks: AllRanks) -> Observed:
+    """Return the step with whole samples on the first rank of an axis, and no calls on others.
 
     Every rank calls this. Where they cannot be put together, the reason is in `unjudged`.
     """
-    if axis is None or axis.sequence is None:
+    observed = replace(observed, forwards=[_put_together(one) for one in observed.forwards])
+    axis = axes.of("sequence")
+    if axis is None:
+        tensors = axes.of("parameters")
+        if tensors is None or not _in_parts(observed.forwards, tensors, ranks):
+            return observed
+        axis = replace(tensors, sequence=SequenceAxis())
+    if axis.sequence is None:
         return observed
     every = ranks.to_first(_sent(observed.forwards), axis.ranks)
     summary = msgspec.structs.replace(observed.summary, samples_on=axis.ranks[0])
     if not every:
         return replace(observed, summary=summary, forwards=[])
     calls = [msgspec.msgpack.decode(one, type=list[_Calls]) for one in every]
-    joined = partial(_joined, observed.forwards, calls)
+    times = len(axis.ranks) if axis.split == "parameters" else 0
+    joined = partial(_joined, observed.forwards, calls, times)
     try:
         forwards = joined(axis.sequence)
     except _Unknown as why:
@@ -51,6 +66,34 @@ def with_whole_samples(observed: Observed, axis: JobAxis | None, ranks: AllRanks
         return replace(observed, summary=summary, forwards=[])
     other = partial(joined, axis.sequence.other)
     return replace(observed, summary=summary, forwards=forwards, reordered=other)
+
+
+def _put_together(forward: Forward) -> Forward:
+    """Return a call without DTensors, but whole tensors. Every rank of their mesh calls this."""
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, DTensor):
+            return tensor
+        found: torch.Tensor = tensor.full_tensor()
+        return found.detach().requires_grad_(tensor.requires_grad)
+
+    tensors = (*_given(forward).values(), *forward.returned.values())
+    if not any(isinstance(one, DTensor) for one in tensors):
+        return forward
+    args, kwargs = mapped(forward.args, whole), mapped(forward.kwargs, whole)
+    returned = {path: whole(one).detach() for path, one in forward.returned.items()}
+    return replace(forward, args=args, kwargs=kwargs, returned=returned)
+
+
+def _in_parts(forwards: Sequence[Forward], axis: JobAxis, ranks: AllRanks) -> bool:
+    """Return True if ranks of the axis, of any of them, have other samples or gradients."""
+    tensors = [t for one in forwards for t in (*_given(one).values(), *one.returned.values())]
+    every = ranks.gather(msgspec.msgpack.encode((axis.ranks, digest(tensors))))
+    known: dict[tuple[int, ...], Digest] = {}
+    alike = True
+    for members, mine in (msgspec.msgpack.decode(one, type=_Member) for one in every):
+        alike &= known.setdefault(members, mine) == mine
+    return ranks.broadcast(b"" if alike else b"1") != b""
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -98,9 +141,12 @@ def _given(forward: Forward) -> dict[str, torch.Tensor]:
 
 
 def _joined(
-    mine: Sequence[Forward], every: Sequence[Sequence[_Calls]], sequence: SequenceAxis
+    mine: Sequence[Forward],
+    every: Sequence[Sequence[_Calls]],
+    times: int,
+    sequence: SequenceAxis,
 ) -> list[Forward]:
-    """Raises _Unknown."""
+    """Join the calls of all ranks. times: see `_Call`. Raises _Unknown."""
     if len({len(one) for one in every}) > 1:
         counts = " and ".join(str(len(one)) for one in every)
         raise _Unknown(f"ranks with parts of the same samples called the model {counts} times")
@@ -108,15 +154,18 @@ def _joined(
     for forward, calls in zip(mine, zip(*every, strict=True), strict=True):
         if any(one.draws for one in calls):
             raise _Unknown(DRAWS)
-        found.append(_whole(forward, _Call(calls, sequence)))
+        found.append(_whole(forward, _Call(calls, sequence, times)))
     return found
 
 
 class _Call:
-    """One call of the model on all ranks of the axis."""
+    """One call of the model on all ranks of the axis.
 
-    def __init__(self, every: Sequence[_Calls], sequence: SequenceAxis) -> None:
-        self._every, self._sequence = every, sequence
+    times: how often the gradient of the whole counts, 0 where each rank has a part of it.
+    """
+
+    def __init__(self, every: Sequence[_Calls], sequence: SequenceAxis, times: int) -> None:
+        self._every, self._sequence, self.times = every, sequence, times
 
     def given(self, path: str) -> list[torch.Tensor]:
         """Return an input of each rank. Raises _Unknown where one has none."""
@@ -205,7 +254,9 @@ def _output(parts: Sequence[torch.Tensor], path: str, total: int, call: _Call) -
     """Return the gradient of the whole output. total: positions of a whole sequence."""
     sizes = [call.length(one) or 0 for one in parts]
     if sum(sizes) == total:
-        return call.whole(parts, call.dim)
+        return call.whole(parts, call.dim) * max(1, call.times)
+    if call.times and _alike(parts):
+        return parts[0] * call.times
     if {*sizes} == {total}:  # the model put it together, and each rank has a loss of it
         return torch.stack([*parts]).sum(0)
     raise _Unknown(

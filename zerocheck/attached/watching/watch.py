@@ -38,6 +38,7 @@ from ..record.holdings import (
     count_of,
     holdings,
     local,
+    reduced,
     shards_changed_by_forwards,
     shards_of,
     versions_of,
@@ -104,13 +105,13 @@ class Watch:
         used: UsedGradients,
         axes: Axes,
         listens: Numbers | None = None,
-        unjudged: str = "",
+        divides: bool = False,
     ) -> None:
         """Prepare the observation of a step.
 
         used: gradients of the updates before; listens: record the calls of the model, for the
-        reference, with the numbers of its modules when the check was attached; unjudged: why the
-        gradient cannot be judged in any step.
+        reference, with the numbers of its modules when the check was attached; divides: the
+        schedule of a pipeline divides gradients by the number of microbatches.
         """
         self._model = model
         self._axes = axes
@@ -130,8 +131,13 @@ class Watch:
         self._guard = ErrorGuard()
         self._listens = None
         if listens is not None:
-            in_parts = axes.of("sequence") is not None
-            self._listens = Forwards(model, self._guard, listens, in_parts=in_parts)
+            self._listens = Forwards(
+                model,
+                self._guard,
+                listens,
+                in_parts=axes.of("sequence") is not None,
+                in_stages=axes.stages > 1,
+            )
         self._outputs = OutputWatch(model, self._guard)
         self._exchanges = ExchangeWatch(model, self._guard, axes.exchanging)
         self._script_hooks = HookWatch(self._guard)
@@ -142,7 +148,8 @@ class Watch:
         self._reduces = False
         self._settled: set[int] = set()
         self._buffers: dict[str, torch.Tensor] = {}
-        self._unjudged = unjudged
+        self._unjudged = ""
+        self._divides = divides
         self._pieces: list[ShardPiece] = []
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
@@ -160,7 +167,7 @@ class Watch:
 
     def _start(self) -> None:
         found = holdings(self._model, self._axes.parts)
-        apart = left_out(self._model, self._where[1])
+        apart = left_out(self._model, self._where[1] // self._axes.stages)
         groups, elsewhere = self._optimizers.group_numbers, self._optimizers.elsewhere
         for holding in found:
             group = _group_of(holding, groups, elsewhere)
@@ -226,7 +233,9 @@ class Watch:
                     f"the {kind} took {step.ran} steps within one checked step (allowed: 1): it "
                     "steps once too often, or check.step() is around several updates"
                 )
-        self._keep_changed()
+        forwards = [] if self._listens is None else self._listens.counted()
+        divided = max(1, len(forwards)) if self._divides else 1
+        self._keep_changed(divided)
         found = holdings(self._model, self._axes.parts)
         self._state(AFTER, found)
         self._take_inner()
@@ -239,9 +248,7 @@ class Watch:
             if version != versions[entry]
         }
         rank, world_size = self._where
-        forwards: list[Forward] = []
         if self._listens is not None:
-            forwards = self._listens.counted()
             reason = self._listens.reason or self._listens.gradients.reason
             if self._exchanges.call:
                 reason = EXCHANGES.format(self._exchanges.call)
@@ -277,6 +284,9 @@ class Watch:
             aside=tuple(dict.fromkeys(self._aside)),
             outside=self._outside,
             reduces=self._reduces,
+            stage=self._axes.stage,
+            stages=self._axes.stages,
+            divided=divided,
             axes={axis.name: len(axis.ranks) for axis in self._axes.every},
             outer=tuple(
                 OuterChange(
@@ -300,6 +310,9 @@ class Watch:
         self._hooks.enter_context(
             replaced(torch.autograd, "backward", partial(self._observed_backward, listens, found))
         )
+        self._hooks.enter_context(
+            replaced(torch.autograd, "grad", partial(self._observed_grad, listens, found))
+        )
         self._buffers = {
             unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
         }
@@ -319,12 +332,9 @@ class Watch:
 
         def backward(*args: Any, **named: Any) -> Any:
             outermost = not listens.gradients.running
-            own = [one for one in found if id(one.held) in self._owners and self._engine is None]
+            own: list[Holding] = []
             with self._guard():
-                new = [one.held.grad for one in own if not used.has(one) and not self._backwards]
-                self._backwards += 1
-                if any(grad is not None and bool(local(grad).any()) for grad in new):
-                    self._unjudged = ADDED_TO
+                own = self._cleared(found)
                 if outermost:
                     used.before_backward(own)
             result = observed(*args, **named)
@@ -335,6 +345,28 @@ class Watch:
             return result
 
         return backward
+
+    def _observed_grad(
+        self, listens: Forwards, found: Sequence[Holding], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Wrap torch.autograd.grad, by which a schedule can go through a part of a backward."""
+        observed = listens.gradients.in_two_parts(original)
+
+        def grad(*args: Any, **named: Any) -> Any:
+            with self._guard():
+                self._cleared(found)
+            return observed(*args, **named)
+
+        return grad
+
+    def _cleared(self, found: Sequence[Holding]) -> list[Holding]:
+        """Return what optimizers have; before the first backward its gradients must be cleared."""
+        own = [one for one in found if id(one.held) in self._owners and self._engine is None]
+        new = [one.held.grad for one in own if not self._used.has(one) and not self._backwards]
+        self._backwards += 1
+        if any(grad is not None and bool(local(grad).any()) for grad in new):
+            self._unjudged = ADDED_TO
+        return own
 
     def _end_of_backward(self, found: Sequence[Holding]) -> None:
         """Copy the gradients that the backward left, in place of those of the one before."""
@@ -389,12 +421,16 @@ class Watch:
         left = [value for (what, _), value in self._values.items() if what == ACCUMULATED]
         return self._exchanges.elements >= sum(map(len, left)) > 0
 
-    def _keep_changed(self) -> None:
-        """Unscale the gradients that the backward left, and drop those that did not change."""
+    def _keep_changed(self, divided: int) -> None:
+        """Unscale the gradients that the backward left, and drop those that did not change.
+
+        divided: what the schedule of a pipeline divides them by after that.
+        """
         self._unscale(ACCUMULATED)
         for what, number in [*self._values]:
             if what != ACCUMULATED:
                 continue
+            self._values[what, number].div_(divided)
             given = self._values.get(("reduced", number), self._values.get(("gradient", number)))
             accumulated = self._values[what, number]
             stayed = ("gradient", number) in self._values
@@ -473,7 +509,7 @@ class Watch:
     ) -> Iterator[tuple[int, torch.Tensor | None]]:
         """Yield (number of the piece, its gradient) for the parameters that have one."""
         for holding in found:
-            grad = holding.held.grad
+            grad = reduced(holding.held.grad, holding.held)
             for shard in () if grad is None else holding.shards("gradient", grad):
                 yield self._numbers[entry_of(shard)], shard.tensor
 
