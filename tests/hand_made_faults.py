@@ -8,10 +8,7 @@ from hand_made import ENVIRONMENT
 
 from zerocheck.case.schema import Case
 from zerocheck.protocol.verdicts import EQUIVALENCE
-from zerocheck.run.records.matrix_records import FaultsFinished, FaultsStarted, FaultTried, Rivals
-
-QUIET = Rivals(outcome="finished", loss_deviation=1e-7)
-ALARM = Rivals(outcome="finished", loss_step=3, loss_deviation=0.5, refused=("head.weight",))
+from zerocheck.run.records.matrix_records import FaultsFinished, FaultsStarted, FaultTried
 
 
 def started(*names: str, **given: Any) -> FaultsStarted:
@@ -24,8 +21,6 @@ def started(*names: str, **given: Any) -> FaultsStarted:
         "world_sizes": (2, 3),
         "obligations": EQUIVALENCE,
         "started": 1_700_000_000.0,
-        "free_steps": 10,
-        "loss_rtol": 1e-4,
     }
     return FaultsStarted(**{**fields, **given})
 
@@ -48,8 +43,6 @@ def tried(name: str, **given: Any) -> FaultTried:
         "causes": ("gradient x W",),
         "findings": 1,
         "case": Case(seed=len(name)),
-        "rivals": ALARM,
-        "control": QUIET,
     }
     return FaultTried(**{**fields, **given})
 

@@ -91,18 +91,6 @@ def test_several_answers_come_together_in_their_order() -> None:
     assert ranks.waited == ["b", "a", "c"]
 
 
-def test_a_free_run_is_another_one() -> None:
-    ranks = Ranks()
-    lines: list[str] = []
-
-    def both() -> Search:
-        for free in (False, True, False):
-            lines.extend((yield (TrialRequest("a", Case(), free=free),)))
-
-    run_searches(ranks, [both()], answer)
-    assert len(lines) == 3 and len(ranks.submitted) == 2
-
-
 def test_what_has_come_back_is_not_kept_waiting() -> None:
     ranks = Ranks(early=("quick",))
     run_searches(ranks, [search("slow", [], 1), search("quick", [], 2)], answer)

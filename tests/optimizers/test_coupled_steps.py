@@ -213,12 +213,3 @@ def test_a_mistake_is_outside_and_named(form: str, number: int) -> None:
     right = dict(rule.enclosures(one.elements, scalars(options)))[role]
     assert compare(one.observed, right)[1] is not None
     assert {change.cause for change in fitting(rule, [one])} == {cause}
-
-
-def test_free_runs_take_torchs_own_steps() -> None:
-    options = Optimizer(kind="rmsprop", momentum=0.9)
-    reference: Any = rule_of("rmsprop").reference_options(GROUP, options)
-    p, old = vector(1), held(options, 1.0, torch.float32)
-    state = rule_of("rmsprop").reference_state({"parameter": p, **old, "step": torch.tensor(3)})
-    after = reference.after(state, vector(2))
-    torch.testing.assert_close(after.parameter.double(), step(options, old)[1]["parameter"])

@@ -52,8 +52,9 @@ def attach(
 
     model         as it is called in training: of DDP, FSDP1, FSDP2, torch.compile, or plain; an
                   engine of DeepSpeed, with ZeRO stages 1 to 3 too
-    optimizer     torch.optim.AdamW, Adam, SGD, Adagrad or RMSprop, or a subclass, also within ZeroRedundancyOptimizer or a
-                  wrapper such as that of Accelerate; `optimizer.step(closure)` is supported.
+    optimizer     torch.optim.AdamW, Adam, SGD, Adagrad or RMSprop, or a subclass, also within
+                  ZeroRedundancyOptimizer or a wrapper such as that of Accelerate;
+                  `optimizer.step(closure)` is supported.
                   A list of them, of several classes too, where each has parameters of its own;
                   or one `attach` for each of them
     reference     function without arguments that makes a new model, not wrapped. With it

@@ -55,8 +55,7 @@ def faults(
     """Show that known bugs are caught: the kill matrix.
 
     NAME is a planted fault, as --list shows them; without one, all are run, each until an
-    obligation catches it. The usual checks of tests are shown next to them: a loss curve, and
-    assert_close on the parameters.
+    obligation catches it.
 
     Exits with 0 if all are caught, 1 if one escapes, 2 for wrong usage.
     """

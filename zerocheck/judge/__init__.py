@@ -22,8 +22,6 @@ resumed one. Both judge the same obligations, each with a context that computes 
   element
 - `footprint.py`: memory and communication of a case's ranks, for reports, which compare it with
   `paper`
-- `free_run.py`: free run of the reference trainer: many steps on one device, from the start of a
-  case
 - `hidden.py`: recovery of a gradient that the implementation does not expose, from the first
   moment
 - `hidden_states.py`: judging an optimizer that exposes no states by its parameters

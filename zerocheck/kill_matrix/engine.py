@@ -19,7 +19,6 @@ from ..judge.local import as_on_a_rank
 from ..machine import signals
 from ..protocol.replies import Description
 from ..run.execute.environment import environment
-from ..run.execute.free_runs import STEPS
 from ..run.execute.outcome import Results, judged
 from ..run.execute.rank_pool import RankPool
 from ..run.execute.rank_requests import describe, refusals
@@ -27,7 +26,6 @@ from ..run.findings.shrink import Limits, paths, shrink
 from ..run.plan.plan import Plan, SharedDraws
 from ..run.records.matrix_records import FaultsFinished, FaultShrunk, FaultsStarted, MatrixRecord
 from ..run.records.matrix_summary import Summary
-from .baselines import LOSS_RTOL, FreeRuns
 from .hunt import Hunt, TrialAnswer
 from .options import MatrixOptions
 from .scheduler import TrialRequest, run_searches
@@ -57,7 +55,6 @@ class _Matrix:
         self.handlers = tuple(handlers)
         self.ranks = ranks
         self.drawn = SharedDraws()
-        self.free = FreeRuns()
         self.described: Callable[[str], Description] = cache(partial(describe, ranks))
         self.open: list[Hunt] = []
         self.caught: list[Hunt] = []
@@ -80,8 +77,6 @@ class _Matrix:
                 world_sizes=asked.world_sizes,
                 obligations=options.obligations,
                 started=time.time(),
-                free_steps=STEPS,
-                loss_rtol=LOSS_RTOL,
                 implementation=options.implementation or "",
                 max_cases=options.max_cases,
             )
@@ -109,7 +104,6 @@ class _Matrix:
                 plan=partial(self._plan, fault),
                 fixed=partial(self._fixed, fault.where),
                 done=self._done,
-                rivals=not self.options.without_names,
             )
             self.open.append(hunt)
             yield hunt
@@ -134,8 +128,6 @@ class _Matrix:
         return dict(self.described(where).fixed)
 
     def _answer(self, ask: TrialRequest, results: Results) -> TrialAnswer:
-        if ask.free:
-            return TrialAnswer(rivals=self.free.rivals(ask.case, results))
         began = time.perf_counter()
         with without_names() if self.options.without_names else nullcontext():
             outcome = judged(ask.case, results, obligations=self.options.obligations)

@@ -12,17 +12,15 @@ from ..case.schema import Case
 from ..causes.registry import find
 from ..faults.fault import Fault
 from ..protocol.verdicts import MEMORY
-from ..run.execute.free_runs import free_run_case
 from ..run.findings.bug import Bug, Parted
 from ..run.findings.findings import Findings
 from ..run.findings.parting import better, parted, parts, variants
 from ..run.findings.shrink import paths
 from ..run.plan.plan import Plan, PlannedCase
 from ..run.records.exercised import idle
-from ..run.records.matrix_records import FaultTried, Rivals
+from ..run.records.matrix_records import FaultTried
 from ..run.records.records import Outcome
 from ..run.records.tally import FAILING
-from .baselines import usual_start
 from .scheduler import Search, TrialRequest
 
 FAILING_CASES = 3
@@ -36,13 +34,9 @@ soon."""
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """Result of a case: its verdict, or, if it was a free run, the results of the rivals.
+    """Verdict on a case. judging: seconds that it took."""
 
-    judging: seconds that the verdict took.
-    """
-
-    outcome: Outcome | None = None
-    rivals: Rivals | None = None
+    outcome: Outcome
     judging: float = 0.0
 
 
@@ -56,19 +50,16 @@ class Hunt:
         plan: Callable[[], Plan],
         fixed: Callable[[], Mapping[str, object]],
         done: Callable[[Hunt], None],
-        rivals: bool = True,
     ) -> None:
         """Prepare the search for a fault.
 
         plan(): the cases; fixed(): fields of cases that the implementation fixes; both are called
-        when the search begins. done(hunt): called when it is over. rivals: run the cases that catch
-        it freely as well, for the loss curve and the parameters.
+        when the search begins. done(hunt): called when it is over.
         """
         self.fault = fault
         self._plan = plan
         self._fixed = fixed
         self._done = done
-        self._rivals = rivals
         self._findings = Findings()
         self._sizes: set[int] = set()
         """Numbers of ranks of failing cases."""
@@ -91,26 +82,6 @@ class Hunt:
     def search(self) -> Search[TrialAnswer]:
         """Ask for cases until the row is complete."""
         yield from self._catch()
-        # The rivals compare parameters, in runs without checkpoints.
-        compares = self.fault.obligation not in MEMORY
-        compares = compares and self._rivals
-        if self.row.case is not None and not self.row.case.resume and compares:
-            where, parent = self.fault.where, self.fault.parent
-            case = free_run_case(self.row.case, self._fixed())
-            usual = usual_start(case, self._fixed())
-            answers = yield (
-                TrialRequest(where, case, free=True),
-                TrialRequest(parent, case, free=True),
-                TrialRequest(where, usual, free=True),
-                TrialRequest(parent, usual, free=True),
-            )
-            self.row = replace(
-                self.row,
-                rivals=answers[0].rivals,
-                control=answers[1].rivals,
-                usual_rivals=answers[2].rivals,
-                usual_control=answers[3].rivals,
-            )
         self._done(self)
 
     def _catch(self) -> Search[TrialAnswer]:
@@ -131,7 +102,6 @@ class Hunt:
                 TrialRequest(self.fault.parent, item.case, measured=measured),
             )
             outcome, control = (answer.outcome for answer in answers)
-            assert outcome is not None and control is not None
             refused = outcome.status == "unsupported"
             if refused or outcome.judgement is not None:
                 finished = outcome.record(number - 1, item.implementation, item.case)
@@ -161,10 +131,9 @@ class Hunt:
     def _traced(self, item: PlannedCase) -> Search[TrialAnswer]:
         """Find the cause of a crash or hang from the collectives of each rank."""
         (answer,) = yield (TrialRequest(item.implementation, item.case, traced=True),)
-        if answer.outcome is not None:
-            (bug,) = self._findings.bugs
-            bug.causes = answer.outcome.causes
-            self.row = replace(self.row, causes=bug.causes)
+        (bug,) = self._findings.bugs
+        bug.causes = answer.outcome.causes
+        self.row = replace(self.row, causes=bug.causes)
 
     def _parted(self) -> Search[TrialAnswer]:
         """Tell apart what the numbers of the case cannot, as a run does of each finding."""
@@ -178,7 +147,6 @@ class Hunt:
                 TrialRequest(self.fault.parent, variant),
             )
             outcome, control = (answer.outcome for answer in answers)
-            assert outcome is not None and control is not None
             if control.status in FAILING:
                 continue
             finished = outcome.record(bug.first.number, self.fault.where, variant)

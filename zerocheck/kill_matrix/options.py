@@ -24,7 +24,7 @@ class MatrixOptions:
     names: faults, none for all; implementation: what faults that can be injected are injected
     into, in place of the parents of the catalogue; shrink: look for the smallest case that shows
     each, at the end; without_names: look for no known cause, so that a row shows what attribution
-    says by itself, and leave the rivals out; the others as for RunOptions. Raises UsageError for
+    says by itself; the others as for RunOptions. Raises UsageError for
     what cannot be used, and under a launcher.
     """
 

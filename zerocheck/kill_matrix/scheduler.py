@@ -27,14 +27,12 @@ A = TypeVar("A")
 class TrialRequest(NamedTuple):
     """Request to run a case.
 
-    free: for the result of many steps, not to be judged; traced: in fresh rank processes that
-    record their collectives, as a run confirms a crash or hang; measured: once more, for the
-    obligations of MEMORY.
+    traced: in fresh rank processes that record their collectives, as a run confirms a crash or
+    hang; measured: once more, for the obligations of MEMORY.
     """
 
     implementation: str
     case: Case
-    free: bool = False
     traced: bool = False
     measured: bool = False
 

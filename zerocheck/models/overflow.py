@@ -37,12 +37,6 @@ _MARK = "_zerocheck_overflow_in"
 """Attribute of the module that has the parameter: (name there, name in the model, shape)."""
 
 
-def infinite_loss(case: Case, *, step: int, rank: int, microbatch: int) -> bool:
-    """Return True if the loss of this microbatch is infinite."""
-    alone = case.training.overflow_in is not None
-    return not alone and overflows(case, step=step, rank=rank, microbatch=microbatch)
-
-
 def element_of(case: Case, size: int) -> tuple[int, float]:
     """Return (index, value) of the element that overflows, of a gradient of `size` elements."""
     chosen = seed_of(case.seed, OVERFLOW)

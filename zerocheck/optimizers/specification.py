@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from msgspec.structs import replace
 
-from zerocheck_reference import OptimizerOptions, OptimizerState
+from zerocheck_reference import OptimizerOptions
 
 from ..case.schema import Group, Optimizer, OptimizerKind
 from ..floating_point import FP32, Enclosure, Format
@@ -341,12 +341,6 @@ class UpdateRule(OptimizerSpecification, Protocol):
 
     def reference_options(self, group: Group, options: Optimizer) -> OptimizerOptions:
         """Return the options of a group for the trainer of the reference."""
-
-    def reference_state(self, held: Mapping[str, torch.Tensor]) -> OptimizerState:
-        """Return the state of the reference for one parameter.
-
-        held: `parameter`, states by role, and `step` where it is counted.
-        """
 
 
 class OneRule:

@@ -8,9 +8,9 @@ import msgspec
 
 from ..run.records.journal import encode
 from ..run.records.matrix_records import FaultTried
-from ..run.records.matrix_summary import Alarms, Share, Summary
+from ..run.records.matrix_summary import Share, Summary
 
-FORMAT = 1
+FORMAT = 2
 
 
 def render(summary: Summary) -> str:
@@ -40,13 +40,6 @@ def as_data(summary: Summary) -> dict[str, Any]:
             "attributed_always": _share(summary.attributed_always),
             "explained": _share(summary.explained),
             "small": {name: _share(share) for name, share in summary.small.items()},
-            "seen": _alarms(summary.alarms),
-            "false_alarms": _alarms(summary.false_alarms),
-            "seen_usually": _alarms(summary.usual_alarms),
-            "usual_false_alarms": _alarms(summary.usual_false_alarms),
-            "told_apart": _alarms(summary.told_apart),
-            "usually_told_apart": _alarms(summary.usually_told_apart),
-            "neither": [row.fault for row in summary.neither],
         },
         "first_by": {word: [row.fault for row in rows] for word, rows in summary.first_by.items()},
         "without_effect": [row.fault for row in summary.without_effect],
@@ -63,14 +56,6 @@ def _row(row: FaultTried) -> dict[str, Any]:
         "cause_named_alone": row.named_alone,
         "cause_named_by_any": row.named_by_any,
         "attributed": row.attributed,
-    }
-
-
-def _alarms(alarms: Alarms) -> dict[str, dict[str, int]]:
-    return {
-        "loss_curve": _share(alarms.loss_curve),
-        "assert_close": _share(alarms.parameters),
-        "zerocheck": _share(alarms.judged),
     }
 
 

@@ -12,35 +12,10 @@ from .faults_text import (
     cases_text,
     caught_text,
     cause_text,
-    control_text,
-    loss_text,
-    parameters_text,
     smallest_text,
     summary_lines,
 )
 from .markdown import escape, table
-
-_RIVALS = """\
-The rivals look at the case that caught the fault, and go {steps} steps from its start. The loss
-curve is the mean loss of each step over ranks and microbatches, compared at a relative tolerance of
-{rtol}. The parameters after the last step are compared by `torch.testing.assert_close` with its
-defaults, as parity tests of FSDP do, on what each rank holds. Both are compared with the reference
-trainer, free-running on one device. Faults of memory, of collectives and of checkpoints are left
-out: in such a run they do nothing.
-
-They are given what they would have to find for themselves: a case in which the fault acts, the same
-weights, samples and dropout masks, the meaning of a step that the code declares, memory that is
-filled with NaN before it is written. What is against them: some cases start in mid-training, where
-large moments hide a wrong gradient and tiny ones magnify round-off, or have tiny losses. So each
-case is run once more from a usual start: at step 0, with moments of 0 and the loss as it is. There
-only faults count that zerocheck flags in the same run, since some act in mid-training only.
-
-A crash or hang counts as seen, by everybody. As a control the parent, which is the same code
-without the fault, runs the same cases: an alarm there is a false one. Parents that several faults
-share count once for each case. A likely reason, not looked into here: where a gradient is
-nearly 0, such as that of a gate or of a bias before a norm, AdamW divides it by its own size, so
-round-off decides where the parameter goes. Fault and parent are distinguished where a rival is
-alarmed by the fault and quiet on the parent."""
 
 
 def render(summary: Summary) -> str:
@@ -57,7 +32,6 @@ def render(summary: Summary) -> str:
         _faults(summary.rows, summary.shrunk),
         "## Who flags what first",
         _first_by(summary),
-        *_baselines(summary),
         *_environment(summary),
     ]
     return "\n\n".join(parts) + "\n"
@@ -131,7 +105,6 @@ def _faults(rows: Sequence[FaultTried], shrunk: Mapping[str, FaultShrunk]) -> st
     return table(
         [
             *("fault", "parent", "flagged first by", "cases", "s", "cause named"),
-            *("loss curve", "assert_close", "on the parent"),
             *(("smallest case",) if shrunk else ()),
         ],
         [
@@ -142,9 +115,6 @@ def _faults(rows: Sequence[FaultTried], shrunk: Mapping[str, FaultShrunk]) -> st
                 escape(cases_text(row)),
                 number(row.seconds, digits=2),
                 escape(cause_text(row)),
-                escape(loss_text(row.rivals)),
-                escape(parameters_text(row.rivals)),
-                escape(control_text(row.control)),
                 *((escape(smallest_text(shrunk.get(row.fault))),) if shrunk else ()),
             ]
             for row in rows
@@ -159,16 +129,6 @@ def _first_by(summary: Summary) -> str:
         + (", ".join(escape(row.fault) for row in rows) or "none")
         for word, rows in summary.first_by.items()
     )
-
-
-def _baselines(summary: Summary) -> Iterable[str]:
-    if summary.started is None:
-        return
-    yield "## The rivals"
-    yield _RIVALS.format(steps=summary.started.free_steps, rtol=f"{summary.started.loss_rtol:g}")
-    if summary.neither:
-        names = ", ".join(escape(row.fault) for row in summary.neither)
-        yield f"Seen by neither of them: {names}."
 
 
 def _environment(summary: Summary) -> Iterable[str]:

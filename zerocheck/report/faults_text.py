@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..run.records.finding_text import number
-from ..run.records.matrix_records import FaultShrunk, FaultTried, Rivals
-from ..run.records.matrix_summary import Alarms, Summary
+from ..run.records.matrix_records import FaultShrunk, FaultTried
+from ..run.records.matrix_summary import Summary
 
 
 def caught_text(row: FaultTried) -> str:
@@ -31,47 +31,6 @@ def cause_text(row: FaultTried) -> str:
     return f"{text} (it is: {', '.join(row.true_causes)})" if row.named is False else text
 
 
-def loss_text(run: Rivals | None) -> str:
-    """Format the result of the loss curve.
-
-    `"off from step 3"`, `"passes"`, `"crashed"`, `"–"` if it was not run.
-    """
-    if run is None or not run.ran:
-        return "–"
-    if run.broken:
-        return run.outcome
-    return "passes" if run.loss_step is None else f"off from step {run.loss_step}"
-
-
-def parameters_text(run: Rivals | None) -> str:
-    """Format the result of assert_close.
-
-    `"2 refused"`, `"passes"`, `"crashed"`, `"–"` if it was not run.
-    """
-    if run is None or not run.ran:
-        return "–"
-    if run.broken:
-        return run.outcome
-    return f"{len(run.refused)} refused" if run.refused else "passes"
-
-
-def control_text(run: Rivals | None) -> str:
-    """Name the checks with a false alarm on the parent; `"quiet"`, or `"–"` if it was not run."""
-    if run is None or not run.ran:
-        return "–"
-    if run.broken:
-        return run.outcome
-    alarms = [
-        name
-        for name, alarm in (
-            ("loss curve", run.loss_alarm),
-            ("assert_close", run.parameter_alarm),
-        )
-        if alarm
-    ]
-    return ", ".join(alarms) or "quiet"
-
-
 def summary_lines(summary: Summary) -> list[str]:
     """Summarize the matrix, one sentence for each figure."""
     lines = [f"caught: {summary.caught} faults"]
@@ -92,13 +51,6 @@ def summary_lines(summary: Summary) -> list[str]:
         f"true cause said by attribution, without names: {summary.attributed}, and in every "
         f"failing case: {summary.attributed_always}; by either: {summary.explained} of "
         "gradient, update, publish, roundtrip and export",
-        f"free runs of the same cases show the fault: {_alarms(summary.alarms)}; "
-        f"{len(summary.neither)} to neither rival",
-        f"false alarms on the parents in these: {_alarms(summary.false_alarms)}",
-        f"fault and parent distinguished in these: {_alarms(summary.told_apart)}",
-        f"from a usual start they show the fault: {_alarms(summary.usual_alarms)}",
-        f"false alarms on the parents in these: {_alarms(summary.usual_false_alarms)}",
-        f"fault and parent distinguished in these: {_alarms(summary.usually_told_apart)}",
     ]
     if summary.shrunk:
         sizes = ", ".join(f"{name} in {share}" for name, share in summary.small.items())
@@ -111,10 +63,3 @@ def smallest_text(shrunk: FaultShrunk | None) -> str:
     if shrunk is None:
         return "–"
     return shrunk.size or "not found"
-
-
-def _alarms(alarms: Alarms) -> str:
-    return (
-        f"loss curve {alarms.loss_curve}, assert_close {alarms.parameters}, "
-        f"zerocheck {alarms.judged}"
-    )

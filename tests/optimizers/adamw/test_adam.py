@@ -12,6 +12,7 @@ from zerocheck.case.schema import Group, Optimizer
 from zerocheck.judge.compare import compare
 from zerocheck.optimizers import OPTIMIZERS
 from zerocheck.optimizers.specification import Interval, UpdateElements, UpdateRule
+from zerocheck_reference import AdamWState
 
 ADAM: UpdateRule = OPTIMIZERS["adam"]  # type: ignore[assignment]
 PLAIN = Optimizer(kind="adam")
@@ -28,8 +29,7 @@ def test_the_middle_is_the_reference_in_float64(decay: float) -> None:
     group = Group(lr=0.1, weight_decay=decay)
     p, g = vector(1), vector(2)
     old = {name: state.double() for name, state in OLD.items()}
-    given = {"parameter": p.double(), **old}
-    state = ADAM.reference_state({**given, "step": torch.tensor(3)})
+    state = AdamWState(p.double(), old["exp_avg"], old["exp_avg_sq"], step=3)
     right: Any = ADAM.reference_options(group, PLAIN).after(state, g.double())
     new = {"exp_avg": right.exp_avg, "exp_avg_sq": right.exp_avg_sq}
     elements = UpdateElements(p.double(), g.double(), old, new)

@@ -10,7 +10,7 @@ from sgd_steps import FORMS, KERNELS, SGD, elements, options_of, scalars, step
 
 from zerocheck.case.schema import Group
 from zerocheck.judge.compare import compare
-from zerocheck_reference import sgd_step
+from zerocheck_reference import SGDState, sgd_step
 
 SIZE = 512 + 13
 """With elements that are left over from vectors, which kernels round otherwise."""
@@ -61,9 +61,9 @@ def test_the_middle_is_the_reference_in_float64(
     generator = torch.Generator().manual_seed(1)
     p, g, b = (_drawn(generator, 1.0, torch.float32) for _ in range(3))
     group, options = Group(lr=0.1, weight_decay=decay), options_of(momentum, nesterov=nesterov)
-    held = {"parameter": p.double(), **({"momentum_buffer": b.double()} if momentum else {})}
+    held = SGDState(p.double(), b.double() if momentum else None)
     reference = SGD.reference_options(group, options)
-    right = sgd_step(SGD.reference_state(held), g.double(), reference)  # type: ignore[arg-type]
+    right = sgd_step(held, g.double(), reference)  # type: ignore[arg-type]
     made = elements(p, g, b, right.momentum_buffer)
     wanted = {"parameter": right.parameter, "momentum_buffer": right.momentum_buffer}
     for role, enclosure in SGD.enclosures(made, scalars(group, options)):

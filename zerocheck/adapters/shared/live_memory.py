@@ -99,13 +99,6 @@ class LiveMemory:
         """Free a key's bytes, if it is held."""
         self._sums[category] -= self._held.pop((category, key), 0)
 
-    def becomes(self, category: Category, key: Hashable, other: Category) -> None:
-        """Move a key's bytes to another category."""
-        size = self._held.pop((category, key), 0)
-        self._sums[category] -= size
-        self._held[other, key] = size
-        self._sums[other] += size
-
     def keys(self, category: Category) -> Sequence[Hashable]:
         """Return the keys held in a category."""
         return [key for kind, key in self._held if kind == category]

@@ -50,10 +50,6 @@ class JointContext:
         """Return the shard that a rank holds."""
         return self.verdicts[holder[0]].summary.pieces[holder[1]]
 
-    def hash_of(self, holder: Holder, what: str) -> str | None:
-        """Return the hash of a tensor that a rank holds, or None if it has none."""
-        return self.verdicts[holder[0]].hashes[holder[1]].get(what)
-
     def violation(self, obligation: Obligation, role: str, text: str, cause: str) -> Violation:
         """Return a violation in this step, of no tensor or rank yet."""
         return Violation(

@@ -234,7 +234,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scale(self) -> float:
-        """What the local gradients are divided by, beside the number of ranks."""
+        """Divisor of the local gradients, beside the number of ranks."""
         return self.loss_scale * self.divided
 
     @property

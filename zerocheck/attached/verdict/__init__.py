@@ -10,10 +10,11 @@
 - `reduced_gradient.py`: the reduced gradient against the local gradients of all ranks, one tensor
   at a time
 - `reference.py`: local gradient of the unwrapped model on one device, and its error bound
+- `stages.py`: stages of a pipeline: what a stage gets is, bit for bit, what the stage beside it
+  sent
 - `summation_noise.py`: noise of sums over samples: gradients of outputs, moved as a sum over
   samples may round
 - `token_weights.py`: weights of tokens in the loss of a step: where they are declared alike, each
   counts as much
-- `whole_samples.py`: whole samples, put together from the parts that ranks of an axis of the
-  sequence have
+- `whole_samples.py`: whole samples, put together from the parts that ranks of an axis have
 """

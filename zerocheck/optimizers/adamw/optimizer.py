@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zerocheck_reference import AdamWOptions, AdamWState
+from zerocheck_reference import AdamWOptions
 
 from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
@@ -207,16 +207,6 @@ class AdamW(OneRule):
             weight_decay=group.weight_decay,
             amsgrad=options.amsgrad,
             maximize=options.maximize,
-        )
-
-    def reference_state(self, held: Mapping[str, torch.Tensor]) -> AdamWState:
-        """Return the state of the reference for one parameter."""
-        return AdamWState(
-            parameter=held["parameter"],
-            exp_avg=held["exp_avg"],
-            exp_avg_sq=held["exp_avg_sq"],
-            step=int(held["step"]),
-            max_exp_avg_sq=held.get("max_exp_avg_sq"),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from zerocheck_reference import MuonOptions, MuonState
+from zerocheck_reference import MuonOptions
 
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
@@ -169,7 +169,3 @@ class Muon(OneRule):
             adjustment=options.adjustment,
             ns_steps=NS_STEPS,
         )
-
-    def reference_state(self, held: Mapping[str, torch.Tensor]) -> MuonState:
-        """Return the state of the reference for one parameter."""
-        return MuonState(held["parameter"], held["momentum_buffer"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zerocheck_reference import SGDOptions, SGDState
+from zerocheck_reference import SGDOptions
 
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
@@ -154,7 +154,3 @@ class SGD(OneRule):
             nesterov=options.nesterov,
             maximize=options.maximize,
         )
-
-    def reference_state(self, held: Mapping[str, torch.Tensor]) -> SGDState:
-        """Return the state of the reference for one parameter."""
-        return SGDState(held["parameter"], held.get("momentum_buffer"))

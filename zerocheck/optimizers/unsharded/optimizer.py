@@ -24,7 +24,7 @@ from ..specification import (
 from ..state_shape import ShapeOf, StateShape
 from . import step
 from .changes import changes
-from .reference import UnshardedOptions, UnshardedState
+from .reference import UnshardedOptions
 from .step import UnshardedScalars
 
 LARGEST = 100.0
@@ -242,11 +242,6 @@ class Unsharded(OneRule):
             return tuple(role for role in held if self.state_shape(role, dims) is not None)
 
         return UnshardedOptions(group.lr, roles, scalars)
-
-    def reference_state(self, held: Mapping[str, torch.Tensor]) -> UnshardedState:
-        """Return the state of one parameter for free runs."""
-        states: dict[str, torch.Tensor] = {r: held[r] for r in self.states if r in held}
-        return UnshardedState(held["parameter"], states, int(held.get("step", 0)))
 
 
 _ALL = Optimizer(amsgrad=True, momentum=0.5)

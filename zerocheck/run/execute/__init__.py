@@ -1,7 +1,6 @@
 """Execution of cases on rank processes, and the outcome of each.
 
 - `environment.py`: environment of a run, for the journal and for replay
-- `free_runs.py`: free runs: sharded code for some steps, next to a trainer on one device
 - `host_memory.py`: check that a case fits in the memory of this host
 - `launch.py`: rank processes of a command: started here, or by a launcher
 - `machine.py`: check of this machine before ranks start

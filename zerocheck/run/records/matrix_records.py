@@ -13,7 +13,7 @@ from ...case.segments import segments_of
 from ...protocol.verdicts import Obligation
 from .records import Environment
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 
 ATTRIBUTED: tuple[Obligation, ...] = ("gradient", "update", "publish", "roundtrip", "export")
 """Obligations whose violations are attributed without a list of causes."""
@@ -23,8 +23,7 @@ class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults start
     """First line of the journal.
 
     faults: names, in the order of the catalogue; implementation: that they are injected into, or
-    empty for the parents of the catalogue; started: seconds since the epoch; free_steps, loss_rtol:
-    steps that the rivals have, and the tolerance of the loss curve.
+    empty for the parents of the catalogue; started: seconds since the epoch.
     """
 
     environment: Environment
@@ -34,54 +33,9 @@ class FaultsStarted(msgspec.Struct, frozen=True, kw_only=True, tag="faults start
     world_sizes: tuple[int, ...]
     obligations: tuple[Obligation, ...]
     started: float
-    free_steps: int
-    loss_rtol: float
     implementation: str = ""
     max_cases: int | None = None
-    format: Literal[1] = FORMAT
-
-
-class Rivals(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the usual checks on one case that is trained freely: see rivals.py.
-
-    outcome: of the ranks; reason: why it was not finished; loss_step: the first step (0-based)
-    whose loss is off, None for no alarm; loss_deviation: the largest relative one; refused:
-    parameters that assert_close refuses after the last step; deviation: the largest absolute one;
-    flagged: the obligation that zerocheck flags first in the same run, or empty.
-    """
-
-    outcome: Literal["finished", "crashed", "hung", "unsupported"]
-    reason: str = ""
-    loss_step: int | None = None
-    loss_deviation: float = 0.0
-    refused: tuple[str, ...] = ()
-    deviation: float = 0.0
-    flagged: str = ""
-
-    @property
-    def ran(self) -> bool:
-        """True if the case was run, so that there is something to compare."""
-        return self.outcome != "unsupported"
-
-    @property
-    def broken(self) -> bool:
-        """True if the ranks crashed or hung, which nobody overlooks."""
-        return self.outcome in ("crashed", "hung")
-
-    @property
-    def judged_alarm(self) -> bool:
-        """True if zerocheck flags an obligation, or the ranks are broken."""
-        return self.broken or bool(self.flagged)
-
-    @property
-    def loss_alarm(self) -> bool:
-        """True if the loss curve is off, or there is none."""
-        return self.broken or self.loss_step is not None
-
-    @property
-    def parameter_alarm(self) -> bool:
-        """True if the parameters are off, or there are none."""
-        return self.broken or bool(self.refused)
+    format: Literal[2] = FORMAT
 
 
 class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
@@ -96,8 +50,7 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     causes were intersected over; causes: those of the first finding, other_causes: of the others;
     findings: how many the failing cases gave; attributions: of each failing case, "" where nothing
     fits; rubric: regular expression that the right attribution matches, "" for none; case: the one
-    that caught it; rivals: on the fault, control: on the parent; usual_rivals, usual_control: the
-    same from a usual start.
+    that caught it.
     """
 
     fault: str
@@ -124,10 +77,6 @@ class FaultTried(msgspec.Struct, frozen=True, kw_only=True, tag="fault tried"):
     """Seconds that the judge took longer for the first failing case than for its parent's."""
     rubric: str = ""
     case: Case | None = None
-    rivals: Rivals | None = None
-    control: Rivals | None = None
-    usual_rivals: Rivals | None = None
-    usual_control: Rivals | None = None
 
     @property
     def caught(self) -> bool:

@@ -8,14 +8,7 @@ from statistics import median
 
 from ...errors import ExitCode
 from ...protocol.verdicts import OBLIGATIONS
-from .matrix_records import (
-    FaultsFinished,
-    FaultShrunk,
-    FaultsStarted,
-    FaultTried,
-    MatrixRecord,
-    Rivals,
-)
+from .matrix_records import FaultsFinished, FaultShrunk, FaultsStarted, FaultTried, MatrixRecord
 
 
 @dataclass(frozen=True)
@@ -28,30 +21,6 @@ class Share:
     def __str__(self) -> str:
         percent = f" ({100 * self.count / self.of:.0f} %)" if self.of else ""
         return f"{self.count} of {self.of}{percent}"
-
-
-@dataclass(frozen=True)
-class Alarms:
-    """Free runs in which each check raises an alarm. A crash or hang counts for all checks."""
-
-    judged: Share
-    loss_curve: Share
-    parameters: Share
-
-    @classmethod
-    def of(cls, runs: Iterable[Rivals | None]) -> Alarms:
-        """Count the alarms in the runs that could be run."""
-        ran = [run for run in runs if run is not None and run.ran]
-        return cls(
-            *(
-                Share(sum(alarms), len(ran))
-                for alarms in (
-                    [run.judged_alarm for run in ran],
-                    [run.loss_alarm for run in ran],
-                    [run.parameter_alarm for run in ran],
-                )
-            )
-        )
 
 
 class Summary:
@@ -217,55 +186,6 @@ class Summary:
         return [row for row in self.rows if row.named is False]
 
     @property
-    def alarms(self) -> Alarms:
-        """Faults that show in free runs of the cases that caught them."""
-        return Alarms.of(row.rivals for row in self.rows)
-
-    @property
-    def usual_alarms(self) -> Alarms:
-        """Alarms in free runs from a usual start, of those faults that zerocheck flags there."""
-        runs = (row.usual_rivals for row in self.rows)
-        return Alarms.of(run for run in runs if run is not None and run.judged_alarm)
-
-    @property
-    def neither(self) -> list[FaultTried]:
-        """Faults that neither rival shows, though zerocheck caught them."""
-        return [
-            row
-            for row in self.rows
-            if row.rivals is not None
-            and row.rivals.ran
-            and not (row.rivals.loss_alarm or row.rivals.parameter_alarm)
-        ]
-
-    @property
-    def told_apart(self) -> Alarms:
-        """Alarms on faults whose parent is quiet in the same case; other alarms show nothing."""
-        return _told_apart((row.rivals, row.control) for row in self.rows)
-
-    @property
-    def usually_told_apart(self) -> Alarms:
-        """Alarms of `told_apart` from a usual start, of those faults that zerocheck flags there."""
-        return _told_apart(
-            (row.usual_rivals, row.usual_control)
-            for row in self.rows
-            if row.usual_rivals is not None and row.usual_rivals.judged_alarm
-        )
-
-    @property
-    def false_alarms(self) -> Alarms:
-        """Alarms on the parents in the same cases.
-
-        Each parent and case counts once, for any number of faults.
-        """
-        return Alarms.of({(row.parent, row.case): row.control for row in self.rows}.values())
-
-    @property
-    def usual_false_alarms(self) -> Alarms:
-        """Alarms of `false_alarms` from a usual start."""
-        return Alarms.of({(row.parent, row.case): row.usual_control for row in self.rows}.values())
-
-    @property
     def first_by(self) -> dict[str, list[FaultTried]]:
         """Faults by the obligation that flags them first, or "crashed", or "hung"."""
         flagged: dict[str, list[FaultTried]] = {
@@ -273,13 +193,3 @@ class Summary:
             for word in (*OBLIGATIONS, "crashed", "hung")
         }
         return {word: rows for word, rows in flagged.items() if rows or word in OBLIGATIONS}
-
-
-def _told_apart(runs: Iterable[tuple[Rivals | None, Rivals | None]]) -> Alarms:
-    """Alarms on the fault (first) and not on its parent (second), where both could be run."""
-    ran = [(a, b) for a, b in runs if a is not None and b is not None and a.ran and b.ran]
-    return Alarms(
-        Share(sum(a.judged_alarm and not b.judged_alarm for a, b in ran), len(ran)),
-        Share(sum(a.loss_alarm and not b.loss_alarm for a, b in ran), len(ran)),
-        Share(sum(a.parameter_alarm and not b.parameter_alarm for a, b in ran), len(ran)),
-    )
