@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -59,16 +59,22 @@ def part(number: int, stages: int, *, named: bool = False) -> nn.Module:
     return nn.Sequential(dict_of(zip(names, layers, strict=True)))
 
 
+def whole(stages: int) -> nn.Module:
+    """All stages, by the names that they have if they are `named`."""
+    parts = (part(number, stages, named=True) for number in range(stages))
+    return nn.Sequential(dict_of(pair for each in parts for pair in each.named_children()))
+
+
 def dict_of(pairs: Any) -> Any:
     return torch.nn.modules.container.OrderedDict(pairs)
 
 
-def in_parts(model: nn.Module, tp: Any) -> None:
+def in_parts(model: nn.Module, tp: Any, **output: bool) -> None:
     norm, up, down, _ = model.named_children()
     plan: Any = {
         norm[0]: SequenceParallel(),
         up[0]: ColwiseParallel(input_layouts=Shard(1)),
-        down[0]: RowwiseParallel(output_layouts=Shard(1)),
+        down[0]: RowwiseParallel(output_layouts=Shard(1), **output),
     }
     parallelize_module(model, tp, plan)
 
@@ -122,18 +128,22 @@ def stages(
     sizes: dict[str, int],
     wrap: str = "none",
     fault: str = "",
-    named: bool = False,
+    names: str = "",
     clipped: bool = False,
     declared: bool = True,
 ) -> dict[str, Any]:
-    """Two steps of a pipeline of two ranks. declared: with its dimension in `mesh=`."""
+    """Two steps of a pipeline of two ranks.
+
+    declared: with its dimension in `mesh=`; names: "named" where those of parameters differ between
+    stages, "whole" where the reference is all stages besides.
+    """
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     place = mesh.get_local_rank("pp")
     numbers = {"v": [place, 3 - place], "gpipe": [place], "1f1b": [place]}.get(
         schedule, [place, place + 2]
     )
     count = 2 * len(numbers)
-    makes = [partial(part, number, count, named=named) for number in numbers]
+    makes = [partial(part, number, count, named=bool(names)) for number in numbers]
     models = [make() for make in makes]
     for number, model in enumerate(models):
         if "tp" in sizes:
@@ -159,8 +169,11 @@ def stages(
     given: Any = {"mesh": mesh}
     if not declared:
         given = {"group": mesh.get_group("dp")} if "dp" in sizes else {}
+    whole_ = partial(whole, count) if names == "whole" else None
     checks = [
-        zerocheck.attach(m, o, reference=make, directory=directory, on_violation="warn", **given)
+        zerocheck.attach(
+            m, o, reference=whole_ or make, directory=directory, on_violation="warn", **given
+        )
         for m, o, make in zip(models, optimizers, makes, strict=True)
     ]
     draw = torch.Generator().manual_seed(mesh.get_local_rank("dp") if "dp" in sizes else 0)
@@ -222,6 +235,32 @@ def stages_by_hand(*, directory: str, fault: str = "") -> dict[str, Any]:
                     model(given.requires_grad_()).square().mean().div(2).backward()
                     assert given.grad is not None
                     dist.send(given.grad, 0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return {**answer(check), "summary": check.summary}
+
+
+def tensor_parallel(*, directory: str, average: Any) -> dict[str, Any]:
+    """Two steps on a mesh of tensor parallelism alone; the model returns a DTensor in parts."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    model = part(0, 1)
+    in_parts(model, mesh, use_local_output=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    check = zerocheck.attach(
+        model,
+        optimizer,
+        reference=partial(part, 0, 1),
+        semantics=zerocheck.Semantics(average=average),
+        directory=directory,
+        on_violation="warn",
+        mesh=mesh,
+    )
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        with check.step():
+            x = torch.randn(2, LENGTH, WIDTH, generator=draw)
+            out = model(distribute_tensor(x, mesh, [Shard(1)]))
+            out.square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     return {**answer(check), "summary": check.summary}

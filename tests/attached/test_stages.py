@@ -33,10 +33,16 @@ def test_zero_bubble_without_a_wrapper(ask: Ask) -> None:
     assert_right(asked(ask, "zero-bubble", PP))
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_ddp(ask: Ask, named: bool) -> None:
+@pytest.mark.parametrize("names", ["", "named"])
+def test_ddp(ask: Ask, names: str) -> None:
     """Names of parameters that stages share get the number of the stage."""
-    assert_right(asked(ask, "1f1b", WITH_SAMPLES, wrap="ddp", named=named))
+    assert_right(asked(ask, "1f1b", WITH_SAMPLES, wrap="ddp", names=names))
+
+
+def test_a_reference_that_is_the_whole_model(ask: Ask) -> None:
+    assert_right(asked(ask, "1f1b", PP, names="whole"))
+    answer = asked(ask, "1f1b", PP, names="whole", fault="divided twice")
+    assert "gradient is 4 times too small" in answer["summary"], answer
 
 
 def test_the_ranks_of_a_stage_alone(ask: Ask) -> None:
@@ -81,3 +87,10 @@ def test_stages_by_hand(ask: Ask) -> None:
     assert_right(ask("stages_by_hand")[0])
     answer = ask("stages_by_hand", fault="a microbatch is dropped")[0]
     assert "stage 0 and stage 1 computed 1 and 2 microbatches" in answer["summary"], answer
+
+
+@pytest.mark.parametrize("average", ["mean", "sum"])
+def test_a_model_that_takes_and_returns_dtensors(ask: Ask, average: str) -> None:
+    """Ranks with the same samples have all of their gradient, which a sum has once."""
+    answer = ask("tensor_parallel", average=average)[0]
+    assert answer["unjudged"] == {} and "gradient" in held(answer), answer

@@ -10,7 +10,7 @@ import torch
 from summaries import summary
 from torch import nn
 
-from zerocheck.attached.record.axes import JobAxis, SequenceAxis
+from zerocheck.attached.record.axes import Axes, JobAxis, SequenceAxis
 from zerocheck.attached.record.forwards import SAMPLED, Forward, samples_of
 from zerocheck.attached.record.ranks import Alone
 from zerocheck.attached.record.step_record import Observed
@@ -38,7 +38,7 @@ def whole(
 ) -> Observed:
     """What the first rank has then; the second has nothing."""
     ranks = Two()
-    over = JobAxis("cp", "sequence", (0, 1), 0, axis or SequenceAxis())
+    over = Axes((JobAxis("cp", "sequence", (0, 1), 0, axis or SequenceAxis()),))
     other = with_whole_samples(Observed(summary(rank=1), forwards=second), over, ranks)
     assert other.forwards == [] and other.summary.samples_on == 0
     return with_whole_samples(Observed(summary(), forwards=first), over, ranks)

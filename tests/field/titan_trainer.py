@@ -9,6 +9,7 @@ optimizer and `train_step` are torchtitan's. Tokens are random, and no tokenizer
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -69,19 +70,23 @@ class RandomTokens:
             yield {"input": tokens[:, :-1]}, labels
 
 
-def config_of(steps: int, accumulation: int) -> Any:
+def config_of(given: argparse.Namespace) -> Any:
+    steps, accumulation = given.steps, given.accumulation
     config = llama3_debugmodel()
     model = config.model_spec.model
-    model.layers = model.layers[:1]
+    model.layers = model.layers[: 2 if given.pp > 1 else 1]
     for block in model.layers:  # flex and varlen attention need a GPU
         block.attention.inner_attention = attention.ScaledDotProductAttention.Config()
     config.loss = CrossEntropyLoss.Config(global_vocab_size=config.loss.loss_fn.global_vocab_size)
     training = config.training
     training.local_batch_size, training.seq_len, training.steps = 2, LENGTH, steps
-    training.global_batch_size = 2 * accumulation * dist.get_world_size()
+    training.global_batch_size = 2 * accumulation * dist.get_world_size() // (given.pp * given.tp)
     training.disable_cuda_graphs = True
     training.mixed_precision_param = training.mixed_precision_reduce = "float32"
     config.parallelism.spmd_backend = "partial_dtensor"
+    config.parallelism.pipeline_parallel_degree = given.pp
+    config.parallelism.tensor_parallel_degree = given.tp
+    config.parallelism.expert_parallel_degree = given.ep
     config.activation_checkpoint = None
     config.validator.enable = config.checkpoint.enable = False
     config.dump_folder = tempfile.mkdtemp()
@@ -89,8 +94,8 @@ def config_of(steps: int, accumulation: int) -> Any:
     return config
 
 
-def trainer_of(steps: int, accumulation: int) -> Any:
-    config = config_of(steps, accumulation)
+def trainer_of(given: argparse.Namespace) -> Any:
+    config = config_of(given)
     with (
         mock.patch.object(metrics, "build_device_memory_monitor", NoMonitor),
         mock.patch.object(type(config), "to_dict", return_value={}),
@@ -98,10 +103,26 @@ def trainer_of(steps: int, accumulation: int) -> Any:
         mock.patch.object(titan.Trainer, "init_distributed", already),
     ):
         trainer = titan.Trainer(config)
-    for module in trainer.model_parts[0].modules():
+    for module in [one for part in trainer.model_parts for one in part.modules()]:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    if given.pp > 1:
+        in_microbatches(trainer.pp_schedule)
     return trainer
+
+
+def in_microbatches(schedule: Any) -> None:
+    """Let a schedule of torch 2.13 take microbatches, as torchtitan 0.3.0 passes them."""
+
+    def step(*, losses: Any, return_outputs: bool, loss_kwargs: Any, **given: Any) -> None:
+        for stage in [*getattr(schedule, "_stages", ())] or [schedule._stage]:
+            stage.has_backward = schedule._has_backward
+            stage.clear_runtime_states()
+        names = ("arg_mbs", "kwarg_mbs", "target_mbs")
+        mine = (given[name] for name in names)
+        schedule._step_microbatches(*mine, losses, return_outputs, loss_kwargs=loss_kwargs)
+
+    schedule.step = step
 
 
 begin = titan.Trainer.init_distributed
@@ -116,7 +137,7 @@ def already(trainer: Any) -> Any:
 
 
 def make_model() -> nn.Module:
-    config = config_of(1, 1)
+    config = config_of(asked())
     config.model_spec.model.update_from_config(config=config)
     model = config.model_spec.model.build()
     model.init_states(buffer_device=torch.device("cpu"))
@@ -158,7 +179,7 @@ def plant(planted: Planted, trainer: Any) -> None:
 if __name__ == "__main__":
     given = asked()
     dist.init_process_group("gloo")
-    trainer = trainer_of(given.steps, given.accumulation)
+    trainer = trainer_of(given)
     plant(Planted(given), trainer)
     found = None
     if not given.unchecked:

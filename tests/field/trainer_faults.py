@@ -40,6 +40,8 @@ def asked(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--unchecked", action="store_true", help="train without zerocheck")
     parser.add_argument("--tokens", action="store_true", help="declare that tokens count alike")
     parser.add_argument("--saves", help="a folder for a checkpoint of every second step")
+    for axis in ("pp", "tp", "ep"):
+        parser.add_argument(f"--{axis}", type=int, default=1, help="ranks of this axis")
     parser.add_argument("--resume", action="store_true", help="go on from the last of them")
     given = parser.parse_args(arguments)
     # Else inductor draws random numbers of its own, and the gradient is not judged.

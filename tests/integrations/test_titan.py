@@ -57,10 +57,11 @@ def test_a_resumed_training_goes_on_counting(titan: Ask) -> None:
     assert [one["taken"] for one in titan(2, done=40)] == [43, 43]
 
 
-def test_stages_of_a_pipeline_are_refused(titan: Ask) -> None:
-    for answer in titan(1, parts=2):
-        assert answer["raised"] == "UsageError"
-        assert "2 model parts and 1 optimizers (allowed: one model part" in answer["said"]
+def test_each_part_of_a_model_is_checked(titan: Ask) -> None:
+    """The norm is that over both."""
+    for answer in titan(2, parts=2):
+        assert (answer["wrong"], answer["parts"]) == (0, 2), answer
+        assert answer["unjudged"]["clip"].endswith("parameters outside of the attached model")
 
 
 def test_an_optimizer_that_is_not_judged(titan: Ask) -> None:

@@ -33,31 +33,38 @@ class Trainer:
     def __init__(self, *, averages: bool, done: int, parts: int, optimizer: str) -> None:
         model: Any = make_model()
         fully_shard(model[1])
-        fully_shard(model)
-        for module in model.modules():
-            if isinstance(module, FSDPModule) and not averages:
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-        self.model_parts = [model] * parts
+        self.model_parts = [model] if parts == 1 else [model[:3], model[3:]]
+        for part in self.model_parts:
+            fully_shard(part)
+            for module in part.modules():
+                if isinstance(module, FSDPModule) and not averages:
+                    module.set_gradient_divide_factor(1.0)
+                    module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        kind = getattr(torch.optim, optimizer)
         self.optimizers = SimpleNamespace(
-            optimizers=[getattr(torch.optim, optimizer)(model.parameters())]
+            optimizers=[kind(p.parameters()) for p in self.model_parts]
         )
         self.step = done
 
     def train_step(self, batches: Any) -> None:
-        model, (optimizer,) = self.model_parts[0], self.optimizers.optimizers
-        optimizer.zero_grad()
+        for optimizer in self.optimizers.optimizers:
+            optimizer.zero_grad()
         microbatches = [next(batches) for _ in range(2)]
         count = torch.tensor(sum((labels != -100).sum() for _, labels in microbatches))
         dist.all_reduce(count)
         for tokens, labels in microbatches:
-            logits = model(tokens).flatten(0, 1)
-            loss = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+            logits = tokens
+            for part in self.model_parts:
+                logits = part(logits)
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="sum"
+            )
             (loss / count).backward()
-        parameters = [*model.parameters()]
+        parameters = [one for part in self.model_parts for one in part.parameters()]
         norm: Any = get_total_norm([one.grad for one in parameters], 2.0, False, True)
         clip_grads_with_norm_(parameters, 0.1, norm.full_tensor(), True)
-        optimizer.step()
+        for optimizer in self.optimizers.optimizers:
+            optimizer.step()
 
     def train(self, steps: int) -> None:
         data = torch.Generator().manual_seed(dist.get_rank())
@@ -84,7 +91,8 @@ def run(payload: bytes, context: RankContext) -> bytes:
     message = io.StringIO()
     try:
         with redirect_stderr(message):
-            found = check(trainer, reference=make_model, directory=directory, on_violation="warn")
+            reference = make_model if given["parts"] == 1 else None
+            found = check(trainer, reference=reference, directory=directory, on_violation="warn")
             trainer.train(steps=trainer.step + 3)
     except ZerocheckError as error:
         return json.dumps({"raised": type(error).__name__, "said": str(error)}).encode()
@@ -92,6 +100,8 @@ def run(payload: bytes, context: RankContext) -> bytes:
     last = found.attached.last  # None where no step was chosen
     answer = {
         "statuses": {} if last is None else dict(last.statuses),
+        "unjudged": {} if last is None else last.unjudged,
+        "parts": len(found.every),
         "wrong": found.attached.wrong,
         "taken": found.attached.taken,
         "message": message.getvalue(),

@@ -79,8 +79,9 @@ def attach(
     metrics       folder for `metrics.jsonl`, or JobMetrics: seconds of each step, and of a few the
                   collectives and the memory, and the failure patterns that they show
     mesh          device mesh of the job, or a list of them, where ranks have parts of a sequence,
-                  experts of their own, or stages of a pipeline, which `model` and `reference` then
-                  are. What its dimensions split is known from their usual names
+                  experts of their own, or stages of a pipeline: then `model` is one of them, and
+                  `reference` it or the whole model. What its dimensions split is known from their
+                  usual names
     axes          what they split by other names: {"context": "sequence"} (or "samples", "experts",
                   "parameters", "layers", "nothing"), or zerocheck.SequenceAxis for a zigzag order
 

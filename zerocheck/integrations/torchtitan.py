@@ -7,10 +7,12 @@
 A step is one `trainer.train_step`, with all microbatches. torchtitan divides losses by the tokens
 of all ranks and sums gradients, which is declared here. A training that is resumed goes on
 counting. Checkpoints get no record by themselves: `attached.saved(folder)` after a save makes one.
+The meshes of its context, tensor, expert and pipeline parallelism are those of the trainer.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from ..attached.session import Attached
@@ -21,33 +23,57 @@ from .options import attach_in_trainer, check_options
 NEEDED = ("train_step", "model_parts", "optimizers", "step")
 """Attributes of the trainer that are used."""
 
+SPLIT = ("pp", "cp", "tp", "ep")
+"""Dimensions of its meshes that split something else than samples."""
+
 
 class TitanCheck:
-    """Checks of a trainer. attached: of `zerocheck.attach`, None before the first step."""
+    """Checks of a trainer.
+
+    every: of `zerocheck.attach`, one for each part of the model, none before the first step.
+    """
 
     def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
         self._trainer, self._step, self._options = trainer, trainer.train_step, options
-        self.attached: Attached | None = None
+        self.every: list[Attached] = []
+
+    @property
+    def attached(self) -> Attached | None:
+        """Check of the first part of the model, None before the first step."""
+        return self.every[0] if self.every else None
 
     def train_step(self, *given: Any, **named: Any) -> Any:
         """Take a step of the trainer, and judge it if it was chosen."""
-        if self.attached is None:  # a checkpoint is loaded by now
-            self.attached = self._attach()
-        with self.attached.step():
+        if not self.every:  # a checkpoint is loaded by now
+            self.every = [self._attach(part) for part in self._trainer.model_parts]
+        with ExitStack() as stack:
+            for one in self.every:
+                stack.enter_context(one.step())
             return self._step(*given, **named)
 
-    def _attach(self) -> Attached:
+    def _attach(self, part: Any) -> Attached:
         trainer = self._trainer
-        (model,), optimizers = trainer.model_parts, list(trainer.optimizers.optimizers)
-        given = {"semantics": Semantics(average="sum"), **self._options}
-        return attach_in_trainer(model, optimizers, done=trainer.step - 1, **given)
+        ids = {id(parameter) for parameter in part.parameters()}
+        optimizers = [
+            one
+            for one in trainer.optimizers.optimizers
+            if any(id(p) in ids for group in one.param_groups for p in group["params"])
+        ]
+        dims = getattr(trainer, "parallel_dims", None)
+        meshes = [] if dims is None else [dims.get_optional_mesh(name) for name in SPLIT]
+        given = {
+            "semantics": Semantics(average="sum"),
+            "mesh": [mesh for mesh in meshes if mesh is not None],
+            **self._options,
+        }
+        return attach_in_trainer(part, optimizers, done=trainer.step - 1, **given)
 
 
 def check(trainer: Any, **options: Any) -> TitanCheck:
     """Check steps of a trainer, from its next one on. options: those of `zerocheck.attach`.
 
     Every rank calls this, before `trainer.train()`. Raises UsageError for an option that there is
-    not, for what is no trainer of torchtitan, and for one with several parts of a model.
+    not, and for what is no trainer of torchtitan.
     """
     check_options(options)
     lacking = [name for name in NEEDED if not hasattr(trainer, name)]
@@ -55,13 +81,6 @@ def check(trainer: Any, **options: Any) -> TitanCheck:
         raise UsageError(
             f"check is given a {type(trainer).__name__} without {lacking[0]} (allowed: the Trainer "
             "of torchtitan)"
-        )
-    parts, optimizers = len(trainer.model_parts), len(trainer.optimizers.optimizers)
-    if parts != 1 or not optimizers:
-        raise UsageError(
-            f"the trainer has {parts} model parts and {optimizers} optimizers (allowed: one model "
-            "part, and its optimizers); use zerocheck.attach with group= for the stages of a "
-            "pipeline"
         )
     found = TitanCheck(trainer, options)
     trainer.train_step = found.train_step

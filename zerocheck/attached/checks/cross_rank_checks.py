@@ -56,7 +56,8 @@ def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
         | _aside(context)
         | _outer(context)
         | _skipped(context)
-        | _own(context),
+        | _own(context)
+        | _others(context),
     )
 
 
@@ -114,6 +115,13 @@ def _own(context: JointContext) -> dict[Obligation, str]:
     them = "them" if len(names) > 1 else "it"
     text += f"keep {them} equal: copies, gradients and norms of {them} are not compared"
     return {"publish": text}
+
+
+def _others(context: JointContext) -> dict[Obligation, str]:
+    """Return that a norm over several models is not judged."""
+    if not any(clip.others for one in context.summaries for clip in one.clips):
+        return {}
+    return {"clip": "the norm, which is also that of parameters outside of the attached model"}
 
 
 def _skipped(context: JointContext) -> dict[Obligation, str]:

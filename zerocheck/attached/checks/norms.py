@@ -73,7 +73,7 @@ class Norms:
         return found if several else None
 
     def _norm(self, clips: Sequence[Clip]) -> tuple[float, Violation | None]:
-        if clips[0].kind not in ("2", "inf"):
+        if clips[0].kind not in ("2", "inf") or any(clip.others for clip in clips):
             return 0.0, None
         once: dict[tuple[object, ...], Holder] = {}
         for rank, clip in enumerate(clips):

@@ -149,12 +149,13 @@ class JobAxis:
 class Axes:
     """Axes of a job that split something else than samples, seen from one rank.
 
-    exchanging: ranks, by their numbers in the world, with which the model may exchange data;
-    parts: what parameters are a part of.
+    exchanging: ranks, by their numbers in the world, with which the model may exchange data; alike:
+    number of ranks that compute with the same samples; parts: what parameters are a part of.
     """
 
     every: tuple[JobAxis, ...] = ()
     exchanging: frozenset[int] = frozenset()
+    alike: int = 1
     parts: Parts = field(default_factory=dict)
 
     def of(self, split: Split) -> JobAxis | None:
@@ -210,6 +211,7 @@ def axes_of(
             raise unknown("mesh dimension", name, names)
     found: list[JobAxis] = []
     exchanging: set[int] = set()
+    alike: set[int] = set()
     for one in meshes:
         mine = [_axis(one, name, declared, group) for name in one.mesh_dim_names or ()]
         known = {axis.name for axis in found}
@@ -217,11 +219,12 @@ def axes_of(
         found += [axis for axis in new if axis.split not in ("samples", "nothing")]
         crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts", "layers")]
         exchanging |= _across(one, crossed)
+        alike |= _across(one, [a.name for a in mine if a.split in ("parameters", "nothing")])
     for split in ("sequence", "experts", "layers"):
         several = [axis.name for axis in found if axis.split == split]
         if len(several) > 1:
             raise UsageError(f"{' and '.join(several)} split {split} (allowed: one axis)")
-    return Axes(tuple(found), frozenset(exchanging))
+    return Axes(tuple(found), frozenset(exchanging), max(1, len(alike)))
 
 
 def _axis(

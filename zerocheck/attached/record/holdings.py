@@ -136,6 +136,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, detached; a DTensor is put together, and all ranks of its mesh call this."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    found: torch.Tensor = tensor.full_tensor()
+    return found.detach()
+
+
 def reduced(gradient: torch.Tensor | None, held: torch.Tensor) -> torch.Tensor | None:
     """Return a gradient laid out as its parameter: that of a DTensor can be a sum still to come.
 

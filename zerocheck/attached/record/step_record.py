@@ -106,13 +106,15 @@ class Clip(msgspec.Struct, frozen=True):
     """Clipping of the gradient by its norm, or of each element by its value.
 
     max_norm: the limit; norm: as reported; kind: "2" or "inf", or another p; "value"; "again" for
-    what was clipped before; pieces: the numbers of those that it clipped.
+    what was clipped before; pieces: the numbers of those that it clipped; others: the norm is also
+    that of parameters which the model has not.
     """
 
     max_norm: float
     kind: str
     norm: float
     pieces: tuple[int, ...]
+    others: bool = False
 
 
 class MasterParts(msgspec.Struct, frozen=True, array_like=True):
@@ -226,6 +228,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 1
     divided: int = 1
     """What the schedule of the pipeline divides gradients by: microbatches, or 1."""
+    alike: int = 1
+    """Number of ranks that compute with the same samples, as declared."""
 
     @property
     def reducing(self) -> int:

@@ -119,6 +119,8 @@ def judge_gradient(
     with _of_reference():
         reference = Reference(factory, torch.device(observed.device), observed.model)
         mine = [one for one in tensors if one.stage == observed.summary.stage]
+        if observed.summary.stages > 1 and observed.model is not None:
+            reference.keep(observed.model)
         reference.check({one.name: tuple(one.shape) for one in mine})
     if plan.hooks and (reason := _of_any_rank(reference.lacks(observed.summary.hooks), ranks)):
         return Full(reason=reason)
@@ -248,7 +250,7 @@ def with_weights(
         every,
         step=summary.number,
         scale=summary.loss_scale,
-        world_size=len(every) if averaged else 1,
+        world_size=len(every) if averaged else summary.alike,
         factor=factor,
     )
     status: Status = "violated" if loss is not None else "holds"

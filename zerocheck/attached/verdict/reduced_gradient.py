@@ -100,8 +100,11 @@ class Judged(NamedTuple):
 
 
 def divisor_of(summary: StepSummary, semantics: Semantics) -> float:
-    """Return what the sum of the local gradients is divided by."""
-    return summary.scale * (summary.reducing if semantics.reduction == "mean" else 1)
+    """Return what the sum of the local gradients is divided by.
+
+    Ranks that compute with the same samples have all of their gradient, which a sum has once.
+    """
+    return summary.scale * (summary.reducing if semantics.reduction == "mean" else summary.alike)
 
 
 def enclosure(

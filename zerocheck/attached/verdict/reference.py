@@ -36,7 +36,7 @@ from ..checks.workers import in_threads
 from ..record.call_state import UNREPEATABLE, plain_model, separate_random
 from ..record.casts import Casts, casting, casting_buffers
 from ..record.dtypes import dtype_of
-from ..record.forwards import Forward, entered, samples_of, tensors_in
+from ..record.forwards import Forward, dotted, entered, samples_of, tensors_in
 from ..record.holdings import local
 from ..record.model_hooks import ScriptHook, hooks_missing
 from ..record.repeatable import Digest, digest, repeats
@@ -92,6 +92,12 @@ class Reference:
         self._parts = {part for name in names for part in name.split(".")}
         if run is not None:
             adopt(run, self.model, self._bare)
+
+    def keep(self, run: nn.Module) -> None:
+        """Take out the modules that the model of the run lacks: another stage has them."""
+        kept = frozenset(self._bare(dotted(name)) for name, _ in run.named_modules())
+        _prune(self.model, "", kept)
+        self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise UsageError unless it has the parameters of the run. shapes: by name."""
@@ -286,6 +292,17 @@ class Reference:
                     factor = torch.from_numpy(up[: len(there)]).to(self.device).double()
                     moved[here] = there.mul_(factor.mul_(2 * unit).add_(1 - unit))
                 parameter.copy_(moved.view(parameter.shape))
+
+
+def _prune(module: nn.Module, path: str, kept: frozenset[str]) -> None:
+    for name, child in [*module.named_children()]:
+        inside = f"{path}{name}."
+        if inside in kept:
+            _prune(child, inside, kept)
+        elif isinstance(module, (nn.ModuleDict, nn.ModuleList, nn.Sequential)):
+            del module._modules[name]
+        else:
+            setattr(module, name, None)
 
 
 def _check_new(run: nn.Module, model: nn.Module) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from ..record.axes import Axes, JobAxis, SequenceAxis
 from ..record.dtypes import dtype_of
 from ..record.forwards import Forward, mapped, tensors_in
+from ..record.holdings import whole
 from ..record.ranks import AllRanks
 from ..record.repeatable import Digest, digest
 from ..record.step_record import Observed
@@ -71,17 +72,14 @@ def with_whole_samples(observed: Observed, axes: Axes, ranks: AllRanks) -> Obser
 def _put_together(forward: Forward) -> Forward:
     """Return a call without DTensors, but whole tensors. Every rank of their mesh calls this."""
 
-    def whole(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, DTensor):
-            return tensor
-        found: torch.Tensor = tensor.full_tensor()
-        return found.detach().requires_grad_(tensor.requires_grad)
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        return whole(tensor).requires_grad_(tensor.requires_grad)
 
     tensors = (*_given(forward).values(), *forward.returned.values())
     if not any(isinstance(one, DTensor) for one in tensors):
         return forward
-    args, kwargs = mapped(forward.args, whole), mapped(forward.kwargs, whole)
-    returned = {path: whole(one).detach() for path, one in forward.returned.items()}
+    args, kwargs = mapped(forward.args, put), mapped(forward.kwargs, put)
+    returned = {path: whole(one) for path, one in forward.returned.items()}
     return replace(forward, args=args, kwargs=kwargs, returned=returned)
 
 

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from msgspec.structs import replace
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
@@ -28,13 +30,14 @@ class ClipHooks:
         guard: ErrorGuard,
         copied: Callable[[str, Collection[int] | None], list[int]],
         engine: ZeroEngine | None,
+        model: nn.Module,
     ) -> None:
         """Prepare the hooks.
 
         copied(what, ids): copies the gradients of these parameters, of all for None, as `what`, and
         returns the numbers of their pieces.
         """
-        self._guard, self._copied, self._engine = guard, copied, engine
+        self._guard, self._copied, self._engine, self._model = guard, copied, engine, model
         self._kind = "2"
         self.clips: list[Clip] = []
         self.norms: dict[int, DTensor] = {}
@@ -124,7 +127,9 @@ class ClipHooks:
         result = call()
         with self._guard():
             self._copied("clipped", these)
-            self.clips.append(clip(pieces))
+            mine = {id(one) for one in self._model.parameters()}
+            others = self._engine is None and bool(pieces) and not these <= mine
+            self.clips.append(replace(clip(pieces), others=others))
         return result
 
     def _first_or_again(self, limit: float, kind: str, norm: float, pieces: list[int]) -> Clip:

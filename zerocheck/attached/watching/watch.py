@@ -42,6 +42,7 @@ from ..record.holdings import (
     shards_changed_by_forwards,
     shards_of,
     versions_of,
+    whole,
     words_for,
 )
 from ..record.model_hooks import HookWatch
@@ -154,7 +155,7 @@ class Watch:
         self._numbers: dict[Entry, int] = {}
         self._counts: list[list[float | None]] = []
         self._values: dict[Key, torch.Tensor] = {}
-        self._clips = ClipHooks(self._guard, self._gradients, self._engine)
+        self._clips = ClipHooks(self._guard, self._gradients, self._engine, model)
         self._scaling = False
         self._scale = 1.0
 
@@ -287,6 +288,7 @@ class Watch:
             stage=self._axes.stage,
             stages=self._axes.stages,
             divided=divided,
+            alike=self._axes.alike,
             axes={axis.name: len(axis.ranks) for axis in self._axes.every},
             outer=tuple(
                 OuterChange(
@@ -314,7 +316,7 @@ class Watch:
             replaced(torch.autograd, "grad", partial(self._observed_grad, listens, found))
         )
         self._buffers = {
-            unwrapped(name): buffer.detach().clone() for name, buffer in self._model.named_buffers()
+            unwrapped(name): whole(buffer).clone() for name, buffer in self._model.named_buffers()
         }
         self._casts, reason = casts_of(self._model)
         self._unjudged = reason or self._unjudged
