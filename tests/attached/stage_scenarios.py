@@ -59,10 +59,13 @@ def part(number: int, stages: int, *, named: bool = False) -> nn.Module:
     return nn.Sequential(dict_of(zip(names, layers, strict=True)))
 
 
-def whole(stages: int) -> nn.Module:
-    """All stages, by the names that they have if they are `named`."""
+def whole(stages: int, *, tied: bool = False) -> nn.Module:
+    """All stages, by the names that they have if they are `named`. tied: a weight of both."""
     parts = (part(number, stages, named=True) for number in range(stages))
-    return nn.Sequential(dict_of(pair for each in parts for pair in each.named_children()))
+    model = nn.Sequential(dict_of(pair for each in parts for pair in each.named_children()))
+    if tied:
+        model[5].weight = model[1].weight
+    return model
 
 
 def dict_of(pairs: Any) -> Any:
@@ -109,6 +112,21 @@ def replace_received(stage: Any, name: str, change: Callable[[Any, Any], Any]) -
         return change(received, before[0] if number == 1 else None)
 
     setattr(stage, name, changed)
+
+
+def children(model: nn.Module) -> list[Any]:
+    return [*model.children()]
+
+
+def change_gradients(model: nn.Module, mesh: Any, fault: str) -> None:
+    """What a script does to them after the backward, and should not; or should, of what is tied."""
+    if fault == "tied":
+        dist.all_reduce(children(model)[1].weight.grad, group=mesh.get_group("pp"))
+    for parameter in model.parameters() if fault == "norm in parts" else ():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and gradient.placements[0].is_partial():
+            mine = local(gradient).clone()
+            parameter.grad = DTensor.from_local(mine, mesh["tp"], [Replicate()])
 
 
 def clip(models: list[nn.Module], mesh: Any, fault: str) -> None:
@@ -169,7 +187,10 @@ def stages(
     given: Any = {"mesh": mesh}
     if not declared:
         given = {"group": mesh.get_group("dp")} if "dp" in sizes else {}
-    whole_ = partial(whole, count) if names == "whole" else None
+    tied = fault.startswith("tied")
+    whole_ = partial(whole, count, tied=tied) if names == "whole" else None
+    if tied:
+        children(models[0])[1].load_state_dict(children(part(0, count))[1].state_dict())
     checks = [
         zerocheck.attach(
             m, o, reference=whole_ or make, directory=directory, on_violation="warn", **given
@@ -186,14 +207,7 @@ def stages(
         for check in checks:
             check.before()
         run.step(*([x] if first else []), **({"target": target} if last else {}))
-        if fault == "norm in parts":
-            for parameter in models[0].parameters():
-                if (
-                    isinstance(parameter.grad, DTensor)
-                    and parameter.grad.placements[0].is_partial()
-                ):
-                    mine = local(parameter.grad).clone()
-                    parameter.grad = DTensor.from_local(mine, mesh["tp"], [Replicate()])
+        change_gradients(models[0], mesh, fault)
         if clipped:
             clip(models, mesh, fault)
         for optimizer, check in zip(optimizers, checks, strict=True):

@@ -45,6 +45,17 @@ def test_a_reference_that_is_the_whole_model(ask: Ask) -> None:
     assert "gradient is 4 times too small" in answer["summary"], answer
 
 
+@pytest.mark.parametrize("names", ["", "whole"])
+def test_a_weight_that_two_stages_share(ask: Ask, names: str) -> None:
+    """The reference says that it is tied only if it is the whole model."""
+    assert_right(asked(ask, "1f1b", PP, names=names, fault="tied"))
+    answer = asked(ask, "1f1b", PP, names=names, fault="tied, not summed")
+    if names:
+        assert "1.weight is not the sum of its own and that of 5.weight" in answer["summary"]
+    else:
+        assert_right(answer)
+
+
 def test_the_ranks_of_a_stage_alone(ask: Ask) -> None:
     """Stages are not compared then, and each is judged by itself."""
     assert_right(asked(ask, "1f1b", WITH_SAMPLES, wrap="fsdp2", declared=False))

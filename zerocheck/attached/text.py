@@ -27,7 +27,7 @@ def finding(what: str, judgement: Judgement, bundle: str) -> Finding:
         obligation=first.obligation,
         violation=first,
         causes=first.causes,
-        estimated=first.obligation in judgement.estimated,
+        estimated=first.bound is not None and first.obligation in judgement.estimated,
         follows=tuple(v.obligation for v in judgement.violations if v is not first),
         case_file=bundle,
     )

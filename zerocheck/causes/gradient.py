@@ -333,6 +333,12 @@ PARTS_IN_ANOTHER_ORDER = cause(
     shows="The gradient is that of sequences whose parts are put together in another order.",
     usual="The load of attention is balanced (zigzag), and `attach(axes=)` does not declare it.",
 )
+TIED_APART = cause(
+    "tied gradients not summed",
+    of=("gradient",),
+    shows="A parameter that two pipeline stages share has the gradient of one of them.",
+    usual="The gradients of the embedding and of the head are not summed over the two stages.",
+)
 OTHER_OUTPUTS = cause(
     "outputs of another model",
     of=("gradient",),

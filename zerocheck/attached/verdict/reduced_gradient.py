@@ -302,11 +302,12 @@ def worst(found: Sequence[Judged], tensors: Sequence[RunParameter]) -> list[RunP
 
     All of them are of one stage of a pipeline.
     """
+    sizes = {one.name: torch.Size(one.shape).numel() for one in tensors}
     ratios: dict[str, float] = {}
     for one in found:
         for name, ratio in one.wrong.items():
-            ratios[name] = max(ratio, ratios.get(name, 0.0))
-    sizes = {one.name: torch.Size(one.shape).numel() for one in tensors}
+            if name in sizes:
+                ratios[name] = max(ratio, ratios.get(name, 0.0))
     asked: set[str] = set()
     room = ASKED
     for name in sorted(ratios, key=lambda name: -ratios[name]):

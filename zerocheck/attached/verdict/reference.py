@@ -71,6 +71,7 @@ class Reference:
     """Unwrapped model with the parameters of the step.
 
     run: model of the run, None in a replay; what libraries put on it is put on this one as well.
+    tied: names of each parameter that has several.
     """
 
     def __init__(
@@ -86,6 +87,10 @@ class Reference:
         self._samples: list[dict[str, torch.Tensor]] = []  # of the outputs of the last calls
         self.model = model.to(device)
         self._parameters = {unwrapped(name): p for name, p in self.model.named_parameters()}
+        names_of: dict[int, list[str]] = {}
+        for name, one in self.model.named_parameters(remove_duplicate=False):
+            names_of.setdefault(id(one), []).append(unwrapped(name))
+        self.tied = [names for names in names_of.values() if len(names) > 1]
         modules = (name for name, _ in self.model.named_modules())
         buffers = (name for name, _ in self.model.named_buffers())
         names = (*modules, *buffers, *self._parameters)
