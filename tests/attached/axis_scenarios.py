@@ -53,6 +53,7 @@ class Attention(nn.Module):
     def __init__(self, group: Any, fault: str) -> None:
         super().__init__()
         self.group, self.detached = group, fault == "cut"
+        self.half = fault == "half a graph"
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -60,7 +61,10 @@ class Attention(nn.Module):
         split = (t.view(batch, length, HEADS, -1) for t in self.qkv(x).chunk(3, -1))
         q, k, v = split
         if self.group is not None:
-            q, k, v = (swapped(t, 2, 1, self.group, self.detached) for t in (q, k, v))
+            cuts = self.detached, self.detached or self.half, self.detached or self.half
+            q, k, v = (
+                swapped(t, 2, 1, self.group, c) for t, c in zip((q, k, v), cuts, strict=True)
+            )
             every = [torch.empty_like(positions) for _ in range(dist.get_world_size(self.group))]
             dist.all_gather(every, positions, group=self.group)
             positions = torch.cat(every)
@@ -159,8 +163,8 @@ def cut(whole: torch.Tensor, dim: int, ranks: int, rank: int, order: str) -> tor
     return torch.cat([parts[rank], parts[2 * ranks - 1 - rank]], dim)
 
 
-def wrapped(model: Net, wrap: str) -> nn.Module:
-    """Wrap a model so that its experts are left out."""
+def wrapped(model: Net, wrap: str, mesh: DeviceMesh | None) -> nn.Module:
+    """Wrap a model so that its experts are left out. mesh: of FSDP2, None for all ranks."""
     apart = [] if model.moe is None else [*model.moe.parameters()]
     if wrap == "none":
         return model
@@ -176,7 +180,7 @@ def wrapped(model: Net, wrap: str) -> nn.Module:
             use_orig_params=True,
             ignored_modules=[] if model.moe is None else [model.moe],
         )
-    return fully_shard(model, ignored_params={*apart})
+    return fully_shard(model, mesh=mesh, ignored_params={*apart})
 
 
 def reduce_experts(model: Net, mesh: DeviceMesh, fault: str) -> None:
@@ -243,7 +247,7 @@ def axes(
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     microbatches = 2 if {"dp", "cp"} <= {*sizes} else 1
     plain = Net(mesh, kind, fault, order)
-    model = wrapped(plain, wrap)
+    model = wrapped(plain, wrap, mesh["dp"] if fault == "reduced over dp alone" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     said: dict[str, Any] = dict(declared or {})
     if order == "zigzag" and fault != "undeclared order":

@@ -53,8 +53,16 @@ def test_both_at_once(ask: Ask, kind: str) -> None:
         (SEQUENCE, {"fault": "cut"}, "attention.qkv.weight has no gradient"),
         (SEQUENCE, {"fault": "positions"}, "is not what the declared semantics say"),
         (SEQUENCE, {"fault": "undeclared order", "order": "zigzag"}, "parts are put together in"),
-        (EXPERTS, {"fault": "undivided", "kind": "stacked"}, "the wrapper of the model leaves out"),
-        (EXPERTS, {"fault": "undivided", "kind": "listed"}, "the wrapper of the model leaves out"),
+        (
+            EXPERTS,
+            {"fault": "undivided", "kind": "stacked"},
+            "the wrapper of the model reduces none",
+        ),
+        (
+            EXPERTS,
+            {"fault": "undivided", "kind": "listed"},
+            "the wrapper of the model reduces none",
+        ),
         (EXPERTS, {"fault": "cut", "kind": "stacked"}, "moe.weight has no gradient"),
         (EXPERTS, {"fault": "another expert", "kind": "stacked"}, ""),
         (EXPERTS, {"fault": "another expert", "kind": "listed"}, ""),
@@ -148,3 +156,16 @@ def test_what_the_script_reduces_is_shown_as_the_optimizer_gets_it(ask: Ask) -> 
     """Both points are wrong: at the first one the script has not reduced it yet."""
     answer = asked(ask, BOTH, kind="stacked", wrap="ddp", fault="divided twice")
     assert "gradient is 4 times too small" in answer["summary"], answer
+
+
+def test_what_an_axis_replicates_and_does_not_reduce(ask: Ask) -> None:
+    """Its parts of the gradient, added up or averaged, are right."""
+    answer = asked(ask, {"dp": 2, "cp": 2}, wrap="fsdp2", fault="reduced over dp alone")
+    assert "cp, an axis of the mesh, has 2 ranks, and the gradient is not" in answer["summary"]
+    assert "publish" not in answer["unjudged"], answer
+
+
+def test_an_exchange_that_cuts_the_graph(ask: Ask) -> None:
+    """The forward is right, and gradients before the exchange lack what others have of them."""
+    answer = asked(ask, SEQUENCE, fault="half a graph")
+    assert "so that its forward is right, and its backward is not" in answer["summary"], answer

@@ -100,6 +100,10 @@ class ReplayedBundle:
         if self.bundle.judgement.tier == "full" and self.judgement.tier != "full":
             was, now = (tuple(v for v in one if v.obligation not in FULL) for one in (was, now))
             note = f" (its gradient was not judged again: {self.local.reason})"
+        if note and not was and not now:
+            return (
+                f"not judged again: step {number} violates gradient alone, and {self.local.reason}"
+            )
         if [_kind(one) for one in was] == [_kind(one) for one in now]:
             return f"reproduced: the same verdict on step {number}{note}"
         if [one.obligation for one in was] == [one.obligation for one in now]:
@@ -195,7 +199,7 @@ def _local_gradients(
         reason = "the bundle does not hold what the model was called with"
     pieces = [one.pieces for one in every]
     if not reason and any(piece.left_out for mine in pieces for piece in mine):
-        own = own_of_ranks(pieces, [SliceContext(one).hashes for one in ranks])
+        own = own_of_ranks(every, [SliceContext(one).hashes for one in ranks])
         reason = f"{own[0]} differs between ranks, which one process does not repeat" if own else ""
     if any(one.stages > 1 for one in every):
         reason = reason or "the stages of a pipeline are several models"

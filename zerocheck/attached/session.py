@@ -31,7 +31,7 @@ from .record.ranks import AllRanks, Alone, Problem, RankGroup, Stopped, attempt
 from .record.step_record import Observed
 from .recorded_steps import RecordedSteps
 from .resume import Resume
-from .same_model import check_same_model, schedule_divides
+from .same_model import check_same_model, pipeline_stages, schedule_divides
 from .saves.saved_state import TrainedModel, has_record
 from .step_context import NOTHING, ObservedStep
 from .summary import CheckedSteps
@@ -89,7 +89,8 @@ class Attached:
         """Take what is checked. Raises UsageError for what cannot be judged."""
         self._optimizers = JobOptimizers(optimizer)
         check_parts(self._model, self._optimizers)
-        parts = parts_of(self._model, self._axes, self._options.reference, ranks)
+        numbers = pipeline_stages(self._model)
+        parts = parts_of(self._model, self._axes, self._options.reference, ranks, numbers)
         self._axes = replace(self._axes, parts=parts)
 
     @property

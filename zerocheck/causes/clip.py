@@ -60,6 +60,14 @@ LARGEST_LOCAL_NORM = cause(
     shows="The norm is the largest one of a shard.",
     usual="The reduction for the infinity norm is used for every norm.",
 )
+COPIES_IN_THE_NORM = cause(
+    "copies in the norm",
+    of=("clip",),
+    says="what several ranks hold alike is counted once for each of them",
+    shows="The norm counts the gradients that several ranks hold alike once for each rank.",
+    usual="Squares are summed over all ranks, though some parameters are replicated over one axis, "
+    "such as norms under tensor parallelism.",
+)
 ANOTHER_NORM = cause(
     "another norm",
     of=("clip",),

@@ -333,6 +333,13 @@ PARTS_IN_ANOTHER_ORDER = cause(
     shows="The gradient is that of sequences whose parts are put together in another order.",
     usual="The load of attention is balanced (zigzag), and `attach(axes=)` does not declare it.",
 )
+EXCHANGE_WITHOUT_ITS_GRADIENT = cause(
+    "exchange without its gradient",
+    of=("gradient",),
+    shows="The outputs of the model are right, and gradients before an exchange of ranks are not.",
+    usual="A collective of the forward has no backward, such as `dist.all_gather` of keys and "
+    "values, or its backward is wrong.",
+)
 TIED_APART = cause(
     "tied gradients not summed",
     of=("gradient",),

@@ -40,7 +40,7 @@ BIAS_OF_EACH_TENSOR_PARALLEL_RANK = cause(
 )
 TENSOR_PARALLEL_RANKS_SEEDED_APART = cause(
     "tensor-parallel ranks seeded apart",
-    of=("loss",),
+    of=("loss", "gradient"),
     shows="Ranks of one tensor-parallel group draw different dropout masks.",
     usual="Every rank is seeded by its global rank.",
 )

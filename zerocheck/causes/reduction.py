@@ -79,6 +79,13 @@ NOT_REDUCED_OVER_REPLICAS = cause(
     usual="The reduction over the replicate axis is missing.",
     attributed=r"over the shard axis alone|own gradient alone, counted",
 )
+NOT_REDUCED_OVER_AN_AXIS = cause(
+    "not reduced over an axis",
+    of=("gradient",),
+    shows="The gradients of the ranks along one axis of the mesh, added up or averaged, are right.",
+    usual="What an axis replicates (norms under tensor parallelism, a router, all parameters under "
+    "context parallelism) is reduced over the other axes only.",
+)
 NOT_REDUCED_OVER_SHARDS = cause(
     "not reduced over shards",
     of=("gradient",),

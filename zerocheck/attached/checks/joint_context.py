@@ -42,9 +42,7 @@ class JointContext:
     @cached_property
     def own_of_ranks(self) -> tuple[str, ...]:
         """Names of parameters that differ between ranks by design."""
-        return own_of_ranks(
-            [one.summary.pieces for one in self.verdicts], [one.hashes for one in self.verdicts]
-        )
+        return own_of_ranks(self.summaries, [one.hashes for one in self.verdicts])
 
     def piece(self, holder: Holder) -> ShardPiece:
         """Return the shard that a rank holds."""

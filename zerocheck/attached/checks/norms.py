@@ -124,6 +124,17 @@ class Norms:
         eta = max((format.eta for format in formats), default=floating_point.ETA)
         return math.sqrt(total), relative, math.sqrt(numel * eta)
 
+    def _of_stages(self) -> dict[str, frozenset[str]]:
+        """Return the parameters of each stage of a pipeline, and of all others."""
+        names: dict[int, set[str]] = {}
+        for one in self.verdicts if self.verdicts[0].summary.stages > 1 else ():
+            mine = names.setdefault(one.summary.stage, set())
+            mine.update(piece.name for piece in one.summary.pieces)
+        every = frozenset().union(*names.values())
+        found = {f"stage {stage}": frozenset(mine) for stage, mine in names.items()}
+        found |= {f"all stages but {stage}": every - mine for stage, mine in names.items()}
+        return found
+
     def _peak(self, holder: Holder) -> float:
         return self.verdicts[holder[0]].peaks[holder[1]]
 
@@ -162,4 +173,5 @@ class Norms:
             by_dtype={},
             loss_scale=mine.summary.loss_scale,
             by_tensor={name: self._true(clip.kind, of)[0] for name, of in holders.items()},
+            groups=self._of_stages(),
         )

@@ -91,6 +91,17 @@ class SequenceAxis:
             )
         return joined.index_select(dim, positions.argsort())
 
+    def parts(self, whole: torch.Tensor, dim: int, count: int) -> list[torch.Tensor]:
+        """Cut a whole tensor into the parts of all ranks of the axis."""
+        if self.order == "contiguous":
+            return [*whole.chunk(count, dim)]
+        if self.order == "zigzag":
+            halves = whole.chunk(2 * count, dim)
+            last = 2 * count - 1
+            return [torch.cat([halves[n], halves[last - n]], dim) for n in range(count)]
+        order = torch.tensor(self.order, device=whole.device)
+        return [*whole.index_select(dim, order).chunk(count, dim)]
+
     @property
     def other(self) -> SequenceAxis:
         """The usual order that is not declared."""
@@ -150,12 +161,14 @@ class Axes:
     """Axes of a job that split something else than samples, seen from one rank.
 
     exchanging: ranks, by their numbers in the world, with which the model may exchange data; alike:
-    number of ranks that compute with the same samples; parts: what parameters are a part of.
+    number of ranks that compute with the same samples; parts: what parameters are a part of; lines:
+    ranks along each dimension of a mesh, by its name.
     """
 
     every: tuple[JobAxis, ...] = ()
     exchanging: frozenset[int] = frozenset()
     alike: int = 1
+    lines: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Parts = field(default_factory=dict)
 
     def of(self, split: Split) -> JobAxis | None:
@@ -212,6 +225,7 @@ def axes_of(
     found: list[JobAxis] = []
     exchanging: set[int] = set()
     alike: set[int] = set()
+    lines: dict[str, tuple[int, ...]] = {}
     for one in meshes:
         mine = [_axis(one, name, declared, group) for name in one.mesh_dim_names or ()]
         known = {axis.name for axis in found}
@@ -219,12 +233,13 @@ def axes_of(
         found += [axis for axis in new if axis.split not in ("samples", "nothing")]
         crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts", "layers")]
         exchanging |= _across(one, crossed)
+        lines |= {axis.name: axis.ranks for axis in mine if len(axis.ranks) > 1}
         alike |= _across(one, [a.name for a in mine if a.split in ("parameters", "nothing")])
     for split in ("sequence", "experts", "layers"):
         several = [axis.name for axis in found if axis.split == split]
         if len(several) > 1:
             raise UsageError(f"{' and '.join(several)} split {split} (allowed: one axis)")
-    return Axes(tuple(found), frozenset(exchanging), max(1, len(alike)))
+    return Axes(tuple(found), frozenset(exchanging), max(1, len(alike)), lines=lines)
 
 
 def _axis(
@@ -262,12 +277,18 @@ def _across(mesh: DeviceMesh, names: Sequence[str]) -> set[int]:
 
 
 def parts_of(
-    model: nn.Module, axes: Axes, reference: Callable[[], Any] | None, ranks: AllRanks
+    model: nn.Module,
+    axes: Axes,
+    reference: Callable[[], Any] | None,
+    ranks: AllRanks,
+    number: Sequence[int] = (),
 ) -> dict[int, Part]:
     """Return what parameters are a part of: of experts, and of a model that stages share.
 
-    reference: without it, all that the wrapper leaves out on an axis of experts are parts. Every
-    rank calls this. Raises UsageError for a parameter that is none.
+    reference: without it, all that the wrapper leaves out on an axis of experts are parts; number:
+    that of the stage, where torch's pipelines give one. Every rank calls this.
+
+    Raises UsageError for a parameter that is none.
     """
     experts = _of_experts(model, axes, reference, ranks)
     if axes.stages == 1:
@@ -276,14 +297,17 @@ def parts_of(
         id(one): experts[id(one)].name if id(one) in experts else unwrapped(name)
         for name, one in model.named_parameters()
     }
-    every = ranks.gather(msgspec.msgpack.encode((axes.stage, [*names.values()])))
+    every = ranks.gather(msgspec.msgpack.encode((axes.stage, [*names.values()], [*number])))
     of_stages: dict[int, set[str]] = {}
-    for stage, mine in (msgspec.msgpack.decode(one) for one in every):
+    numbered = True
+    for stage, mine, numbers in (msgspec.msgpack.decode(one) for one in every):
         of_stages.setdefault(stage, set()).update(mine)
+        numbered &= bool(numbers)
     apart = len(set().union(*of_stages.values())) == sum(map(len, of_stages.values()))
-    if ranks.broadcast(b"1" if apart else b""):
+    told = ranks.broadcast(b"apart" if apart else b"torch" if numbered else b"mesh")
+    if told == b"apart":
         return experts
-    before = f"stage{axes.stage}."
+    before = f"stage{number[0] if told == b'torch' else axes.stage}."
     return {
         key: experts.get(key, Part("", 0, 1))._replace(name=before + name)
         for key, name in names.items()

@@ -77,7 +77,8 @@ class Forward:
     module of dropout, which trainers turn off; returned: gradients that came to the outputs
     from outside the call, by the path of the output (see `tensors_in`); draws: True if the call
     drew random numbers, where that matters; outputs: samples of them, by path; crossing: of a
-    stage of a pipeline. Names of modules are those in the unwrapped model, with a dot at their end.
+    stage of a pipeline; cut: cuts an output into the parts of ranks, where they have parts. Names
+    of modules are those in the unwrapped model, with a dot at their end.
     """
 
     args: tuple[Any, ...]
@@ -94,6 +95,18 @@ class Forward:
     draws: bool = False
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     crossing: Crossing | None = None
+    cut: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+
+    def sampled(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return samples of outputs of the reference, at the places of those of the call."""
+        if self.cut is None:
+            return samples_of(outputs)
+        found = {}
+        for path, output in outputs.items():
+            parts = [samples_of({path: part}).get(path) for part in self.cut(output)]
+            if all(part is not None for part in parts):
+                found[path] = torch.cat([part for part in parts if part is not None])
+        return found
 
     @property
     def counts(self) -> bool:

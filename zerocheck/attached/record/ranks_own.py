@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...compat import flat_parameters
-from .step_record import BEFORE, ShardPiece
+from .step_record import BEFORE, StepSummary
 
 
 def left_out(model: nn.Module, world_size: int) -> set[int]:
@@ -43,15 +43,18 @@ def _beside(model: nn.Module) -> Iterator[int]:
 
 
 def own_of_ranks(
-    pieces: Iterable[Sequence[ShardPiece]], hashes: Iterable[Sequence[Mapping[str, str]]]
+    summaries: Sequence[StepSummary], hashes: Iterable[Sequence[Mapping[str, str]]]
 ) -> tuple[str, ...]:
     """Return the names of parameters that are left out and differ between ranks before the step.
 
-    pieces, hashes: of each rank, as in its RankVerdict.
+    None where meshes say what ranks hold: what they hold alike must be equal. summaries, hashes: of
+    each rank, as in its RankVerdict.
     """
+    if summaries[0].placed:
+        return ()
     values: dict[tuple[object, ...], set[str]] = {}
-    for mine, theirs in zip(pieces, hashes, strict=True):
-        for piece, known in zip(mine, theirs, strict=True):
+    for summary, theirs in zip(summaries, hashes, strict=True):
+        for piece, known in zip(summary.pieces, theirs, strict=True):
             if piece.left_out and f"{BEFORE}.parameter" in known:
                 values.setdefault(piece.place, set()).add(known[f"{BEFORE}.parameter"])
     return tuple(dict.fromkeys(str(place[0]) for place, each in values.items() if len(each) > 1))

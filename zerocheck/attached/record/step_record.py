@@ -230,11 +230,18 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the schedule of the pipeline divides gradients by: microbatches, or 1."""
     alike: int = 1
     """Number of ranks that compute with the same samples, as declared."""
+    lines: dict[str, tuple[int, ...]] = {}
+    """Ranks along each dimension of the meshes of the job, by its name."""
 
     @property
     def reducing(self) -> int:
         """Number of ranks that a gradient is reduced over: those of a stage."""
         return self.world_size // self.stages
+
+    @property
+    def placed(self) -> bool:
+        """True if the meshes say which ranks hold the same of every parameter."""
+        return bool(self.lines) and self.alike == 1
 
     @property
     def scale(self) -> float:
@@ -279,7 +286,8 @@ class Observed:
     reference; buffers: before them, by name; device: of the run; norms: by the number of their
     clipping, those that are not reduced over the ranks yet; model: that of the run, None in a
     bundle; reordered: makes the calls of whole samples whose parts are put together in another
-    order, None where there are no parts; between: what is wrong between two stages.
+    order, None where there are no parts; between: what is wrong between two stages; seeded_apart:
+    ranks of tensor parallelism draw other random numbers in a model with dropout.
     """
 
     summary: StepSummary
@@ -291,6 +299,7 @@ class Observed:
     model: nn.Module | None = None
     reordered: Callable[[], list[Forward]] | None = None
     between: Violation | None = None
+    seeded_apart: bool = False
 
     def gradient(self, number: int, point: Point = GIVEN) -> torch.Tensor | None:
         """Return the gradient of a piece at a point, or None if it has none there."""

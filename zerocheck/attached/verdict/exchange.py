@@ -75,8 +75,8 @@ def judge_step(
 
     judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
     updated = all(one.summary.ran for one in verdicts)
-    samples = {one.samples for one in verdicts if not one.summary.stage}
-    alike = len(verdicts) > 1 and len(samples) == 1 and "" not in samples
+    every = [one.samples for one in verdicts if not one.summary.stage]
+    alike = len(every) > 1 and len({*every}) == 1 and "" not in every
     verdict = Verdict(judgement, updated, alike and full is not None and not full.reason)
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
     ranks.broadcast(msgspec.msgpack.encode(verdict))

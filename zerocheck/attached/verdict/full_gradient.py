@@ -90,6 +90,11 @@ class Full(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
 
+SEEDED_APART = "ranks of tensor parallelism draw other random numbers"
+BACKWARD = (
+    "the outputs of the model are those of reference=, so that its forward is right, and its "
+    "backward is not"
+)
 IN_STAGES = "the weights of tokens, in the last stage of a pipeline"
 UNEQUAL = "ranks multiply their gradients by different factors"
 
@@ -108,13 +113,12 @@ def judge_gradient(
     plan = _Plan()
     changes = ScriptChanges.of(verdicts)
     if ranks.rank == 0:
-        reason = why_not([one.summary for one in verdicts])
+        summaries = [one.summary for one in verdicts]
+        reason = why_not(summaries)
         if not reason and parted_before(verdicts):
             reason = "the parameters were not the masters when the step began"
-        own = own_of_ranks(
-            [one.summary.pieces for one in verdicts], [one.hashes for one in verdicts]
-        )
-        plan = _Plan(reason=reason) if reason else _planned([one.summary for one in verdicts], own)
+        own = own_of_ranks(summaries, [one.hashes for one in verdicts])
+        plan = _Plan(reason=reason) if reason else _planned(summaries, own)
         plan = msgspec.structs.replace(
             plan,
             hooks=any(one.summary.hooks for one in verdicts),
@@ -152,9 +156,9 @@ def judge_gradient(
             else:
                 found = again
     full, point = _verdict(observed, local, found, tensors, semantics, ranks, tied)
-    full = _with_outputs(full, local, ranks)
     if observed.summary.samples_on >= 0:
         full = _reordered(full, observed, reference, tensors, semantics, ranks)
+    full = _with_outputs(full, local, observed, tensors, ranks)
     every: list[list[TokenWeights]] = []
     if semantics.weight == "token":
         gathered = ranks.gather(msgspec.msgpack.encode(local.tokens))
@@ -249,15 +253,32 @@ def _tied(
     )
 
 
-def _with_outputs(full: Full, local: Local, ranks: AllRanks) -> Full:
-    """Return the verdict, and that the outputs of the run are other ones already."""
-    unlike = _of_any_rank(local.unlike, ranks)
-    if full.violation is None or not unlike:
+def _with_outputs(
+    full: Full,
+    local: Local,
+    observed: Observed,
+    tensors: Sequence[RunParameter],
+    ranks: AllRanks,
+) -> Full:
+    """Return the verdict, and where the outputs say that the forward, or the backward, is wrong."""
+    unlike = _of_any_rank(local.unlike or "", ranks)
+    compared = _of_any_rank("" if local.unlike is None else "1", ranks)
+    violation = full.violation
+    if violation is None or violation.causes not in ((), (bugs.GRADIENT_MISSING,)):
         return full
-    text = f"{full.violation.explanation}; already {unlike}: the forward computes with other "
-    text += "parameters, or reference= makes another model"
-    causes = full.violation.causes or (bugs.OTHER_OUTPUTS,)
-    violation = msgspec.structs.replace(full.violation, explanation=text, causes=causes)
+    some = len(violation.tensors) < sum(one.trains for one in tensors)
+    if observed.seeded_apart:
+        text, cause = SEEDED_APART, bugs.TENSOR_PARALLEL_RANKS_SEEDED_APART
+    elif unlike:
+        text = f"already {unlike}: the forward computes with other parameters, or reference= makes "
+        text, cause = f"{text}another model", bugs.OTHER_OUTPUTS
+    elif compared and some and observed.summary.axes:
+        text, cause = BACKWARD, bugs.EXCHANGE_WITHOUT_ITS_GRADIENT
+    else:
+        return full
+    causes = violation.causes or (cause,)
+    text = f"{violation.explanation}; {text}"
+    violation = msgspec.structs.replace(violation, explanation=text, causes=causes)
     return msgspec.structs.replace(full, violation=violation)
 
 

@@ -30,7 +30,7 @@ from ...judge.local import Passes
 from ...judge.manifest_plan import plan_of
 from ...judge.pieces import Enclosing, split
 from ...protocol.observations import Entry
-from ...protocol.verdicts import Violation
+from ...protocol.verdicts import Explanation, Violation
 from ..checks.script_changes import REPORTED
 from ..checks.workers import in_threads
 from ..record.dtypes import dtype_of
@@ -51,8 +51,7 @@ CLOSE = 1e-3
 """Relative distance to a factor of a bug within which a factor is taken for it."""
 
 LEFT_OUT = (
-    "the wrapper of the model leaves out all that is wrong, so that only the script reduces its "
-    "gradient and divides it"
+    "the wrapper of the model reduces none of what is wrong over all ranks, so that the script must"
 )
 
 
@@ -225,11 +224,12 @@ def put(into: torch.Tensor, entry: Entry, part: torch.Tensor) -> None:
 class Exhibit(msgspec.Struct, frozen=True):
     """Wrong tensors of a rank, sent as evidence: bytes of fp32.
 
-    rank: its number; local: gradients per tensor and microbatch, None where there is none; held:
-    the rank's shards of the reduced gradient.
+    rank: its number; lines: ranks along each dimension of the meshes; local: gradients per tensor
+    and microbatch, None where there is none; held: the rank's shards of the reduced gradient.
     """
 
     rank: int
+    lines: dict[str, tuple[int, ...]]
     local: tuple[tuple[bytes | None, ...], ...]
     noise: tuple[float, ...]
     entries: tuple[Entry, ...]
@@ -334,6 +334,7 @@ def exhibit(
             held.append(_bytes(gradient))
     return Exhibit(
         observed.summary.rank,
+        observed.summary.lines,
         tuple(
             tuple(None if g is None else _bytes(g) for g in local.gradients[one.name])
             for one in asked
@@ -381,7 +382,7 @@ def violation(
         return scaled([one.scale for one in found], summary, semantics)
     wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
     wrong = {name for one in found for name in one.wrong}
-    if wrong.isdisjoint(wrapped):
+    if wrong.isdisjoint(wrapped) and summary.reducing > 1:
         text = f"{found_of_elements.explanation}; {LEFT_OUT}"
         return replace(found_of_elements, explanation=text)
     return found_of_elements
@@ -438,6 +439,8 @@ def _diagnosed(
                 noise=noise,
             )
         )
+    if not diagnosis.causes and bad:
+        diagnosis = _over_an_axis(bad, exhibits, held, wanted) or diagnosis
     return describe(
         first[0],
         layout,
@@ -448,6 +451,44 @@ def _diagnosed(
         elements=first[1],
         explanation=diagnosis,
     )
+
+
+def _over_an_axis(
+    bad: Sequence[int], exhibits: Sequence[Exhibit], held: RoleState, wanted: Enclosure
+) -> Explanation | None:
+    """Return the dimension of a mesh over which the gradient is not reduced, if there is one.
+
+    The parts of its ranks, added up, are right then, or their mean. Each of them is as exact as the
+    whole, so their sum is that many times as far off. bad: numbers of the wrong ranks.
+    """
+    at = {one.rank: number for number, one in enumerate(exhibits)}
+    for name in exhibits[0].lines:
+        lines = {one.rank: one.lines.get(name, ()) for one in exhibits if one.rank in bad}
+        if not all(line and {*line} <= at.keys() for line in lines.values()):
+            continue
+        members = [[at[one] for one in line] for line in lines.values()]
+        count = len(members[0])
+        for how, divisor in (("added up", 1), ("averaged", count)):
+            if all(_is_sum(each, divisor, exhibits, held, wanted) for each in members):
+                text = f"{name}, an axis of the mesh, has {count} ranks, and the gradient is not "
+                text += f"reduced over them: {how} over them it is right"
+                return Explanation(text, (bugs.NOT_REDUCED_OVER_AN_AXIS,))
+    return None
+
+
+def _is_sum(
+    members: Sequence[int],
+    divisor: int,
+    exhibits: Sequence[Exhibit],
+    held: RoleState,
+    wanted: Enclosure,
+) -> bool:
+    if len({exhibits[one].entries for one in members}) > 1:
+        return False  # they hold other elements
+    plan = held.plans[members[0]]
+    total = torch.stack([held.parts[one].double() for one in members]).sum(0) / divisor
+    bound = plan.gather(wanted.bound) * len(members)
+    return compare(total, Enclosure(plan.gather(wanted.exact), bound))[1] is None
 
 
 def _passes(layout: ParameterLayout, exhibits: Sequence[Exhibit], summary: StepSummary) -> Passes:

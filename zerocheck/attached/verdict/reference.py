@@ -36,7 +36,7 @@ from ..checks.workers import in_threads
 from ..record.call_state import UNREPEATABLE, plain_model, separate_random
 from ..record.casts import Casts, casting, casting_buffers
 from ..record.dtypes import dtype_of
-from ..record.forwards import Forward, dotted, entered, samples_of, tensors_in
+from ..record.forwards import Forward, dotted, entered, tensors_in
 from ..record.holdings import local
 from ..record.model_hooks import ScriptHook, hooks_missing
 from ..record.repeatable import Digest, digest, repeats
@@ -56,7 +56,7 @@ class Local:
     the largest error of an element of their sum; sway[name]: how far the moves of that sum go along
     it, infinite where that was not asked; tokens: weights of the tokens of each microbatch; reason:
     why these say nothing of the run, empty where they do; unlike: an output of the run that is not
-    that of the reference, in words.
+    that of the reference, in words; None where none was compared.
     """
 
     gradients: Mapping[str, Sequence[torch.Tensor | None]]
@@ -64,7 +64,7 @@ class Local:
     sway: Mapping[str, float]
     tokens: Sequence[TokenWeights] = ()
     reason: str = ""
-    unlike: str = ""
+    unlike: str | None = None
 
 
 class Reference:
@@ -261,7 +261,7 @@ class Reference:
                 parameter.grad = None
             with torch.enable_grad():
                 outputs = tensors_in(self._called(forward, casts))
-                self._samples.append(samples_of(outputs))
+                self._samples.append(forward.sampled(outputs))
                 if not number and noisy is None:
                     self._first = digest(outputs.values())
                 pairs: Sequence[Pair] = [
@@ -327,23 +327,26 @@ def _unlike(
     outputs: Sequence[Mapping[str, torch.Tensor]],
     moved: Sequence[Sequence[Mapping[str, torch.Tensor]]],
     unit: float,
-) -> str:
+) -> str | None:
     """Return the first output of the run that is not that of the reference, in words, or "".
 
-    moved: the outputs with parameters moved by `unit`; see above for MARGIN.
+    None if none is compared. moved: the outputs with parameters moved by `unit`; see above for
+    MARGIN.
     """
+    found = None
     for number, (forward, mine) in enumerate(zip(forwards, outputs, strict=True)):
         for path, seen in forward.outputs.items():
             there = mine.get(path)
             if there is None or there.shape != seen.shape or not len(there):
                 continue
+            found = ""
             apart = max(float((one[number][path] - there).abs().max()) for one in moved)
             bound = max(MARGIN * apart, unit * float(there.abs().max()))
             if not float((seen.to(there.device) - there).abs().max()) <= bound:
                 what = f"the output {path}" if path else "the output"
                 what += f" of the model in microbatch {number}"
                 return f"{what} is not that of reference= for the same inputs"
-    return ""
+    return found
 
 
 def _on_host(gradient: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from ..record.ranks import AllRanks
 from ..record.repeatable import Digest, digest
 from ..record.step_record import Observed
 
-_Member = tuple[tuple[int, ...], Digest]
+_Member = tuple[tuple[int, ...], Digest, Digest]
 
 DRAWS = (
     "the model draws random numbers (dropout), each rank for its part of a sequence, which one "
@@ -47,7 +47,11 @@ def with_whole_samples(observed: Observed, axes: Axes, ranks: AllRanks) -> Obser
     axis = axes.of("sequence")
     if axis is None:
         tensors = axes.of("parameters")
-        if tensors is None or not _in_parts(observed.forwards, tensors, ranks):
+        if tensors is None:
+            return observed
+        parts, apart = _in_parts(observed.forwards, tensors, ranks)
+        observed = replace(observed, seeded_apart=apart)
+        if not parts:
             return observed
         axis = replace(tensors, sequence=SequenceAxis())
     if axis.sequence is None:
@@ -83,15 +87,20 @@ def _put_together(forward: Forward) -> Forward:
     return replace(forward, args=args, kwargs=kwargs, returned=returned)
 
 
-def _in_parts(forwards: Sequence[Forward], axis: JobAxis, ranks: AllRanks) -> bool:
-    """Return True if ranks of the axis, of any of them, have other samples or gradients."""
+def _in_parts(forwards: Sequence[Forward], axis: JobAxis, ranks: AllRanks) -> tuple[bool, bool]:
+    """Return whether ranks of the axis have other samples or gradients, and random numbers."""
     tensors = [t for one in forwards for t in (*_given(one).values(), *one.returned.values())]
-    every = ranks.gather(msgspec.msgpack.encode((axis.ranks, digest(tensors))))
-    known: dict[tuple[int, ...], Digest] = {}
-    alike = True
-    for members, mine in (msgspec.msgpack.decode(one, type=_Member) for one in every):
-        alike &= known.setdefault(members, mine) == mine
-    return ranks.broadcast(b"" if alike else b"1") != b""
+    states = [one.random[0] for one in forwards if any(one.dropout.values())]
+    member = axis.ranks, digest(tensors), digest(states)
+    every = ranks.gather(msgspec.msgpack.encode(member))
+    known: dict[tuple[int, ...], tuple[Digest, Digest]] = {}
+    parts = apart = False
+    for members, *mine in (msgspec.msgpack.decode(one, type=_Member) for one in every):
+        first = known.setdefault(members, (mine[0], mine[1]))
+        parts |= first[0] != mine[0]
+        apart |= first[1] != mine[1]
+    told = ranks.broadcast(msgspec.msgpack.encode((parts, apart)))
+    return msgspec.msgpack.decode(told, type=tuple[bool, bool])
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +129,7 @@ class _Calls(msgspec.Struct, frozen=True, array_like=True):
     given: dict[str, _Sent]
     returned: dict[str, _Sent]
     draws: bool
+    outputs: dict[str, _Sent]
 
 
 def _sent(forwards: Sequence[Forward]) -> bytes:
@@ -128,6 +138,7 @@ def _sent(forwards: Sequence[Forward]) -> bytes:
             {path: _Sent.of(tensor) for path, tensor in _given(one).items()},
             {path: _Sent.of(tensor) for path, tensor in one.returned.items()},
             one.draws,
+            {path: _Sent.of(tensor) for path, tensor in one.outputs.items()},
         )
         for one in forwards
     ]
@@ -184,6 +195,22 @@ class _Call:
         """Put parts of the sequence together along a dimension."""
         return self._sequence.whole(parts, dim)
 
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """Return the samples of the outputs of all ranks, one after the other."""
+        every = [one.outputs for one in self._every]
+        return {
+            path: torch.cat([one[path].tensor() for one in every])
+            for path in every[0]
+            if all(path in one for one in every)
+        }
+
+    def cut(self, total: int, output: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the parts of a whole output that the ranks have. total: positions of a whole."""
+        count = len(self._every)
+        if self.length(output) != total:
+            return [output] * count
+        return self._sequence.parts(output, self.dim, count)
+
     def length(self, tensor: torch.Tensor) -> int | None:
         """Return the size in the dimension of the sequence, None where there is none."""
         dim = self._sequence.dim
@@ -223,7 +250,8 @@ def _whole(forward: Forward, call: _Call) -> Forward:
         forward,
         args=args,
         kwargs=kwargs,
-        outputs={},
+        outputs=call.outputs(),
+        cut=partial(call.cut, total),
         returned={
             path: _output(call.returned(path), path, total, call).to(gradient.device)
             for path, gradient in forward.returned.items()

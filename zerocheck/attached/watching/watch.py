@@ -289,6 +289,7 @@ class Watch:
             stages=self._axes.stages,
             divided=divided,
             alike=self._axes.alike,
+            lines=self._axes.lines,
             axes={axis.name: len(axis.ranks) for axis in self._axes.every},
             outer=tuple(
                 OuterChange(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -44,6 +44,8 @@ class Norm(NamedTuple):
     replicas: int = 1
     by_tensor: Mapping[str, float] = MappingProxyType({})
     """Norm of the gradient of each parameter."""
+    groups: Mapping[str, frozenset[str]] = MappingProxyType({})
+    """Names of parameters that may be left out together, in words."""
 
     @property
     def world_size(self) -> int:
@@ -88,8 +90,9 @@ def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
     """
     if math.isnan(norm.reported):
         return ()
-    for names in sets_of_paths(norm.by_tensor):
-        gone = within(names, norm.by_tensor)
+    sets = ((names, within(names, norm.by_tensor)) for names in sets_of_paths(norm.by_tensor))
+    groups = (((words,), names) for words, names in norm.groups.items())
+    for names, gone in chain(sets, groups):
         rest = [value for name, value in norm.by_tensor.items() if name not in gone]
         value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
         if rest and _near(norm, value):
@@ -147,6 +150,8 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
             yield bugs.SUM_OF_LOCAL_NORMS, sum(local)
             yield bugs.MEAN_OF_LOCAL_NORMS, sum(local) / norm.world_size
             yield bugs.LARGEST_LOCAL_NORM, max(local)
+            if kind == "2":
+                yield bugs.COPIES_IN_THE_NORM, math.hypot(*local)
     yield bugs.ANOTHER_NORM, _norm_of(norm.whole, "2" if kind == "inf" else "inf")
     yield bugs.NORM_WITHOUT_ROOT, norm.exact**2
     yield bugs.NORM_OF_NOTHING, 0.0

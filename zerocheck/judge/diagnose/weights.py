@@ -430,6 +430,9 @@ def telling(sentences: Mapping[str, str], microbatches: int) -> dict[str, str]:
     microbatch of one is the gradient.
     """
     said = dict(sentences)
+    if not {bugs.GRADIENT_TIMES_AXIS, bugs.GRADIENT_OVER_AXIS}.isdisjoint(said):
+        for cause in (bugs.GRADIENT_TIMES_ROOT_W, bugs.GRADIENT_OVER_ROOT_W):
+            said.pop(cause, None)
     of_one = (bugs.MICROBATCH_DROPPED, bugs.MICROBATCH_DOUBLED) if microbatches == 1 else ()
     for cause in (*of_one, bugs.GRADIENT_DOUBLED):
         if len(said) > 1:
