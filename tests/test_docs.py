@@ -149,7 +149,6 @@ ELSEWHERE = {
     "zerocheck memory config.json --implementation ds_config.json --world-size 8 --sequence 2048 "
     "--device-memory 24GB": "takes minutes with a large config.json: "
     "tests/memory/test_running_out.py tries alternatives of small models",
-    "zerocheck memory --peaks peaks": "takes minutes: tests/run/test_curves.py measures few",
     "zerocheck replay zerocheck-report/findings/FINDING.json --implementation "
     "my_sharding.py:my_fsdp": "any finding: tests/cli/test_cli_torchrun.py replays one",
     "zerocheck replay zerocheck-report/findings/fsdp2-update-parameter-never-updated.json "

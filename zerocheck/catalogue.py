@@ -76,12 +76,6 @@ BY_STAGE = {0: "ddp", **RECOMMENDED}
 COMPARED = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 """Implementations that published tables of memory compare: nothing sharded, then by stage."""
 
-PREFETCHING = ("fsdp2", "zero3")
-"""Implementations whose peak is drawn over units and prefetching."""
-
-BUCKETED = "zero2"
-"""Implementation whose peak is drawn over the size of its buckets."""
-
 LIBRARIES = {"torch": "torch", "deepspeed": "DeepSpeed"}
 """Libraries whose versions known issues name -> how prose spells them."""
 

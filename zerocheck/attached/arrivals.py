@@ -36,16 +36,25 @@ class Arrivals:
         """Take the next number of the group: every rank makes its instances in the same order."""
         self._run, self._store = numbered_store(group, "zerocheck")
         self._ended = threading.Event()
+        self._beats: threading.Thread | None = None
         self.silent: list[int] = []
         """Ranks that this one has not heard of, so that the step was left."""
 
     def begin(self, number: int, rank: int) -> None:
         """Begin a step: write beats until it ends."""
-        self._ended.set()
+        self._end()
         self._ended = threading.Event()
         if self._store is not None:
             key = f"{self._run}/{number}/beat/{rank}"
-            threading.Thread(target=self._beat, args=(key, self._ended), daemon=True).start()
+            args = key, self._ended
+            self._beats = threading.Thread(target=self._beat, args=args, daemon=True)
+            self._beats.start()
+
+    def _end(self) -> None:
+        """End the beats: a thread within the store when Python ends would abort the process."""
+        self._ended.set()
+        if self._beats is not None:
+            self._beats.join(_BEAT_S)
 
     def _beat(self, key: str, ended: threading.Event) -> None:
         count = 0
@@ -62,7 +71,7 @@ class Arrivals:
         try:
             return self._arrive(number, ranks)
         finally:
-            self._ended.set()
+            self._end()
 
     def _arrive(self, number: int, ranks: AllRanks) -> bool:
         key = f"{self._run}/{number}"
@@ -99,7 +108,7 @@ class Arrivals:
 
     def leave(self, number: int) -> None:
         """Tell the others that this rank left the step."""
-        self._ended.set()
+        self._end()
         if self._store is not None:
             self._decide(f"{self._run}/{number}", "leave")
 

@@ -143,13 +143,6 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write all of it as JSON.")
 @click.option("--tables", is_flag=True, help="Print the tables of the ZeRO paper; without MODEL.")
-@click.option(
-    "--peaks",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Measure the peak over wrapping, prefetching and buckets, on ranks of this machine, and "
-    "write peak.md and peak.svg; without MODEL.",
-)
 @click.pass_context
 def memory(
     context: click.Context,
@@ -163,7 +156,6 @@ def memory(
     flops: str | None,
     json_file: Path | None,
     tables: bool,
-    peaks: Path | None,
     **given: Any,
 ) -> int:
     """Simulate the memory of one rank.
@@ -193,10 +185,6 @@ def memory(
 
         say(render_tables(), nl=False)
         return 0
-    if peaks is not None:
-        if model is not None:
-            raise UsageError(f"--peaks takes no MODEL, got {model!r}")
-        return _peaks(peaks)
     if model is None:
         from ..memory.presets import PRESETS
 
@@ -221,20 +209,6 @@ def memory(
         if value is not None:
             raise UsageError(f"{option} {value} is of --fit")
     return _simulate(setup, exact=exact, limit=limit, json_file=json_file)
-
-
-def _peaks(directory: Path) -> int:
-    from ..report.peaks import markdown, picture
-    from ..report.write import write_texts
-    from ..run.peaks import buckets, pool, stages, windows
-
-    with pool() as ranks:
-        of_windows, of_buckets = list(windows(ranks)), list(buckets(ranks))
-        page = markdown(of_windows, of_buckets, list(stages(ranks)))
-    texts = {"peak.md": page, "peak.svg": picture(of_windows, of_buckets)}
-    for path in write_texts(directory, texts):
-        say(path)
-    return 0
 
 
 def named(context: click.Context) -> frozenset[str]:

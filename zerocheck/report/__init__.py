@@ -22,9 +22,6 @@
 - `loads.py`: text of the loads of resumed cases
 - `markdown.py`: report report.md: the form for people, on a page that renders Markdown
 - `next_steps.py`: next steps after a run: at most three lines, each with a command
-- `peaks.md.j2`: template of the page of `peaks.py`
-- `peaks.py`: page and picture of a step's peak memory over wrapping, prefetching and buckets
-- `peaks.svg.j2`: template of the picture of `peaks.py`
 - `progress.py`: console of a run: a matrix that fills in, or plain lines, and the outcome
 - `releases.py`: page releases.md of several runs, each with another release
 - `replace_file.py`: replacement of a file, whole or not at all

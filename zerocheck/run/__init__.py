@@ -1,7 +1,6 @@
 """Engine of a run: choice of cases, execution, findings, records.
 
 - `engine.py`: engine: plans cases, runs and judges them, sends records to its handlers
-- `peaks.py`: peak memory of a step over wrapping, prefetching and bucket sizes
 - `replay.py`: replay of one case, as in a case file, in fresh rank processes
 
 The packages, each of which imports those above it only:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import torch
 
+from ... import causes as bugs
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Judgement, Obligation, Status
 from ..checks.cross_rank_checks import judge_all_ranks
@@ -18,6 +19,10 @@ from .reference import Factory
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16,
                                            torch.float64)}  # fmt: skip
+
+
+WEAK = frozenset((bugs.OTHER_OUTPUTS, bugs.EXCHANGE_WITHOUT_ITS_GRADIENT))
+"""Causes that say where something is wrong, and not what: that of ranks which differ says more."""
 
 
 class _Wish(msgspec.Struct, frozen=True):
@@ -106,7 +111,9 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
         return msgspec.structs.replace(judgement, unjudged=unjudged)
     others = [one for one in judgement.violations if one.obligation != "gradient"]
     copies = [one for one in judgement.violations if one.obligation == "gradient"]
-    found = [full.violation] if full.violation is not None else copies
+    found = copies if full.violation is None else [full.violation]
+    if full.violation is not None and WEAK.issuperset(full.violation.causes):
+        found = [one for one in copies if one.causes] or found
     status: Status = "violated" if found else "holds"
     reasons: dict[Obligation, str] = {"gradient": full.changes, "loss": full.loss_reason}
     unjudged = {obligation: reason for obligation, reason in reasons.items() if reason}

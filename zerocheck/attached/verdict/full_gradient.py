@@ -272,7 +272,7 @@ def _with_outputs(
     elif unlike:
         text = f"already {unlike}: the forward computes with other parameters, or reference= makes "
         text, cause = f"{text}another model", bugs.OTHER_OUTPUTS
-    elif compared and some and observed.summary.axes:
+    elif compared and some and len(observed.summary.axes) > (observed.summary.stages > 1):
         text, cause = BACKWARD, bugs.EXCHANGE_WITHOUT_ITS_GRADIENT
     else:
         return full

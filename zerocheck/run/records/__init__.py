@@ -10,7 +10,6 @@
 - `margins.py`: margins of an obligation: how near to its bound each case came
 - `matrix_records.py`: records of the kill matrix: one per line of its journal
 - `matrix_summary.py`: summary of the records of a kill matrix
-- `peaks.py`: points on curves of peak memory, for the page of `zerocheck memory --peaks`
 - `previous_runs.py`: earlier runs in a report directory: kept, while foreign files are not touched
 - `records.py`: records of a run: one per line of the journal, as data that round-trips
 - `tally.py`: counts over the records of a run
