@@ -248,6 +248,9 @@ def axes(
     microbatches = 2 if {"dp", "cp"} <= {*sizes} else 1
     plain = Net(mesh, kind, fault, order)
     model = wrapped(plain, wrap, mesh["dp"] if fault == "reduced over dp alone" else None)
+    if fault == "copies made apart" and plain.moe is not None:
+        with torch.no_grad():
+            plain.moe.weight.mul_(1.0 + mesh.get_local_rank("cp"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     said: dict[str, Any] = dict(declared or {})
     if order == "zigzag" and fault != "undeclared order":

@@ -212,7 +212,8 @@ def stages(
             clip(models, mesh, fault)
         for optimizer, check in zip(optimizers, checks, strict=True):
             optimizer.step()
-            optimizer.zero_grad()
+            if fault != "not cleared" or check is checks[0]:
+                optimizer.zero_grad()
             check.after()
     return {**answer(checks[-1]), "summary": "\n".join(check.summary for check in checks)}
 

@@ -76,4 +76,4 @@ def test_other_values_under_the_same_names_are_a_violation(ask: Ask) -> None:
     """Nothing tells stages of a home-made pipeline from parameters that were never broadcast."""
     message = ask("different", kind="values")[0]["message"]
     assert "VIOLATED one process with AdamW: the gradient" in message and "publish" in message
-    assert "as in a pipeline, attach with group=" in " ".join(message.split())
+    assert "as in a pipeline, pass mesh=" in " ".join(message.split())

@@ -165,6 +165,13 @@ def test_what_an_axis_replicates_and_does_not_reduce(ask: Ask) -> None:
     assert "publish" not in answer["unjudged"], answer
 
 
+def test_copies_that_differ_before_the_step(ask: Ask) -> None:
+    """The meshes say that they are copies, so no gradient of them can be right."""
+    answer = asked(ask, BOTH, kind="stacked", fault="copies made apart")
+    assert "publish: before the step, copies of parameter differ" in answer["summary"], answer
+    assert answer["unjudged"]["gradient"] == "copies of parameters differed before the step"
+
+
 def test_an_exchange_that_cuts_the_graph(ask: Ask) -> None:
     """The forward is right, and gradients before the exchange lack what others have of them."""
     answer = asked(ask, SEQUENCE, fault="half a graph")

@@ -94,6 +94,12 @@ def test_what_is_wrong_is_violated(ask: Ask, fault: str, words: str) -> None:
     assert words in answer["summary"], answer
 
 
+def test_a_gradient_that_is_not_cleared(ask: Ask) -> None:
+    """The schedule divides what was left by the microbatches once more, between two backwards."""
+    answer = asked(ask, "interleaved", PP, fault="not cleared")
+    assert "the gradient of the step before is in the gradient of every" in answer["summary"]
+
+
 def test_stages_by_hand(ask: Ask) -> None:
     assert_right(ask("stages_by_hand")[0])
     answer = ask("stages_by_hand", fault="a microbatch is dropped")[0]

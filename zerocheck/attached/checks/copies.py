@@ -37,7 +37,7 @@ def _check_copies(context: JointContext) -> Iterator[Checked]:
             continue  # some rank did not reach the point at which its gradient is observed
         for role in ("",) if when == "gradient" else ("parameter", *STATES):
             what = f"{when}.{role}" if role else when
-            different = [*_different(context, what)]
+            different = [*different_copies(context, what)]
             if different:
                 yield Checked(violation=_copy(context, what, role or "gradient", different))
                 # A reduced gradient is the same even of parameters that are not.
@@ -47,7 +47,7 @@ def _check_copies(context: JointContext) -> Iterator[Checked]:
 COPIES = ObligationCheck("publish", _check_copies)
 
 
-def _different(context: JointContext, what: str) -> Iterator[tuple[Holder, Holder]]:
+def different_copies(context: JointContext, what: str) -> Iterator[tuple[Holder, Holder]]:
     """Yield (right, wrong) for every copy that differs from most ranks', or the lowest's."""
     for holders in context.holders.values():
         if context.piece(holders[0]).name in context.own_of_ranks:
@@ -86,9 +86,10 @@ def _copy(
         known = (bugs.COPIES_DIFFER,)
     if what.startswith(BEFORE):
         text = f"before the step, {text}: they parted earlier"
-    if not what.startswith(AFTER) and context.verdicts[0].summary.what.startswith(UNWRAPPED):
+    summary = context.verdicts[0].summary
+    if not (what.startswith(AFTER) or summary.lines) and summary.what.startswith(UNWRAPPED):
         text += "; neither DDP nor FSDP wraps this model: where each rank trains one of its own, "
-        text += "as in a pipeline, attach with group="
+        text += "as in a pipeline, pass mesh="
     if len({*ranks, right[0]}) == len(context.verdicts) == 2:
         text += " (of two ranks, either can be the wrong one)"
     violation = Violation(

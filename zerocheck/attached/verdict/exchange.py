@@ -10,10 +10,12 @@ import torch
 from ... import causes as bugs
 from ...contract.semantics import Semantics
 from ...protocol.verdicts import Judgement, Obligation, Status
+from ..checks.copies import different_copies
 from ..checks.cross_rank_checks import judge_all_ranks
+from ..checks.joint_context import JointContext
 from ..checks.rank_checks import judge_rank
 from ..record.ranks import AllRanks
-from ..record.step_record import Observed, RankVerdict
+from ..record.step_record import BEFORE, Observed, RankVerdict
 from .full_gradient import Full, judge_gradient
 from .reference import Factory
 
@@ -23,6 +25,9 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.
 
 WEAK = frozenset((bugs.OTHER_OUTPUTS, bugs.EXCHANGE_WITHOUT_ITS_GRADIENT))
 """Causes that say where something is wrong, and not what: that of ranks which differ says more."""
+
+
+PARTED = "copies of parameters differed before the step"
 
 
 class _Wish(msgspec.Struct, frozen=True):
@@ -78,6 +83,10 @@ def judge_step(
         ranks.broadcast(msgspec.msgpack.encode(wish))
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
+    if full is not None and full.violation is not None and WEAK.issuperset(full.violation.causes):
+        context = JointContext(verdicts, fetch)
+        if any(True for _ in different_copies(context, f"{BEFORE}.parameter")):
+            full = Full(reason=PARTED)
     judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
     updated = all(one.summary.ran for one in verdicts)
     every = [one.samples for one in verdicts if not one.summary.stage]

@@ -44,10 +44,15 @@ class UsedGradients:
         return used is not None and used.gradient() is gradient and _same(used, gradient)
 
     def before_backward(self, found: Iterable[Holding]) -> None:
-        """Forget what was cleared."""
+        """Forget what was cleared; a schedule may have scaled in place what it added to."""
         for holding in found:
             if id(holding.held) in self._used and not self.has(holding):
-                del self._used[id(holding.held)]
+                used, gradient = self._used.pop(id(holding.held)), _of_rank(holding)
+                if gradient is None or used.gradient() is not gradient or not used.added_to:
+                    continue
+                if bool(gradient.any()):
+                    used.version = gradient._version
+                    self._used[id(holding.held)] = used
 
     def after_backward(self, found: Iterable[Holding]) -> None:
         """Note what the backward added to."""
