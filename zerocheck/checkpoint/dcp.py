@@ -30,6 +30,7 @@ from .result import CheckpointProblem
 from .source import (
     DamagedCheckpoint,
     Key,
+    MissingFile,
     OpenCheckpoint,
     Stored,
     StoredBox,
@@ -129,7 +130,7 @@ class Dcp(OpenCheckpoint):
         except RefusedPickle as error:
             self.notes.append(str(error))
         except DamagedCheckpoint as error:
-            self.wrong("readable", dotted(key), str(error))
+            self.wrong("readable", dotted(key), str(error), file=error.file)
 
     def read(self, key: Key) -> torch.Tensor:
         """See `Source.read`: chunk by chunk into one tensor."""
@@ -139,13 +140,17 @@ class Dcp(OpenCheckpoint):
         self._check_room(stored, name)
         tensor = torch.empty(stored.shape, dtype=stored.dtype)
         damaged: list[str] = []
+        files: set[str] = set()
         for chunk in stored.chunks:
             try:
                 tensor[chunk.slices] = self._part(name, chunk, stored)
             except DamagedCheckpoint as error:
                 damaged.append(f"{_box(chunk, stored)}{error}")
+                files.add(error.file)
             except (RuntimeError, IndexError) as error:
                 raise DamagedCheckpoint("a chunk is out of the bounds of its tensor") from error
+        if len(files) == 1 and "" not in files:
+            raise MissingFile(*files)
         if damaged:
             raise DamagedCheckpoint("; ".join(damaged))
         return tensor
@@ -187,8 +192,10 @@ class Dcp(OpenCheckpoint):
         name = place.relative_path
         if name not in self._files:
             path = self._directory / name
-            if not _inside(self._directory, name) or not path.is_file():
+            if not _inside(self._directory, name):
                 raise DamagedCheckpoint(f"its file {name} is missing")
+            if not path.is_file():
+                raise MissingFile(name)
             if not path.stat().st_size:
                 raise DamagedCheckpoint(f"its file {name} is empty")
             try:

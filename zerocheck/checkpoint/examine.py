@@ -32,6 +32,9 @@ def examine(path: Path) -> CheckpointReport:
     order = [*EXAMINED, UNREAD]
     named = {one.where for one in findings}
     intact = Counter(item.role for item in contents.items.values() if item.label not in named)
+    # A missing file is one finding, whatever was in it.
+    gone = {one.where for one in findings if one.check == "files"}
+    findings = [one for one in findings if one.file not in gone]
     return CheckpointReport(
         checkpoints=(contents.described(),),
         findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),

@@ -13,12 +13,13 @@ class CheckpointProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Error in a checkpoint, or difference between two.
 
     check: a key of CHECKS; where: the tensor with its role, or the file; detail: the error or
-    difference, with figures.
+    difference, with figures; file: missing file that it follows from, or "".
     """
 
     check: str
     where: str
     detail: str
+    file: str = ""
 
 
 class RoleTotal(msgspec.Struct, frozen=True, kw_only=True):

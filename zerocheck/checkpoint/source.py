@@ -28,6 +28,17 @@ _SMALL = 1 << 28
 class DamagedCheckpoint(Exception):
     """Error for a stored tensor that cannot be read; its message is a short reason."""
 
+    file = ""
+    """Missing file that is all that is wrong, or ""."""
+
+
+class MissingFile(DamagedCheckpoint):
+    """Error for a stored tensor whose file is missing."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(f"its file {file} is missing")
+        self.file = file
+
 
 class StoredBox(NamedTuple):
     """Box of a tensor: its offset and its size, per dim."""
@@ -102,9 +113,9 @@ class OpenCheckpoint:
         self.verified: list[str] = []
         self.unverifiable: list[str] = []
 
-    def wrong(self, check: str, where: str, detail: str) -> None:
-        """Add a finding."""
-        self.findings.append(CheckpointProblem(check=check, where=where, detail=detail))
+    def wrong(self, check: str, where: str, detail: str, *, file: str = "") -> None:
+        """Add a finding. file: a missing one that it follows from."""
+        self.findings.append(CheckpointProblem(check=check, where=where, detail=detail, file=file))
 
     def value(self, key: Key, leaf: object) -> None:
         """Take a leaf that is no tensor, or one that is not read, which is a finding."""

@@ -51,7 +51,7 @@ class ValueChecks:
         try:
             tensor = wide(self._contents.read(item))
         except DamagedCheckpoint as error:
-            self._wrong("readable", item.label, str(error))
+            self._wrong("readable", item.label, str(error), file=error.file)
             return None
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             marked = MarkedElements()
@@ -121,5 +121,5 @@ class ValueChecks:
                 f"{step:g} steps with betas {pair[0]:g}, {pair[1]:g}, if they never changed",
             )
 
-    def _wrong(self, check: str, where: str, detail: str) -> None:
-        self.findings.append(CheckpointProblem(check=check, where=where, detail=detail))
+    def _wrong(self, check: str, where: str, detail: str, *, file: str = "") -> None:
+        self.findings.append(CheckpointProblem(check=check, where=where, detail=detail, file=file))
