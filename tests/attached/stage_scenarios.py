@@ -233,7 +233,9 @@ def stages_by_hand(*, directory: str, fault: str = "") -> dict[str, Any]:
         mesh=mesh,
     )
     draw = torch.Generator().manual_seed(0)
+    buffer = torch.empty(2, LENGTH, WIDTH)
     for _ in range(2):
+        outputs = []
         with check.step():
             for number in range(2):
                 x = torch.randn(2, LENGTH, WIDTH, generator=draw)
@@ -244,12 +246,19 @@ def stages_by_hand(*, directory: str, fault: str = "") -> dict[str, Any]:
                     dist.recv(gradient, 1)
                     if not (fault == "a microbatch is dropped" and number):
                         out.backward(gradient)
+                elif fault == "a buffer is used again":
+                    dist.recv(buffer, 0)
+                    given = buffer.detach().requires_grad_()
+                    outputs.append(model(given).square().mean().div(2))
+                    dist.send(torch.zeros_like(x), 0)
                 else:
                     given = torch.empty_like(x)
                     dist.recv(given, 0)
                     model(given.requires_grad_()).square().mean().div(2).backward()
                     assert given.grad is not None
                     dist.send(given.grad, 0)
+            for output in outputs:
+                output.backward()
             optimizer.step()
             optimizer.zero_grad()
     return {**answer(check), "summary": check.summary}

@@ -104,6 +104,8 @@ def test_stages_by_hand(ask: Ask) -> None:
     assert_right(ask("stages_by_hand")[0])
     answer = ask("stages_by_hand", fault="a microbatch is dropped")[0]
     assert "stage 0 and stage 1 computed 1 and 2 microbatches" in answer["summary"], answer
+    answer = ask("stages_by_hand", fault="a buffer is used again")[0]
+    assert "in stage 1 the inputs of 1 of 2 microbatches were overwritten" in answer["summary"]
 
 
 @pytest.mark.parametrize("average", ["mean", "sum"])

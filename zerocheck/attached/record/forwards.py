@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.weak import TensorWeakRef
 
 from ...compat import draws_by_itself
 from ...contract.names import unwrapped
@@ -52,17 +53,22 @@ NESTED = 16
 class Crossing:
     """Digests of what a call of a stage of a pipeline exchanges with the stages beside it.
 
-    given, sent: inputs that need a gradient, and outputs; back: gradients that the inputs got.
+    given, sent: inputs that need a gradient, and outputs; back: gradients that the inputs got;
+    overwritten: an input was another one by then.
     """
 
     given: Digest
     sent: Digest = ()
     back: Digest = ()
+    overwritten: bool = False
 
-    def came_back(self, guard: ErrorGuard, gradient: torch.Tensor) -> None:
+    def came_back(self, guard: ErrorGuard, given: TensorWeakRef, gradient: torch.Tensor) -> None:
         """Hook of an input: note its gradient."""
         with guard():
             self.back += digest([gradient])
+            there = given()
+            if there is not None and not {*self.given}.issuperset(digest([there])):
+                self.overwritten = True
 
 
 @dataclass
@@ -208,7 +214,8 @@ class Forwards:
                 if self._in_stages:
                     forward.crossing = Crossing(digest(given))
                     for one in given:
-                        one.register_hook(partial(forward.crossing.came_back, self._guard))  # type: ignore[no-untyped-call]
+                        hook = partial(forward.crossing.came_back, self._guard, TensorWeakRef(one))
+                        one.register_hook(hook)  # type: ignore[no-untyped-call]
                 entry = self.gradients.enter(given)
                 self._open[-1] = forward, entry
 

@@ -492,7 +492,7 @@ def _verdict(
     )
     at, wanted, factor = plan
     if factor != NO_FACTOR:
-        again = _judged(observed, local, (GIVEN,), tensors, semantics, ranks, factor)
+        again = _judged(observed, local, (GIVEN,), tensors, semantics, ranks, factor, tied)
         gathered = [msgspec.msgpack.decode(one, type=list) for one in ranks.gather(_encoded(again))]
         found_again = but_for_a_factor([Judged(*of_rank[0]) for of_rank in gathered], factor)
         if ranks.broadcast(b"1" if not ranks.rank and found_again is not None else b""):

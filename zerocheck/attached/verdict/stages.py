@@ -28,12 +28,14 @@ class _Stage(msgspec.Struct, frozen=True):
     """Digests of one rank: calls of the model; values in and out; gradients in and out.
 
     number: of the stage, where a schedule of torch numbers them, else of the rank on the axis;
-    unjudged: its gradient is not judged.
+    unjudged: its gradient is not judged; overwritten: calls whose input changed before their
+    backward.
     """
 
     number: int
     rank: int
     unjudged: bool
+    overwritten: int
     calls: int
     given: Digest
     sent: Digest
@@ -54,6 +56,7 @@ def with_stages(observed: Observed, axis: JobAxis | None, ranks: AllRanks) -> Ob
         numbers[0] if numbers else axis.place,
         ranks.rank,
         bool(observed.summary.unjudged),
+        sum(one.overwritten for one in crossings),
         len(crossings),
         *(tuple(chain(*each)) for each in (
             (one.given for one in crossings),
@@ -71,6 +74,11 @@ def with_stages(observed: Observed, axis: JobAxis | None, ranks: AllRanks) -> Ob
 
 
 def _wrong(stages: Sequence[_Stage], step: int) -> Violation | None:
+    for one in stages:
+        if one.overwritten:
+            text = f"in stage {one.number} the inputs of {one.overwritten} of {one.calls} "
+            text += "microbatches were overwritten before their backward"
+            return _violation(text, (one.rank,), step)
     for before, after in pairwise(stages):
         if before.number + 1 != after.number:
             continue  # the stage between them is another model of the same rank
