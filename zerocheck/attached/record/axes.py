@@ -304,10 +304,10 @@ def parts_of(
         of_stages.setdefault(stage, set()).update(mine)
         numbered &= bool(numbers)
     apart = len(set().union(*of_stages.values())) == sum(map(len, of_stages.values()))
-    told = ranks.broadcast(b"apart" if apart else b"torch" if numbered else b"mesh")
-    if told == b"apart":
+    naming = ranks.broadcast(b"apart" if apart else b"torch" if numbered else b"mesh")
+    if naming == b"apart":
         return experts
-    before = f"stage{number[0] if told == b'torch' else axes.stage}."
+    before = f"stage{number[0] if naming == b'torch' else axes.stage}."
     return {
         key: experts.get(key, Part("", 0, 1))._replace(name=before + name)
         for key, name in names.items()

@@ -99,8 +99,8 @@ def _in_parts(forwards: Sequence[Forward], axis: JobAxis, ranks: AllRanks) -> tu
         first = known.setdefault(members, (mine[0], mine[1]))
         parts |= first[0] != mine[0]
         apart |= first[1] != mine[1]
-    told = ranks.broadcast(msgspec.msgpack.encode((parts, apart)))
-    return msgspec.msgpack.decode(told, type=tuple[bool, bool])
+    answer = ranks.broadcast(msgspec.msgpack.encode((parts, apart)))
+    return msgspec.msgpack.decode(answer, type=tuple[bool, bool])
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
