@@ -11,7 +11,7 @@ import torch.distributed as dist
 from scenarios import answer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -168,6 +168,10 @@ def stages(
             in_parts(model, mesh["tp"])
         if wrap == "fsdp2":
             fully_shard(model, mesh=mesh["dp"])
+        elif wrap == "fsdp1":
+            models[number] = FullyShardedDataParallel(
+                model, process_group=mesh.get_group("dp"), device_id=torch.device("cpu")
+            )
         elif wrap == "ddp":
             models[number] = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
     group = mesh.get_group("pp")

@@ -94,6 +94,11 @@ def test_what_is_wrong_is_violated(ask: Ask, fault: str, words: str) -> None:
     assert words in answer["summary"], answer
 
 
+def test_stages_in_fsdp1_need_other_names(ask: Ask) -> None:
+    answer = asked(ask, "1f1b", WITH_SAMPLES, wrap="fsdp1")
+    assert answer["raised"] == "UsageError" and "names that differ" in answer["said"], answer
+
+
 def test_a_gradient_that_is_not_cleared(ask: Ask) -> None:
     """The schedule divides what was left by the microbatches once more, between two backwards."""
     answer = asked(ask, "interleaved", PP, fault="not cleared")

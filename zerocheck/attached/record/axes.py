@@ -28,6 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from ...compat import flat_parameters
 from ...contract.names import unwrapped
 from ...contract.shard import Index, Shard
 from ...errors import UsageError, unknown
@@ -36,6 +37,7 @@ from .guard import before_collectives
 from .ranks import AllRanks
 from .ranks_own import left_out
 from .repeatable import Digest, digest
+from .zero_engine import zero_engine
 
 Split = Literal["samples", "sequence", "experts", "parameters", "layers", "nothing"]
 Order = Literal["contiguous", "zigzag"] | Sequence[int]
@@ -307,6 +309,12 @@ def parts_of(
     naming = ranks.broadcast(b"apart" if apart else b"torch" if numbered else b"mesh")
     if naming == b"apart":
         return experts
+    if next(iter(flat_parameters(model)), None) is not None or zero_engine(model) is not None:
+        raise UsageError(
+            "stages of a pipeline in FSDP1 or DeepSpeed have parameters of the same names "
+            "(allowed: FSDP2 or DDP, or names that differ); else attach on the ranks of each stage "
+            "with group="
+        )
     before = f"stage{number[0] if naming == b'torch' else axes.stage}."
     return {
         key: experts.get(key, Part("", 0, 1))._replace(name=before + name)
