@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from zerocheck.attached.text import holds_line, violated_text
 from zerocheck.protocol.verdicts import Judgement, Obligation, Violation
 
@@ -35,10 +37,12 @@ def test_the_line_of_a_step_that_holds() -> None:
 
 
 def test_a_finding_says_whether_its_bound_is_estimated() -> None:
-    for obligation, estimated in (("gradient", True), ("update", False)):
+    """One of values that are compared bit by bit has none."""
+    rows = (("gradient", 1.0, True), ("gradient", None, False), ("update", 1.0, False))
+    for obligation, bound, estimated in rows:
         judgement = Judgement(
             statuses={obligation: "violated"},
-            violations=(violation(obligation),),
+            violations=(replace(violation(obligation), bound=bound),),
             estimated=("gradient",),
         )
         text = violated_text("ddp", judgement, "bundle")

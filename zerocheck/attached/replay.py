@@ -101,9 +101,7 @@ class ReplayedBundle:
             was, now = (tuple(v for v in one if v.obligation not in FULL) for one in (was, now))
             note = f" (its gradient was not judged again: {self.local.reason})"
         if note and not was and not now:
-            return (
-                f"not judged again: step {number} violates gradient alone, and {self.local.reason}"
-            )
+            return f"step {number} violates the gradient alone{note}"
         if [_kind(one) for one in was] == [_kind(one) for one in now]:
             return f"reproduced: the same verdict on step {number}{note}"
         if [one.obligation for one in was] == [one.obligation for one in now]:

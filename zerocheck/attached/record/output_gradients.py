@@ -217,7 +217,7 @@ class OutputGradients:
         roots: Sequence[Any],
         gradients: Sequence[Any],
         handles: list[Any],
-        add: Callable[[Target, torch.Tensor], None] = Target.add,
+        add: Callable[[Target, torch.Tensor], None] = lambda target, one: target.add(one),
     ) -> None:
         """Follow the graph from its roots, and hook the nodes that lead to outputs."""
         walk = _BackwardWalk(self._targets)
