@@ -60,8 +60,9 @@ def load(
     data: Any = None,
     random: bool = False,
     warn: bool = True,
+    due: bool = False,
 ) -> dict[str, Any]:
-    """Load it, with a mistake, and take two more steps."""
+    """Load it, with a mistake, and take two more steps. due: `attach` is told of the folder."""
     model, optimizer = made(wrap)
     take(model, optimizer, 77)  # a state of its own, which the load is to replace
     states, of_optimizer = get_state_dict(model, optimizer)
@@ -77,15 +78,19 @@ def load(
         set_state_dict(model, optimizer, model_state_dict=states, optim_state_dict=of_optimizer)
     spoil(mistake, model, optimizer)
     on_violation: Any = "warn" if warn else "raise"
-    check = zerocheck.attach(model, optimizer, directory=directory, on_violation=on_violation)
+    resume_from = folder if due else None
+    check = zerocheck.attach(
+        model, optimizer, directory=directory, on_violation=on_violation, resume_from=resume_from
+    )
     said = io.StringIO()
     with redirect_stderr(said):
-        check.loaded(folder, data=data, random=random)
-    last = []
-    for step in (4, 5):
-        with check.step():
-            take(model, optimizer, step)
-        last.append(check.taken if check.last is not None else 0)
+        if not due:
+            check.loaded(folder, data=data, random=random)
+        last = []
+        for step in (4, 5):
+            with check.step():
+                take(model, optimizer, step)
+            last.append(check.taken if check.last is not None else 0)
     return {
         "wrong": check.wrong,
         "said": said.getvalue(),

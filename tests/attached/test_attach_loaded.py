@@ -44,7 +44,7 @@ def test_a_right_load_holds(
 
 # mistake: (role, part of the sentence, cause)
 MISTAKES = {
-    "nothing": ("parameter", "is not what was saved", ""),
+    "nothing": ("parameter", "is not what was saved", "not loaded"),
     "model alone": ("exp_avg", "was saved, and the run has none", "optimizer state lost"),
     "moments swapped": ("exp_avg", "holds the exp_avg_sq of the same", "moments swapped"),
     "moments rounded": ("exp_avg_sq", "was rounded to bf16", "rounded to bf16"),
@@ -68,6 +68,16 @@ def test_a_mistake_is_named(ask: Ask, tmp_path: Path, mistake: str) -> None:
     assert f"role {role}" in answer["said"] and sentence in answer["said"], answer["said"]
     assert f"  cause       {cause}" in answer["said"] or not cause
     assert "roundtrip: what is loaded is what was saved" in answer["said"]
+
+
+def test_a_load_that_is_due_and_did_not_happen(ask: Ask, tmp_path: Path) -> None:
+    """The script never says that it loaded: the first step does."""
+    folder = str(tmp_path / "checkpoint")
+    ask("save", 2, folder=folder)
+    right = ask("load", 2, folder=folder, due=True)[0]
+    assert (right["wrong"], right["said"], right["taken"]) == (0, "", 6)
+    wrong = ask("load", 2, folder=folder, due=True, mistake="nothing")[0]
+    assert wrong["wrong"] == 1 and "  cause       not loaded" in wrong["said"], wrong["said"]
 
 
 def test_copies_that_differ(ask: Ask, tmp_path: Path) -> None:

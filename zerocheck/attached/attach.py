@@ -37,6 +37,7 @@ def attach(
     metrics: str | Path | JobMetrics | None = None,
     mesh: DeviceMesh | Sequence[DeviceMesh] | None = None,
     axes: Mapping[str, Split | SequenceAxis] | None = None,
+    resume_from: str | Path | None = None,
 ) -> Attached:
     """Check chosen steps of a training run that uses `model` and `optimizer` as always.
 
@@ -84,6 +85,8 @@ def attach(
                   usual names
     axes          what they split by other names: {"context": "sequence"} (or "samples", "experts",
                   "parameters", "layers", "nothing"), or zerocheck.SequenceAxis for a zigzag order
+    resume_from   folder of the checkpoint that the script resumes, with what `check.saved` wrote:
+                  before the first step the load is judged, also if the script forgets it
 
     On a checked step each rank copies its shards to the CPU, before and after, and the gradient:
     seven times the bytes of its parameters. On other steps one integer is compared, and nothing is
@@ -106,5 +109,6 @@ def attach(
         verbose=verbose,
         metrics=metrics,
         axes=axes_of(mesh, axes, group),
+        resume_from=resume_from,
     )
     return Attached(model, optimizer, options, done)

@@ -38,6 +38,7 @@ class AttachOptions:
     verbose: bool
     metrics: JobMetrics | None
     axes: Axes
+    resume_from: Path | None
 
     @classmethod
     def checked(
@@ -55,6 +56,7 @@ class AttachOptions:
         verbose: bool,
         metrics: str | Path | JobMetrics | None,
         axes: Axes,
+        resume_from: str | Path | None,
     ) -> AttachOptions:
         """Check the options as they were given."""
         for name, value in (("on_violation", on_violation), ("on_unsupported", on_unsupported)):
@@ -84,6 +86,7 @@ class AttachOptions:
             verbose=verbose,
             metrics=metrics_options(metrics),
             axes=axes,
+            resume_from=None if resume_from is None else Path(resume_from),
         )
 
     def after(self, number: int) -> int:

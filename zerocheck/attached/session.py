@@ -73,6 +73,7 @@ class Attached:
         )
         self._numbers = None if options.reference is None else numbers_of(model, dotted)
         self._done = self._checked = done
+        self._due = options.resume_from
         self.taken = done
         self.last: Judgement | None = None
         self._arrivals: Arrivals | None = None
@@ -106,14 +107,19 @@ class Attached:
 
     def step(self) -> AbstractContextManager[None]:
         """Return the context for one update; unless it is observed, it costs a comparison."""
-        self.taken += 1
+        self._count()
         return self._observed_step if self._observes else NOTHING
 
     def before(self) -> None:
         """Begin a step, where a `with` does not fit; `after` ends it."""
-        self.taken += 1
+        self._count()
         if self._observes:
             self.begin()
+
+    def _count(self) -> None:
+        if self._due is not None:  # the script has not said that it loaded
+            self.loaded(self._due)
+        self.taken += 1
 
     def after(self) -> None:
         """End a step that began with `before`."""
@@ -166,6 +172,7 @@ class Attached:
         are counted on, and the next is checked. Raises Violated if it is not, with
         on_violation="raise", and UsageError for a folder without a record, if it is required.
         """
+        self._due = None
         judge = partial(self._resume.load, Path(directory), required=required)
         load = self._with_ranks(partial(judge, data=data, random=random))
         if load is None:

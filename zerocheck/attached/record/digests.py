@@ -163,7 +163,9 @@ def wrong_ranges(numel: int, one: Sequence[int], other: Sequence[int]) -> Iterat
     start = None
     for block in range(BLOCKS + 1):
         differs = block < BLOCKS and one[block] != other[block]
-        at = min(numel, -(-block * numel // BLOCKS))
+        at, end = (min(numel, -(-each * numel // BLOCKS)) for each in (block, block + 1))
+        if block < BLOCKS and at == end:
+            continue  # of few elements: nothing is in it
         if differs and start is None:
             start = at
         elif not differs and start is not None:

@@ -19,6 +19,9 @@ ROLES = ("parameter", *STATES, "buffer")
 """Order in which roles are judged: the first that is wrong is named first."""
 
 
+OTHER = "is not what was saved"
+
+
 class _Wrong(msgspec.Struct, frozen=True):
     """Why one tensor is wrong: cause, and the sentence about all tensors of which it is true."""
 
@@ -68,6 +71,8 @@ def _of_role(role: str, saved: SavedState, now: SavedState) -> Iterator[Violatio
         details = [detail for _, detail in tensors if detail]
         detail = f": {details[0]}" if details else ""
         cause = wrong.cause
+        if every and role == "parameter" and wrong.text == OTHER:
+            cause = bugs.NOT_LOADED
         if wrong.cause == bugs.MOMENTS_LOST and not now.counts and saved.counts:
             cause = bugs.OPTIMIZER_STATE_LOST
         yield _violation(now, role, names, f"{what} {wrong.text}{detail}", cause)
@@ -107,7 +112,7 @@ def _judged(
     where = ", ".join(f"[{low}, {high})" for low, high in ranges[:3])
     where += f" and {len(ranges) - 3} more" if len(ranges) > 3 else ""
     if ranges == [(0, one.numel)]:
-        return _Wrong("", "is not what was saved")
+        return _Wrong("", OTHER)
     return _Wrong("", "is what was saved in part only", f"elements in {where} differ")
 
 
