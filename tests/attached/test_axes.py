@@ -66,7 +66,7 @@ def test_both_at_once(ask: Ask, kind: str) -> None:
         (EXPERTS, {"fault": "cut", "kind": "stacked"}, "moe.weight has no gradient"),
         (EXPERTS, {"fault": "another expert", "kind": "stacked"}, ""),
         (EXPERTS, {"fault": "another expert", "kind": "listed"}, ""),
-        (BOTH, {"fault": "copies apart", "kind": "stacked"}, "moe.weight"),
+        (BOTH, {"fault": "copies apart", "kind": "stacked"}, "cp, an axis of the mesh, has 2 ra"),
         (BOTH, {"fault": "over the others", "kind": "stacked"}, "ep, an axis of the mesh, has 2 r"),
     ],
 )
