@@ -329,6 +329,16 @@ def test_nan_in_a_step_that_overflows_is_not_blamed_on_memory(observe: Callable)
     assert "uninitialised memory" not in violation.causes
 
 
+def test_an_overflow_of_one_rank_does_not_hide_that_nothing_is_reduced(observe: Callable) -> None:
+    """What the other rank has counts 0 times, also where it is infinite."""
+    training = Training(steps=1, loss_scale=1024.0, overflow=0)
+    observed = observe(
+        "zerocheck.faults.gradient:FirstStepUnsynced", Case(mesh=(2,), training=training)
+    )
+    first = observed.judge().violations[0]
+    assert first.obligation == "gradient" and "local gradient only" in first.causes, first
+
+
 SENTENCES = {"lost": "it is 0", "older": "it is that of an earlier step"}
 
 

@@ -203,6 +203,7 @@ def weighted(
 
     def at(positions: Positions | None) -> Enclosure:
         terms = some(evidence.passes.gradients, positions).to(torch.float64) * shares
+        terms = terms.where(shares != 0, 0.0)  # an overflow of one that does not count
         terms = terms.reshape(-1, terms.shape[-1])
         extra = [
             some(known[name], positions).to(torch.float64) * weight
