@@ -17,6 +17,29 @@ def test_right_trainings_hold(accumulation: str, tmp_path: Path) -> None:
     )
 
 
+JOINT = "'the norm, which is also that of parameters outside of the attached model'"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes", "unjudged"),
+    [
+        (2, ("--tp", "2"), "{}"),
+        (2, ("--pp", "2"), f"{{'clip': {JOINT}}}"),
+        (4, ("--pp", "2", "--tp", "2"), f"{{'clip': {JOINT}}}"),
+    ],
+)
+def test_composed_trainings_hold(
+    ranks: int, axes: tuple[str, ...], unjudged: str, tmp_path: Path
+) -> None:
+    """Of a pipeline each rank has two parts of the model, and one norm."""
+    line, said = trained(TRAINER, tmp_path, "--steps", "3", *axes, ranks=ranks)
+    assert line == (
+        "RESULT holds ownership, gradient, clip, update, publish; violated []; "
+        f"not judged {unjudged}"
+    )
+    assert "of them wrong" not in said
+
+
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
