@@ -13,6 +13,7 @@ from slices import sliced
 
 from zerocheck.case.schema import Case, Training
 from zerocheck.drive.leaks.patches import Code, Namespaces
+from zerocheck.models import blocks
 from zerocheck.protocol.verdicts import MEMORY
 from zerocheck.ranks.pool import Pool
 from zerocheck.run.execute.trial import Trial
@@ -38,6 +39,16 @@ def test_looking_for_changes_warns_of_nothing(place: type[Namespaces | Code]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not list(place().changes())
+
+
+@pytest.mark.parametrize(("name", "leaks"), [("__compiled_fn_7_ab", 0), ("some_function", 1)])
+def test_what_torch_compile_forgets_is_no_leak(
+    name: str, leaks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, name, lambda: None, raising=False)
+    place = Namespaces()
+    monkeypatch.undo()
+    assert len(list(place.changes())) == leaks
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,8 @@ _CODE_OF = (
 """Modules of whose functions the code is compared, too: it can be replaced within a function."""
 _LAZY = ("__abstractmethods__", "_abc_impl", "__annotations__", "__annotate__", "__doc__")
 """Attributes of classes that Python makes when they are asked for."""
+_OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
+"""Names of functions that torch.compile puts into a module, and takes out when it forgets them."""
 _immutable = 1 << 8
 """Py_TPFLAGS_IMMUTABLETYPE"""
 
@@ -251,7 +253,7 @@ def _counts(owner: Any, name: str, old: Any, new: Any) -> bool:
             return False
         inherited = [vars(base)[name] for base in owner.__mro__[1:] if name in vars(base)]
         return bool(inherited) and new is not inherited[0] and not _wrapped(inherited[0], new)
-    if not _is_code(old) or _is_module(old) or name in _LAZY:
+    if not _is_code(old) or _is_module(old) or name in _LAZY or name.startswith(_OF_DYNAMO):
         return False
     return not _wrapped(old, new)
 
