@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,20 +57,16 @@ def part(number: int, stages: int, *, named: bool = False) -> nn.Module:
     ]
     first = number * len(layers) if named else 0
     names = (str(first + n) for n in range(len(layers)))
-    return nn.Sequential(dict_of(zip(names, layers, strict=True)))
+    return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
 
 def whole(stages: int, *, tied: bool = False) -> nn.Module:
     """All stages, by the names that they have if they are `named`. tied: a weight of both."""
     parts = (part(number, stages, named=True) for number in range(stages))
-    model = nn.Sequential(dict_of(pair for each in parts for pair in each.named_children()))
+    model = nn.Sequential(OrderedDict(pair for each in parts for pair in each.named_children()))
     if tied:
         model[5].weight = model[1].weight
     return model
-
-
-def dict_of(pairs: Any) -> Any:
-    return torch.nn.modules.container.OrderedDict(pairs)
 
 
 def in_parts(model: nn.Module, tp: Any, **output: bool) -> None:

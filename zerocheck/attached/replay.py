@@ -18,6 +18,7 @@ from ..ranks.device import check_there
 from ..user_code import import_user_code
 from .bundle import Bundle, read
 from .checks.cross_rank_checks import judge_all_ranks
+from .checks.joint_context import JointContext
 from .checks.rank_checks import judge_rank
 from .checks.script_changes import ScriptChanges, change_of
 from .checks.slices import SliceContext
@@ -141,7 +142,8 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
     """
     try:
         bundle, ranks = read(path)
-        judgement = _judged(ranks)
+        context = _joint_context(ranks)
+        judgement = judge_all_ranks(context)
     except UsageError:
         raise
     except Exception as error:  # data from elsewhere that do not go together lead anywhere
@@ -154,17 +156,17 @@ def replay(path: Path, model: str | None = None, device: str | None = None) -> R
         tokens = bundle.declared.weight == "token"
         local = _local_gradients(ranks, model, device, tokens=tokens)
         full = Full(reason=local.reason) if local.reason else _gradient(bundle, ranks, local)
-        judgement = with_gradient(judgement, full)
+        judgement = with_gradient(judgement, full, context)
     return ReplayedBundle(path, bundle, ranks, judgement, local)
 
 
-def _judged(ranks: list[Observed]) -> Judgement:
+def _joint_context(ranks: list[Observed]) -> JointContext:
     verdicts = [judge_rank(one) for one in ranks]
 
     def fetch(rank: int, what: str, number: int) -> torch.Tensor | None:
         return ranks[rank].values.get((what, number))
 
-    return judge_all_ranks(verdicts, fetch)
+    return JointContext(verdicts, fetch)
 
 
 def _chosen(was: str, asked: str | None) -> tuple[torch.device, str]:

@@ -5,7 +5,7 @@ Ranks send little for it: places and hashes of their shards, and their verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ from ...judge.update import no_optimizer
 from ...optimizers import OPTIMIZERS, STATES, states_of
 from ...protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from ..record.run_parameters import ShardMap, layout_of, run_parameters
-from ..record.step_record import AFTER, FROZEN, NO_OPTIMIZER, Fetch, RankVerdict
+from ..record.step_record import AFTER, FROZEN, NO_OPTIMIZER
 from .copies import COPIES
 from .joint_context import JointContext
 from .norms import Norms
@@ -30,9 +30,8 @@ from .published_copies import PUBLISHED
 from .rank_checks import merged
 
 
-def judge_all_ranks(verdicts: Sequence[RankVerdict], fetch: Fetch) -> Judgement:
-    """Judge the data of all ranks on a checked step. verdicts[r]: the message of rank r."""
-    context = JointContext(verdicts, fetch)
+def judge_all_ranks(context: JointContext) -> Judgement:
+    """Judge the data of all ranks on a checked step."""
     violations: dict[Obligation, Violation] = {}
     shares: dict[Obligation, float] = {}
     exercised: set[Obligation] = set()

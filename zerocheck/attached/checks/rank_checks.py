@@ -43,7 +43,7 @@ def judge_rank(observed: Observed) -> RankVerdict:
     with torch.no_grad(), memory_of_a_job():
         context = SliceContext(observed)
         shares: dict[str, float] = {}
-        violations: list[Violation] = []
+        violations = [] if observed.between is None else [observed.between]
         for obligation in OF_A_SLICE:
             for checked in obligation.check(context):
                 shares[obligation.name] = max(checked.share, shares.get(obligation.name, 0.0))

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -65,6 +65,11 @@ class AllRanks(Protocol):
     def exchange(self, part: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]: ...
     def to_first(self, data: bytes, members: Sequence[int]) -> list[bytes]: ...
     def fail(self, problem: Problem) -> Problem: ...
+
+
+def agreed(value: Any, kind: type[T], ranks: AllRanks) -> T:
+    """Return rank 0's value on every rank, as plain data of this type. Every rank calls this."""
+    return msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(value)), type=kind)
 
 
 def attempt(ranks: AllRanks, work: Callable[[], T]) -> T:

@@ -227,7 +227,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the pipeline's stage that this rank is in, of `stages`."""
     stages: int = 1
     divided: int = 1
-    """What the schedule of the pipeline divides gradients by: microbatches, or 1."""
+    """Divisor that the schedule of a pipeline applies to gradients: microbatches, or 1."""
     alike: int = 1
     """Number of ranks that compute with the same samples, as declared."""
     lines: dict[str, tuple[int, ...]] = {}

@@ -14,6 +14,7 @@
   sent
 - `summation_noise.py`: noise of sums over samples: gradients of outputs, moved as a sum over
   samples may round
+- `tied.py`: parameters that stages of a pipeline share: the gradient of each is the sum over them
 - `token_weights.py`: weights of tokens in the loss of a step: where they are declared alike, each
   counts as much
 - `whole_samples.py`: whole samples, put together from the parts that ranks of an axis have

@@ -26,7 +26,6 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.
 WEAK = frozenset((bugs.OTHER_OUTPUTS, bugs.EXCHANGE_WITHOUT_ITS_GRADIENT))
 """Causes that say where something is wrong, and not what: that of ranks which differ says more."""
 
-
 PARTED = "copies of parameters differed before the step"
 
 
@@ -61,11 +60,7 @@ def judge_step(
 
     reference: makes the model that is not wrapped, for the gradient.
     """
-    mine = judge_rank(observed)
-    if observed.between is not None:
-        violations = (*mine.violations, observed.between)
-        mine = msgspec.structs.replace(mine, violations=violations)
-    gathered = ranks.gather(msgspec.msgpack.encode(mine))
+    gathered = ranks.gather(msgspec.msgpack.encode(judge_rank(observed)))
     verdicts = (
         [msgspec.msgpack.decode(one, type=RankVerdict) for one in gathered]
         if not ranks.rank
@@ -83,15 +78,12 @@ def judge_step(
         ranks.broadcast(msgspec.msgpack.encode(wish))
         return _decoded(ranks.gather(_encoded(observed, wish, ranks.rank))[rank])
 
-    if full is not None and full.violation is not None and WEAK.issuperset(full.violation.causes):
-        context = JointContext(verdicts, fetch)
-        if any(True for _ in different_copies(context, f"{BEFORE}.parameter")):
-            full = Full(reason=PARTED)
-    judgement = with_gradient(judge_all_ranks(verdicts, fetch), full)
+    context = JointContext(verdicts, fetch)
+    judgement = with_gradient(judge_all_ranks(context), full, context)
     updated = all(one.summary.ran for one in verdicts)
     every = [one.samples for one in verdicts if not one.summary.stage]
     alike = len(every) > 1 and len({*every}) == 1 and "" not in every
-    verdict = Verdict(judgement, updated, alike and full is not None and not full.reason)
+    verdict = Verdict(judgement, updated, alike and judgement.tier == "full")
     ranks.broadcast(msgspec.msgpack.encode(_Wish(-1)))
     ranks.broadcast(msgspec.msgpack.encode(verdict))
     return verdict
@@ -109,10 +101,13 @@ def with_norms(observed: Observed, ranks: AllRanks) -> Observed:
     return replace(observed, summary=summary, norms={})
 
 
-def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
+def with_gradient(judgement: Judgement, full: Full | None, context: JointContext) -> Judgement:
     """Add to the judgement the verdict on the gradient, or the reason why there is none."""
     if full is None:
         return judgement
+    weak = full.violation is not None and WEAK.issuperset(full.violation.causes)
+    if weak and any(different_copies(context, f"{BEFORE}.parameter")):
+        full = Full(reason=PARTED)
     if full.reason:
         if judgement.statuses.get("gradient") == "violated":
             return judgement
@@ -121,7 +116,7 @@ def with_gradient(judgement: Judgement, full: Full | None) -> Judgement:
     others = [one for one in judgement.violations if one.obligation != "gradient"]
     copies = [one for one in judgement.violations if one.obligation == "gradient"]
     found = copies if full.violation is None else [full.violation]
-    if full.violation is not None and WEAK.issuperset(full.violation.causes):
+    if weak:
         found = [one for one in copies if one.causes] or found
     status: Status = "violated" if found else "holds"
     reasons: dict[Obligation, str] = {"gradient": full.changes, "loss": full.loss_reason}

@@ -23,12 +23,11 @@ from ..checks.published_copies import parted_before
 from ..checks.script_changes import ScriptChanges
 from ..record.axes import no_collectives
 from ..record.forwards import Forward
-from ..record.ranks import AllRanks, place_of
+from ..record.ranks import AllRanks, agreed, place_of
 from ..record.ranks_own import own_of_ranks
 from ..record.run_parameters import RunParameter, run_parameters
 from ..record.step_record import (
     ACCUMULATED,
-    BEFORE,
     GIVEN,
     Observed,
     Point,
@@ -54,6 +53,7 @@ from .reduced_gradient import (
     worst,
 )
 from .reference import Factory, Local, Reference
+from .tied import by_value, declared, not_summed
 from .token_weights import TokenWeights, judge_weights
 
 
@@ -124,7 +124,7 @@ def judge_gradient(
             hooks=any(one.summary.hooks for one in verdicts),
             points=changes.points(semantics),
         )
-    plan = msgspec.msgpack.decode(ranks.broadcast(msgspec.msgpack.encode(plan)), type=_Plan)
+    plan = agreed(plan, _Plan, ranks)
     if plan.reason:
         return Full(reason=plan.reason)
     tensors = [RunParameter(*one) for one in plan.tensors]
@@ -144,10 +144,10 @@ def judge_gradient(
     local = _local(observed, reference, semantics)
     if reason := _of_any_rank(local.reason, ranks):
         return Full(reason=reason)
-    tied = _declared(reference.tied, tensors, ranks) if observed.summary.stages > 1 else {}
+    tied = declared(reference.tied, tensors, ranks) if observed.summary.stages > 1 else {}
     found = _judged(observed, local, plan.points, tensors, semantics, ranks, tied=tied)
     if observed.summary.stages > 1 and not tied:
-        tied = _tied(found[GIVEN], tensors, verdicts, ranks)
+        tied = by_value(found[GIVEN], tensors, verdicts, ranks)
         if tied:
             again = _judged(observed, local, plan.points, tensors, semantics, ranks, tied=tied)
             apart = "" if tied.keys().isdisjoint(again[GIVEN].wrong) else "apart"
@@ -202,55 +202,6 @@ def _judged(
                 one = compare_shards(observed, tensor, total, semantics, point, factor)
                 found[point] = joined(judged, one)
     return found
-
-
-def _declared(
-    groups: Sequence[Sequence[str]], tensors: Sequence[RunParameter], ranks: AllRanks
-) -> dict[str, list[str]]:
-    """Return what the reference ties between stages, by name. groups: names that are one there."""
-    every = ranks.gather(msgspec.msgpack.encode(groups))
-    stages = {one.name: one.stage for one in tensors}
-    tied: dict[str, list[str]] = {}
-    for group in [names for one in every for names in msgspec.msgpack.decode(one)]:
-        names = sorted(stages.keys() & group)
-        if len({stages[name] for name in names}) > 1:
-            tied |= dict.fromkeys(names, names)
-    return msgspec.msgpack.decode(
-        ranks.broadcast(msgspec.msgpack.encode(tied)), type=dict[str, list[str]]
-    )
-
-
-def _tied(
-    found: Judged,
-    tensors: Sequence[RunParameter],
-    verdicts: Sequence[RankVerdict],
-    ranks: AllRanks,
-) -> dict[str, list[str]]:
-    """Return what is tied between stages: each wrong tensor with those of the same values.
-
-    Such as an embedding and a head, whose gradients the script sums. verdicts: on rank 0.
-    """
-    every = ranks.gather(msgspec.msgpack.encode([*found.wrong]))
-    wrong = {name for names in map(msgspec.msgpack.decode, every) for name in names}
-    values: dict[str, set[object]] = {}
-    for one in verdicts if wrong else ():
-        for piece, hashes in zip(one.summary.pieces, one.hashes, strict=True):
-            place = (*piece.place[1:], hashes.get(f"{BEFORE}.parameter"))
-            values.setdefault(piece.name, set()).add(place)
-    shapes = {one.name: (tuple(one.shape), one.stage) for one in tensors}
-    same: dict[str, list[str]] = {}
-    for name in wrong:
-        shape, stage = shapes[name]
-        alike = [
-            other
-            for other, each in values.items()
-            if each == values[name] and shapes[other][0] == shape and shapes[other][1] != stage
-        ]
-        if alike and wrong.issuperset(alike):
-            same[name] = sorted((name, *alike))
-    return msgspec.msgpack.decode(
-        ranks.broadcast(msgspec.msgpack.encode(same)), type=dict[str, list[str]]
-    )
 
 
 def _with_outputs(
@@ -429,28 +380,6 @@ def _whole(
     return whole
 
 
-def _apart(
-    every: Sequence[Judged], tied: Mapping[str, Sequence[str]], summary: StepSummary
-) -> Violation | None:
-    """Return the violation of a parameter of several stages whose gradients are not summed."""
-    name = next((name for one in every for name in one.wrong if name in tied), None)
-    if name is None:
-        return None
-    others = " and ".join(other for other in tied[name] if other != name)
-    return Violation(
-        obligation="gradient",
-        step=summary.number,
-        role="gradient",
-        tensors=tuple(tied[name]),
-        ranks=tuple(
-            rank for rank, one in enumerate(every) if not tied.keys().isdisjoint(one.wrong)
-        ),
-        explanation=f"the gradient of {name} is not the sum of its own and that of {others}, to "
-        "which reference= ties it",
-        causes=(bugs.TIED_APART,),
-    )
-
-
 def but_for_a_factor(every: Sequence[Judged], factor: ScriptFactor) -> Full | None:
     """Return the verdict on gradients that are right but for a factor; None if one is wrong.
 
@@ -486,11 +415,8 @@ def _verdict(
         asked = worst(every, [one for one in tensors if one.name not in tied])
         if faults(every):
             factor = script_factor(points, observed.summary, semantics)
-    names = msgspec.msgpack.encode((at, [one.name for one in asked], factor))
-    plan = msgspec.msgpack.decode(
-        ranks.broadcast(names), type=tuple[Point, list[str], ScriptFactor]
-    )
-    at, wanted, factor = plan
+    plan = at, [one.name for one in asked], factor
+    at, wanted, factor = agreed(plan, tuple[Point, list[str], ScriptFactor], ranks)
     if factor != NO_FACTOR:
         again = _judged(observed, local, (GIVEN,), tensors, semantics, ranks, factor, tied)
         gathered = [msgspec.msgpack.decode(one, type=list) for one in ranks.gather(_encoded(again))]
@@ -507,7 +433,7 @@ def _verdict(
         return Full(), at
     share = max(one.share for one in every)
     wrong = violation(every, asked, shown, observed.summary, semantics)
-    return Full(share, wrong or _apart(every, tied, observed.summary)), at
+    return Full(share, wrong or not_summed(every, tied, observed.summary)), at
 
 
 def _encoded(found: Mapping[Point, Judged]) -> bytes:

@@ -73,7 +73,9 @@ def share_of(local: Local, tensor: RunParameter) -> Total:
 
 
 def total_of(shares: Sequence[Total]) -> Total:
-    """Return the total of the shares of all ranks."""
+    """Return the total of several shares; of one, itself, without a copy."""
+    if len(shares) == 1:
+        return shares[0]
     return Total(
         torch.stack([one.exact for one in shares]).sum(0),
         torch.stack([one.absolute for one in shares]).sum(0),

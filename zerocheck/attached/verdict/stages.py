@@ -24,7 +24,7 @@ from ..record.step_record import Observed
 from ..same_model import pipeline_stages
 
 
-class _Stage(msgspec.Struct, frozen=True):
+class _Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of one rank: calls of the model; values in and out; gradients in and out.
 
     number: of the stage, where a schedule of torch numbers them, else of the rank on the axis;
@@ -53,21 +53,19 @@ def with_stages(observed: Observed, axis: JobAxis | None, ranks: AllRanks) -> Ob
     crossings = [one.crossing or Crossing(()) for one in observed.forwards]
     numbers = [] if observed.model is None else pipeline_stages(observed.model)
     mine = _Stage(
-        numbers[0] if numbers else axis.place,
-        ranks.rank,
-        bool(observed.summary.unjudged),
-        sum(one.overwritten for one in crossings),
-        len(crossings),
-        *(tuple(chain(*each)) for each in (
-            (one.given for one in crossings),
-            (one.sent for one in crossings),
-            (digest(one.returned.values()) for one in observed.forwards),
-            (one.back for one in crossings),
-        )),
-    )  # fmt: skip
+        number=numbers[0] if numbers else axis.place,
+        rank=ranks.rank,
+        unjudged=bool(observed.summary.unjudged),
+        overwritten=sum(one.overwritten for one in crossings),
+        calls=len(crossings),
+        given=tuple(chain.from_iterable(one.given for one in crossings)),
+        sent=tuple(chain.from_iterable(one.sent for one in crossings)),
+        returned=digest(chain.from_iterable(one.returned.values() for one in observed.forwards)),
+        back=tuple(chain.from_iterable(one.back for one in crossings)),
+    )
     every = ranks.to_first(msgspec.msgpack.encode(mine), axis.ranks)
-    found = (msgspec.msgpack.decode(one, type=_Stage) for one in every)
-    stages = sorted(found, key=lambda one: one.number)
+    stages = [msgspec.msgpack.decode(stage, type=_Stage) for stage in every]
+    stages.sort(key=lambda stage: stage.number)
     if any(one.unjudged for one in stages):
         return observed
     return replace(observed, between=_wrong(stages, observed.summary.number))

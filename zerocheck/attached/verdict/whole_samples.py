@@ -22,7 +22,7 @@ from ..record.axes import Axes, JobAxis, SequenceAxis
 from ..record.dtypes import dtype_of
 from ..record.forwards import Forward, mapped, tensors_in
 from ..record.holdings import whole
-from ..record.ranks import AllRanks
+from ..record.ranks import AllRanks, agreed
 from ..record.repeatable import Digest, digest
 from ..record.step_record import Observed
 
@@ -99,8 +99,7 @@ def _in_parts(forwards: Sequence[Forward], axis: JobAxis, ranks: AllRanks) -> tu
         first = known.setdefault(members, (mine[0], mine[1]))
         parts |= first[0] != mine[0]
         apart |= first[1] != mine[1]
-    answer = ranks.broadcast(msgspec.msgpack.encode((parts, apart)))
-    return msgspec.msgpack.decode(answer, type=tuple[bool, bool])
+    return agreed((parts, apart), tuple[bool, bool], ranks)
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
