@@ -60,6 +60,13 @@ def test_a_page_says_what_upstream_knows(name: str) -> None:
         assert "deprecated" in text
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in FINDINGS.glob("*.py")))
+def test_the_ranks_of_a_script_end_their_threads(name: str) -> None:
+    # Else one that outlives the interpreter aborts it, now and then.
+    text = (FINDINGS / name).read_text(encoding="utf-8")
+    assert ("mp.spawn" in text) <= ("destroy_process_group" in text)
+
+
 SCRIPTS = sorted(path.name for path in FINDINGS.glob("*.py"))
 ON_GPUS = {name for name in SCRIPTS if "cuda.is_available" in (FINDINGS / name).read_text()}
 OF_DEEPSPEED = find_spec("deepspeed") is not None

@@ -41,6 +41,7 @@ def run(rank: int, rendezvous: str) -> None:
             raise
         open(f"{rendezvous}-wrong", "w").close()
         print(f"rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

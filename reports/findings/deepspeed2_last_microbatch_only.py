@@ -67,6 +67,7 @@ def run(rank: int, folder: str) -> None:
     if rank == 0 and wrong:
         print(f"the last microbatch alone, divided by their number: stage {wrong}", flush=True)
         open(f"{folder}/wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

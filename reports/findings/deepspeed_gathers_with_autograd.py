@@ -55,6 +55,7 @@ def run(rank: int, folder: str) -> None:
                 print(f"stage {stage}, the first step: {error}", flush=True)
                 open(f"{folder}/wrong", "w").close()
             break
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def run(rank: int, folder: str) -> None:
     if rank == 0 and wrong:
         print("wrong gradients: stage and parameter", wrong, flush=True)
         open(f"{folder}/wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

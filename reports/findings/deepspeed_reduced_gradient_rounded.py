@@ -65,6 +65,7 @@ def run(rank: int, folder: str) -> None:
     if rank == 0 and wrong:
         print(f"not the mean, 1.00390625: stage {wrong}", flush=True)
         open(f"{folder}/wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def run(rank: int, folder: str) -> None:
         print("safe_get_full_fp32_param is wrong:", *wrong, sep="\n  ")
         if wrong:
             open(f"{folder}/wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

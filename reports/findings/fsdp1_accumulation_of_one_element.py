@@ -41,6 +41,7 @@ def run(rank: int, rendezvous: str) -> None:
         print(f"gradient {gradient.item()}, right is {1.0 + 10.0}", flush=True)
         if gradient.item() != 1.0 + 10.0:
             open(f"{rendezvous}-wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def run(rank: int, rendezvous: str, norm_type: float) -> None:
         if norm_type == 2.0:
             raise
         open(f"{rendezvous}-wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

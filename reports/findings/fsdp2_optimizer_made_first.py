@@ -47,6 +47,7 @@ def run(rank: int, rendezvous: str) -> None:
             print(f"step {step}: loss {loss:.6f}, a gradient {gradient:.6f}", flush=True)
     if losses[0] == losses[-1]:
         open(f"{rendezvous}-wrong", "w").close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

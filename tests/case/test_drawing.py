@@ -22,6 +22,7 @@ from zerocheck.case.features import (
     feature,
     features,
 )
+from zerocheck.case.mesh import ANY_SIZE, INNER
 from zerocheck.case.schema import Block, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable
 from zerocheck.case.validity import check
@@ -40,10 +41,46 @@ def test_exactly_that_many_distinct_and_valid() -> None:
     assert draw(0, seed=0, world_sizes=(2,)) == []
 
 
-ASKED_FOR = {"compile-inductor", "compute-fp16", *chain(*OF_OPTIMIZERS.values())} - set(
-    OF_OPTIMIZERS["adamw"]
+ASKED_FOR = {
+    "compile-inductor",
+    "compute-fp16",
+    *chain(*(OF_AXIS[axis] for axis in INNER if axis != "tp")),
+    *(set(chain(*OF_OPTIMIZERS.values())) - set(OF_OPTIMIZERS["adamw"])),
+}
+"""Features that only those get who ask for them, or who handle them."""
+
+
+@pytest.mark.parametrize(
+    ("field", "feature"),
+    [
+        ("context_parallel", "context-parallel"),
+        ("expert_parallel", "expert-parallel"),
+        ("pipeline_parallel", "pipeline-parallel"),
+    ],
 )
-"""Features that only those get who ask for them."""
+def test_most_cases_have_an_axis_that_is_handled_and_a_model_that_it_splits(
+    field: str, feature: str
+) -> None:
+    fixed = {"sharding": {field: ANY_SIZE}}
+    cases = draw(200, seed=3, world_sizes=(1, 2, 3, 4, 8), fixed=fixed)
+    having = [case for case in cases if feature in features(case)]
+    assert len(having) >= 100
+    assert {getattr(case.sharding, field) for case in having} == {2, 3, 4, 8}
+    for case in having:
+        sequences, experts = case.sharding.context_parallel, case.sharding.expert_parallel
+        blocks = case.model.blocks
+        assert case.data.length % (2 * sequences) == 0 or sequences == 1
+        assert all(one.heads % sequences == 0 for one in blocks if one.kind == "attention")
+        kinds = {one.kind for one in blocks}
+        assert sequences == 1 or kinds.isdisjoint(("conv", "recurrent", "batch_norm"))
+        counts = [one.experts for one in blocks if one.kind == "experts"]
+        assert experts == 1 or (counts and all(count % experts == 0 for count in counts))
+        stages = case.sharding.pipeline_parallel
+        assert len(blocks) + 2 >= stages and case.training.microbatches % stages == 0
+        assert not any(one.dropout for one in blocks)
+    assert draw(200, seed=3, world_sizes=(2,), fixed={"sharding": {field: 1}}) == draw(
+        200, seed=3, world_sizes=(2,)
+    )
 
 
 def test_every_feature_occurs() -> None:

@@ -19,9 +19,9 @@ THREE = mesh(replicate=2, shard=3, tp=2)
 
 
 def test_three_axes() -> None:
-    assert THREE.names == ("replicate", "shard", "tp") == AXES
+    assert THREE.names == ("replicate", "shard", "tp")
     assert THREE.sizes == (2, 3, 2) and THREE.world_size == 12
-    places = [tuple(THREE.coordinate(rank, name) for name in AXES) for rank in range(12)]
+    places = [tuple(THREE.coordinate(rank, name) for name in THREE.names) for rank in range(12)]
     assert places == list(product(range(2), range(3), range(2)))  # as init_device_mesh places them
     assert THREE.group(9, "replicate") == (3, 9)
     assert THREE.group(9, "shard") == (7, 9, 11)
@@ -97,7 +97,17 @@ def test_the_mesh_of_a_case(
 ) -> None:
     case = Case(mesh=sizes, sharding=Sharding(tensor_parallel=tensor_parallel))
     assert case.axes == mesh(**expected) and case.axes.world_size == case.world_size
-    assert case.axes is mesh_of(sizes, (tensor_parallel,))  # it is made once
+    assert case.axes is mesh_of(sizes, case.sharding.inner)  # it is made once
+
+
+def test_a_pipeline_is_outermost_and_parts_of_sequences_are_within_experts() -> None:
+    sharding = Sharding(pipeline_parallel=2, expert_parallel=2, context_parallel=2)
+    axes = Case(mesh=(16,), sharding=sharding).axes
+    assert axes == mesh(pp=2, shard=2, ep=2, cp=2)
+    assert axes.data_parallel_size == 4  # along shard and ep, ranks read samples of their own
+    first_stage = [axes.data_parallel_rank(rank) for rank in range(8)]
+    assert first_stage == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [axes.data_parallel_rank(rank) for rank in range(8, 16)] == first_stage
 
 
 def test_a_size_that_tensor_parallelism_does_not_divide() -> None:

@@ -44,7 +44,7 @@ def _all(*ranges: tuple[int, int]) -> Violation | None:
         record = Recorded(0, "state", "parameter", 0, 0, 0, "float32")
         seen.append(RankObservation(manifests=(manifest,), records=(record,)))
     mesh = mesh_of((len(ranges) // 2, 2))
-    observation = Observation(layout(), seen, lambda rank, record: torch.empty(0), replicated=mesh)
+    observation = Observation(layout(), seen, lambda rank, record: torch.empty(0), mesh=mesh)
     return Ownership(observation).check(0, "state")
 
 

@@ -17,7 +17,8 @@ from typing import Any, cast
 import msgspec
 
 from ..machine.hosts import drawn as drawn_hosts
-from .mesh import mesh_of
+from .fitting import parted
+from .mesh import ANY_SIZE, INNER, drawn_size, mesh_of
 from .optimizer_options import with_options
 from .options import drawn as drawn_options
 from .options import placed
@@ -50,7 +51,6 @@ from .shapes import (
     trainable,
     uncalled,
 )
-from .tensor_parallel import drawn as drawn_tensor_parallel
 from .traits import can_pass_wrapper
 from .values import (
     BACKWARD_PREFETCHES,
@@ -98,7 +98,8 @@ class Choices(Picker):
             options=self.options(seed, "options"),
             disturbance=Disturbance(delay=self.option("disturbance.delay", (0.0,) * 24 + (2.0,))),
         )
-        case = with_options(case, self._fixed)
+        case = msgspec.structs.replace(case, sharding=self.inner(case))
+        case = with_options(parted(case, self._fixed), self._fixed)
         training = msgspec.structs.replace(case.training, overflow_in=self.overflow_in(case))
         case = msgspec.structs.replace(case, training=training, precision=self.precision(case))
         # By the seed, so that all other choices stay what they are.
@@ -383,15 +384,27 @@ class Choices(Picker):
             find_unused=self.flag("sharding.find_unused", 15),
             static_graph=self.flag("sharding.static_graph", 15),
             optimizer_first=self.flag("sharding.optimizer_first", 6),
-            # By the seed, so that all other choices stay what they are.
-            tensor_parallel=self.field(
-                "sharding.tensor_parallel",
-                lambda: 1 if replicates else drawn_tensor_parallel(seed, axes.size("shard")),
-            ),
             device_mesh=self.field("sharding.device_mesh", lambda: seed % 5 != 3),
             export_offload=self.field("sharding.export_offload", lambda: seed % 7 == 4),
             **self.options(seed, "sharding"),
         )
+
+    def inner(self, case: Case) -> Sharding:
+        """Return the sharding with the sizes of inner axes, each of which divides what is left.
+
+        By the seed, so that all other choices stay what they are. Tensor parallelism is rare, and
+        another axis is drawn only for an implementation that handles it.
+        """
+        ranks = case.axes.size("shard") if len(case.mesh) == 1 else 1
+        sharding = case.sharding
+        for axis, field in INNER.items():
+            path = f"sharding.{field}"
+            size = self._fixed.get(path, ANY_SIZE if axis == "tp" else 1)
+            if size == ANY_SIZE:
+                size = drawn_size(axis, case.seed, ranks)
+            sharding = msgspec.structs.replace(sharding, **{field: size})
+            ranks = max(1, ranks // size)
+        return sharding
 
     def precision(self, case: Case) -> Precision:
         """Return the precision, drawn by the seed: see precision.py."""

@@ -1,8 +1,15 @@
-"""Removal of options that a case no longer supports after something was taken from it."""
+"""Changes to a case so that its parts fit one another.
+
+`fit` removes options that a case no longer supports after something was taken from it. `parted`
+gives a drawn case a model that the inner axes of its mesh can split: sequences of whole parts with
+heads for every rank (cp), a layer for every stage (pp), experts for every rank (ep). Random numbers
+are left out, since a part draws others than the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -127,3 +134,73 @@ def _fitting_groups(optimizer: Optimizer, model: Model) -> Optimizer:
 def _fitting_options(optimizer: Optimizer) -> Optimizer:
     """Remove the form of Nesterov where there is no momentum."""
     return optimizer if optimizer.momentum else _replace(optimizer, nesterov=False)
+
+
+_BY_TOKEN: Mapping[BlockKind, BlockKind] = {
+    "conv": "attention",
+    "recurrent": "attention",
+    "batch_norm": "layer_norm",
+    "group_norm": "rms_norm",
+}
+"""Kinds of blocks that mix positions without a known exchange, and what is drawn for them."""
+
+PARTED = frozenset(
+    f"{section}.{name}"
+    for section, names in {
+        "model": ("stem", "width", "blocks", "calls", "tied", "unused", "side"),
+        "data": ("length", "masked"),
+        "training": ("microbatches",),
+    }.items()
+    for name in names
+)
+"""Paths of the fields that it changes."""
+
+
+def parted(case: Case, fixed: Collection[str]) -> Case:
+    """Return the case with a model and data that its axes cp, pp and ep can split.
+
+    fixed: paths of fields that are not drawn; with one of those below among them, and for the
+    user's own model, nothing changes.
+    """
+    axes = case.sharding
+    sequences, experts = axes.context_parallel, axes.expert_parallel
+    stages = axes.pipeline_parallel
+    if (
+        not PARTED.isdisjoint(fixed)
+        or case.model.user is not None
+        or sequences * experts * stages == 1
+    ):
+        return case
+    model, data, training = case.model, case.data, case.training
+    changes: dict[str, Any] = {"side": False, "width": _multiple(model.width, sequences)}
+    # Bounds are estimated in fp32.
+    blocks = [_replace(block, dropout=0.0, dtype="fp32") for block in model.blocks]
+    if sequences > 1:
+        blocks = [_by_token(block, changes["width"], sequences) for block in blocks]
+        data = _replace(data, length=_multiple(data.length, 2 * sequences))  # zigzag has 2 parts
+        changes["stem"] = "dense" if model.stem == "conv" else model.stem
+    if experts > 1:
+        if all(block.kind != "experts" for block in blocks):
+            blocks.append(Block(kind="experts", experts=experts))
+        blocks = [_replace(one, experts=_multiple(one.experts, experts)) for one in blocks]
+    if stages > 1:
+        blocks += [Block(kind="mlp")] * (stages - 2 - len(blocks))
+        changes |= {"calls": None, "tied": False, "unused": False}
+        data = _replace(data, masked=False)
+        training = _replace(training, microbatches=_multiple(training.microbatches, stages))
+    model = _replace(model, blocks=tuple(blocks), **changes)
+    return _replace(case, model=model, data=data, training=training)
+
+
+def _by_token(block: Block, width: int, ranks: int) -> Block:
+    kind = _BY_TOKEN.get(block.kind, block.kind)
+    heads = 1
+    if kind == "attention":
+        most = [n for n in range(ranks, width + 1, ranks) if width % n == 0]
+        heads = min(most, key=lambda n: abs(n - block.heads))
+    return _replace(block, kind=kind, heads=heads, kernel=3)
+
+
+def _multiple(count: int, of: int) -> int:
+    """Return the smallest multiple of `of` that is not below `count`."""
+    return -(-count // of) * of

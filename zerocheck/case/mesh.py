@@ -12,22 +12,34 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, get_args
 
-AxisName = Literal["replicate", "shard", "tp"]
+AxisName = Literal["pp", "replicate", "shard", "ep", "cp", "tp"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 """Names of all axes that a case can have, outermost first."""
 
 Split = Literal["batch", "parameters", "activations"]
 
 SPLITS: Mapping[AxisName, frozenset[Split]] = {
+    "pp": frozenset(("parameters", "activations")),
     "replicate": frozenset(("batch",)),
     "shard": frozenset(("batch", "parameters")),
+    "ep": frozenset(("batch", "parameters", "activations")),
+    "cp": frozenset(("parameters", "activations")),
     "tp": frozenset(("parameters", "activations")),
 }
-"""Splits of each axis. Along replicate, ranks hold equal shards; along tp (tensor parallelism),
-ranks read the same samples and compute parts of each layer."""
+"""Splits of each axis. Along replicate, ranks hold equal shards. Where activations are split, ranks
+compute together: some of the experts (ep), or of the same samples some of the layers (pp), parts of
+the sequences (cp), or parts of each layer (tp)."""
 
 
-INNER: Mapping[AxisName, str] = {"tp": "tensor_parallel"}
+TOGETHER = frozenset(axis for axis, splits in SPLITS.items() if "batch" not in splits)
+"""Axes whose ranks read the same samples."""
+
+INNER: Mapping[AxisName, str] = {
+    "tp": "tensor_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "pp": "pipeline_parallel",
+}
 """Axes within the last size of `Case.mesh`, and the field of `Sharding` with the size of each."""
 
 
@@ -127,6 +139,24 @@ class Mesh:
         return index
 
 
+ANY_SIZE = 64
+"""Size of an inner axis, in fields that are fixed, for one that is drawn."""
+
+
+def drawn_size(axis: AxisName, seed: int, ranks: int) -> int:
+    """Draw the size of an inner axis by the seed: all other choices stay.
+
+    Tensor parallelism is slow: one case of 23 has some, and one more as much as there is. Of
+    another axis three cases of four have it.
+    """
+    of, alone, beside = (23, (5,), (11,)) if axis == "tp" else (4, (1,), (2, 3))
+    kind, seed = seed % of, seed // of
+    sizes = [size for size in range(2, ranks) if ranks % size == 0]
+    if ranks > 1 and (kind in alone or (kind in beside and not sizes and axis != "tp")):
+        return ranks
+    return sizes[seed % len(sizes)] if kind in beside and sizes else 1
+
+
 def fits(sizes: Sequence[int], inner: Sequence[int]) -> bool:
     """Return True if there is a mesh of these sizes: see `mesh_of`.
 
@@ -137,11 +167,11 @@ def fits(sizes: Sequence[int], inner: Sequence[int]) -> bool:
 
 
 @cache
-def mesh_of(sizes: tuple[int, ...], inner: tuple[int, ...] = (1,) * len(INNER)) -> Mesh:
+def mesh_of(sizes: tuple[int, ...], inner: tuple[int, ...] = ()) -> Mesh:
     """Return the mesh of a case's fields; an inner axis of size 1 is left out.
 
-    sizes: (S,) or (R, S), as `Case.mesh`; inner: sizes of INNER. Raises ValueError if these do not
-    divide S.
+    sizes: (S,) or (R, S), as `Case.mesh`; inner: sizes of INNER, of the first ones. Raises
+    ValueError if these do not divide S.
     """
     ranks = math.prod(inner)
     if sizes[-1] % ranks:
@@ -149,5 +179,5 @@ def mesh_of(sizes: tuple[int, ...], inner: tuple[int, ...] = (1,) * len(INNER)) 
     given: dict[AxisName, int] = {"shard": sizes[-1] // ranks}
     if len(sizes) > 1:
         given["replicate"] = sizes[0]
-    given |= {name: size for name, size in zip(INNER, inner, strict=True) if size > 1}
+    given |= {name: size for name, size in zip(INNER, inner, strict=False) if size > 1}
     return Mesh(tuple(Axis(name, given[name], SPLITS[name]) for name in AXES if name in given))

@@ -393,6 +393,14 @@ class Sharding(_Data, frozen=True, kw_only=True):
     samples; it divides the number of ranks, on a mesh without a replicate axis. The sums of a layer
     come in another order than on one device, so what it computes is held against bounds that are
     estimated."""
+    context_parallel: Small = 1
+    """Size of the mesh axis cp: its ranks read the same samples and compute parts of each
+    sequence. As for tensor parallelism, bounds are estimated."""
+    expert_parallel: Small = 1
+    """Size of the mesh axis ep: its ranks read samples of their own, and have some experts each."""
+    pipeline_parallel: Small = 1
+    """Size of the mesh axis pp, the outermost: its ranks read the same samples and compute some of
+    the layers. Bounds are estimated."""
 
     @property
     def inner(self) -> tuple[int, ...]:

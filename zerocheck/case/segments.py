@@ -49,10 +49,12 @@ def is_one_forward(case: Case, index: int) -> bool:
     """Return True if a pass is the forward of one microbatch: the one that ends a case.
 
     After the last step one more loss shows which parameters were published. A case of one step goes
-    on to a second gradient, since it has seen only one, and so does a resumed one.
+    on to a second gradient, since it has seen only one, and so does a resumed one. In a pipeline
+    one stage alone knows the loss, and the others would wait for its gradient.
     """
     training = case.training
     several = training.steps > 1 and not training.first and not case.resume
+    several = several and not case.axes.has("pp")
     return several and index == end_of(case)
 
 

@@ -29,9 +29,6 @@ Plan = Mapping[str, Style]
 DIM: dict[Style, int] = {"column": 0, "gathered": 0, "row": 1, "split": 1, "vocabulary": 0}
 """Sharded dim of the weight. A bias is sharded with dim 0, and replicated with dim 1."""
 
-OF_SEEDS = 23
-"""One case of so many is drawn with tensor parallelism, and one more with as much as there is."""
-
 
 def plan_of(model: Model, count: int) -> dict[str, Style]:
     """Return the path of each layer that is sharded over `count` ranks, with its style.
@@ -70,12 +67,3 @@ def sharded_dim(plan: Plan, name: str) -> int | None:
         return None
     dim = DIM[plan[layer]]
     return dim if kind == "weight" or dim == 0 else None
-
-
-def drawn(seed: int, world_size: int) -> int:
-    """Draw the number of ranks that shard each layer, by the seed: all other choices stay."""
-    kind, seed = seed % OF_SEEDS, seed // OF_SEEDS
-    sizes = [size for size in range(2, world_size) if world_size % size == 0]
-    if kind == 5 and world_size > 1:
-        return world_size
-    return sizes[seed % len(sizes)] if kind == 11 and sizes else 1

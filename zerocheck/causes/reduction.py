@@ -32,45 +32,23 @@ GRADIENT_OVER_S = cause(
     usual="It is divided by the size of the shard axis twice.",
     attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/S = ",
 )
-GRADIENT_TIMES_T = cause(
-    "gradient x T",
-    of=("gradient",),
-    shows="With T tensor-parallel ranks, the gradient is T times too large.",
-    usual="What the ranks of one tensor-parallel group have alike is summed over them.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?T = ",
-)
-GRADIENT_OVER_T = cause(
-    "gradient / T",
-    of=("gradient",),
-    shows="With T tensor-parallel ranks, the gradient is T times too small.",
-    usual="It is divided by all ranks, though those of one tensor-parallel group read the same "
-    "samples.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/T = ",
-)
-GRADIENT_TIMES_D = cause(
-    "gradient x D",
-    of=("gradient",),
-    shows="With D data-parallel ranks, the gradient is D times too large.",
-    usual="It is summed over them and never divided.",
-)
-GRADIENT_OVER_D = cause(
-    "gradient / D",
-    of=("gradient",),
-    shows="With D data-parallel ranks, the gradient is D times too small.",
-    usual="It is divided by their number twice.",
-)
 GRADIENT_TIMES_AXIS = cause(
     "gradient x axis",
     of=("gradient",),
     shows="The gradient is as many times too large as an axis of the mesh has ranks.",
     usual="What the ranks of that axis add up is not divided by their number: the mean is taken "
     "over data-parallel ranks alone.",
+    aliases=("gradient x T", "gradient x D"),
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?(T|cp|ep|pp) = ",
 )
 GRADIENT_OVER_AXIS = cause(
     "gradient / axis",
     of=("gradient",),
     shows="The gradient is as many times too small as an axis of the mesh has ranks.",
-    usual="It is divided by the size of that axis, and by all ranks, of which those are a part.",
+    usual="It is divided by the size of that axis, as if its ranks read samples of their own, or "
+    "by all ranks, of which those are a part, and by that size too.",
+    aliases=("gradient / T", "gradient / D"),
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/(T|cp|ep|pp) = ",
 )
 NOT_REDUCED_OVER_REPLICAS = cause(
     "not reduced over replicas",

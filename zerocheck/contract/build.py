@@ -22,7 +22,16 @@ from ..optimizers import optimizer_of
 from ..optimizers.trial import template_of
 from . import checkpoint, flat
 from .groups import case_group, check_options, group_of, optimized
-from .implementation import Call, Implementation, Kept, Loader, Saving, Step, StepReport
+from .implementation import (
+    Call,
+    Implementation,
+    Kept,
+    Loader,
+    Microbatch,
+    Saving,
+    Step,
+    StepReport,
+)
 from .names import named_buffers, named_parameters, register, unwrapped
 from .optimizers import Applied, Optimizers, has_gradients, set_learning_rate
 from .refusals import check_built, refused_infinity_norm, torch_refusals
@@ -63,6 +72,11 @@ class Built:
                 for DDP, which reduces only what was trainable when it was made
     roles       key in an optimizer's state of each role that has another name there, such as
                 {"exp_avg": "state1", "exp_avg_sq": "state2"}; also "step"
+    forward_backward
+                forward_backward(microbatches): runs the forward and backward of all microbatches of
+                a step, as the schedule of a pipeline does. Ranks of the last stage call
+                `microbatch.loss(lambda *inputs: outputs)` for each. Gradients are the mean over
+                microbatches. Default: one after the other
     """
 
     model: nn.Module
@@ -74,6 +88,7 @@ class Built:
     scaler: torch.amp.GradScaler | None = None
     rewrap: Callable[[], nn.Module] | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
+    forward_backward: Callable[[Sequence[Microbatch]], None] | None = None
 
 
 class BuiltImplementation(Implementation):
@@ -159,13 +174,8 @@ class BuiltImplementation(Implementation):
         scale = 1.0 if scaler is None else scaler.get_scale()
         optimizers.zero_grad(self.built.model, set_to_none=training.set_to_none)
         self.set_learning_rates(step.lr)
-        count = len(step.microbatches)
         with optimizers.applied() as self._applied:
-            for index, microbatch in enumerate(step.microbatches):
-                with self.accumulating(last=index == count - 1):
-                    loss = microbatch.loss(self.called)
-                    if loss.requires_grad:  # else everything is frozen
-                        self.backward(loss, microbatch.weight, count)
+            (self.built.forward_backward or self.forward_backward)(step.microbatches)
         if self._opaque.reduces:
             return self._step_that_reduces(step)
         if scaler is not None:
@@ -192,6 +202,15 @@ class BuiltImplementation(Implementation):
         exposed = changed(before, gradients_of(self.built.model))
         step.reached("reduced")
         return StepReport(reduced=exposed)
+
+    def forward_backward(self, microbatches: Sequence[Microbatch]) -> None:
+        """Run the forward and the backward of each microbatch of a step."""
+        count = len(microbatches)
+        for index, microbatch in enumerate(microbatches):
+            with self.accumulating(last=index == count - 1):
+                loss = microbatch.loss(self.called)
+                if loss.requires_grad:  # else everything is frozen
+                    self.backward(loss, microbatch.weight, count)
 
     @property
     def called(self) -> Call:

@@ -177,8 +177,10 @@ class Implementation:
     axes: ClassVar[Collection[AxisName]] = frozenset({"shard"})
     """Axes of the mesh that it handles: "shard" (ranks along it have different samples; a sharder
     shards over it, DDP averages over it); "replicate" (ranks along it hold the same shards, of
-    different samples); "tp" (shards layers over it, see `sharding.tensor_parallel`). Cases with
-    others are unsupported and are not drawn."""
+    different samples); "ep" (ranks along it have different samples, and some of the experts each).
+    Ranks along "tp", "cp" and "pp" read the same samples, and compute parts of each layer, parts of
+    the sequences, or some of the layers. Cases with others are unsupported and are not drawn. With
+    "cp", "ep" or "pp" most cases have the axis, and models that it can split."""
 
     keeps: ClassVar[Collection[str]] = ()
     """What `save` and `load` keep beside the model and the optimizer: "data" (the loader's state),

@@ -112,7 +112,7 @@ class MemoryMeasurement:
         """Note that a forward begins."""
         self.part = "forward"
 
-    def on_loss(self, loss: torch.Tensor) -> None:
+    def on_loss(self, number: int, loss: torch.Tensor) -> None:
         """Note that a forward is over."""
         self._losses += 1
         if self._losses == self.case.training.microbatches:

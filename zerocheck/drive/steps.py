@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import fields
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -253,11 +254,12 @@ class Driver:
         *,
         last: bool,
     ) -> StepObservation:
-        losses: list[torch.Tensor] = []
+        losses: dict[int, torch.Tensor] = {}
         probe.forget()
+        again = self.case.axes.has("pp")  # a pipeline tries the loss for its shape first
 
-        def on_loss(loss: torch.Tensor) -> None:
-            losses.append(loss)
+        def on_loss(number: int, loss: torch.Tensor) -> None:
+            losses[number if again else len(losses)] = loss
             if is_one_forward(self.case, index):
                 raise EndOfCase
 
@@ -281,7 +283,7 @@ class Driver:
             recorder.take(index, "state", subject.shards(), state_roles(self.case))
         shown = StepReport() if report is None or last else report
         return StepObservation(
-            tuple(float(loss) for loss in losses),
+            tuple(float(losses[number]) for number in sorted(losses)),
             None if shown.grad_norm is None else float(shown.grad_norm),
             bool(shown.skipped),
             float(shown.loss_scale),
@@ -336,7 +338,7 @@ class Driver:
         self,
         index: int,
         *,
-        on_loss: Callable[[torch.Tensor], None] | None,
+        on_loss: Callable[[int, torch.Tensor], None] | None,
         reached: Callable[[Moment], None],
         entered: Callable[[], None] = lambda: None,
     ) -> Step:
@@ -355,7 +357,7 @@ class Driver:
         self,
         index: int,
         number: int,
-        on_loss: Callable[[torch.Tensor], None] | None,
+        on_loss: Callable[[int, torch.Tensor], None] | None,
         begins: Callable[[], None],
     ) -> Microbatch:
         where = {"step": index, "rank": self.rank, "microbatch": number}
@@ -383,7 +385,7 @@ class Driver:
             target=drawn.target,
             seed=None if self._random.on else drawn.seed,
             loss_of=loss_of,
-            on_loss=on_loss,
+            on_loss=None if on_loss is None else partial(on_loss, number),
             entered=entered,
             weight=weight(self.case, **where),
             past_wrapper=self._past_wrapper,

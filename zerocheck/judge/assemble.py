@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from msgspec.structs import replace
 
 from ..case.mesh import Mesh
 from ..contract.shard import OF_NO_STATE
@@ -101,8 +102,8 @@ class Observation:
     fetch: Fetch
     first: int = 0
     """Index of the first step."""
-    replicated: Mesh | None = None
-    """Mesh whose replicas hold copies, or None: see `RoleState`."""
+    mesh: Mesh | None = None
+    """Axes of the ranks, where they count: see `RoleState` and `_steps`."""
     _found: dict[tuple[int, Point, str], list[list[Recorded]]] = field(init=False)
     _held: dict[tuple[int, Point, str], RoleState | None] = field(init=False, default_factory=dict)
     _plans: dict[tuple[Entry, ...], ManifestPlan] = field(init=False, default_factory=dict)
@@ -131,7 +132,26 @@ class Observation:
 
     def steps(self, index: int) -> list[StepObservation]:
         """Return each rank's observation of step `index`."""
-        return [one.steps[index - self.first] for one in self.ranks]
+        return [steps[index - self.first] for steps in self._steps]
+
+    @cached_property
+    def _steps(self) -> tuple[tuple[StepObservation, ...], ...]:
+        """Each rank's steps. In a pipeline a stage has the losses of the last one of its group."""
+        mesh = self.mesh
+        if mesh is None or not mesh.has("pp"):
+            return tuple(one.steps for one in self.ranks)
+        found = []
+        for rank, one in enumerate(self.ranks):
+            group = [self.ranks[other].steps for other in mesh.group(rank, "pp")]
+            found.append(
+                tuple(
+                    replace(
+                        step, losses=step.losses or max((own[n].losses for own in group), key=len)
+                    )
+                    for n, step in enumerate(one.steps)
+                )
+            )
+        return tuple(found)
 
     def unreduced(self, index: int) -> bool:
         """Return True if the gradients of step `index` may be each rank's own.
@@ -306,6 +326,11 @@ class Observation:
         return RoleState(
             whole, tuple(parts), tuple(plans), tuple(manifests), self.replicated, cover
         )
+
+    @property
+    def replicated(self) -> Mesh | None:
+        """Mesh whose replicas hold copies, or None: see `RoleState`."""
+        return self.mesh if self.mesh is not None and self.mesh.has("replicate") else None
 
 
 def _replica(part: torch.Tensor, parts: Sequence[torch.Tensor], plan: ManifestPlan) -> bool:

@@ -57,8 +57,7 @@ class CaseContext:
         self.first, self.end = case.training.first, end_of(case)
         model = build_model(case)
         self.layout = ParameterLayout.of(model, case)
-        replicated = case.axes if case.axes.has("replicate") else None
-        self.observation = Observation(self.layout, observations, fetch, self.first, replicated)
+        self.observation = Observation(self.layout, observations, fetch, self.first, case.axes)
         self.declaration = observations[0].declaration
         self.semantics = Semantics(**self.declaration.semantics)  # type: ignore[arg-type]
         # Before the runner casts the model to its dtypes.

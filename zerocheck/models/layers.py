@@ -12,49 +12,43 @@ import torch
 from torch import nn
 
 
-class Linear(nn.Linear):
-    """nn.Linear whose parameters are initialized once, not twice."""
+class Unfilled:
+    """Base of layers whose parameters are initialized once, not twice."""
 
     def reset_parameters(self) -> None:
         """Do nothing: `fill` initializes the parameters."""
 
 
-class Embedding(nn.Embedding):
-    """nn.Embedding that is initialized once.
-
-    Its padding row is not 0, so that its decay is seen.
-    """
-
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
-
-
-class Conv1d(nn.Conv1d):
-    """nn.Conv1d over the length of (batch, length, width) activations."""
-
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
+class ByChannel:
+    """Base of layers that torch calls with (batch, channels, length)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, channels) -> (batch, length, width)."""
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+        outputs: torch.Tensor = super().forward(x.transpose(1, 2))  # type: ignore[misc]
+        return outputs.transpose(1, 2)
 
 
-class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm that is initialized once."""
-
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
+class Linear(Unfilled, nn.Linear):
+    """nn.Linear, not filled."""
 
 
-class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm that is initialized once. It has no bias."""
-
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
+class Embedding(Unfilled, nn.Embedding):
+    """nn.Embedding, not filled. Its padding row is not 0, so that its decay is seen."""
 
 
-class GroupNorm(nn.GroupNorm):
+class Conv1d(Unfilled, ByChannel, nn.Conv1d):
+    """nn.Conv1d over the length of (batch, length, width) activations."""
+
+
+class LayerNorm(Unfilled, nn.LayerNorm):
+    """nn.LayerNorm, not filled."""
+
+
+class RMSNorm(Unfilled, nn.RMSNorm):
+    """nn.RMSNorm, not filled. It has no bias."""
+
+
+class GroupNorm(Unfilled, ByChannel, nn.GroupNorm):
     """nn.GroupNorm over (batch, length, width), with or without bias."""
 
     def __init__(self, groups: int, width: int, *, bias: bool) -> None:
@@ -62,15 +56,8 @@ class GroupNorm(nn.GroupNorm):
         if not bias:
             self.register_parameter("bias", None)
 
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, width) to the same shape."""
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-
-class BatchNorm1d(nn.BatchNorm1d):
+class BatchNorm1d(Unfilled, ByChannel, nn.BatchNorm1d):
     """nn.BatchNorm1d over (batch, length, width), with or without bias."""
 
     def __init__(self, width: int, *, bias: bool) -> None:
@@ -78,22 +65,12 @@ class BatchNorm1d(nn.BatchNorm1d):
         if not bias:
             self.register_parameter("bias", None)
 
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, width) to the same shape."""
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-
-class GRU(nn.GRU):
+class GRU(Unfilled, nn.GRU):
     """nn.GRU over (batch, length, width), from width to width, without its last state."""
 
     def __init__(self, width: int, *, bias: bool) -> None:
         super().__init__(width, width, bias=bias, batch_first=True)
-
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the parameters."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Map (batch, length, width) to the same shape."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import torch
 from msgspec.structs import replace
@@ -227,16 +227,32 @@ class OptimizerSpecification(Protocol):
 
 
 class UpdateRule(OptimizerSpecification, Protocol):
-    """Optimizer that updates all of its parameters by one rule.
+    """Optimizer that updates all of its parameters by one rule: base of these classes.
 
     Scalars are the hyperparameters of one group at one step, with what is computed from them; only
     the optimizer that made them reads them.
     """
 
     @property
-    def torch_class(self) -> type[torch.optim.Optimizer]:
-        """Optimizer of torch that takes these steps."""
+    def rules(self) -> tuple[UpdateRule, ...]:
+        """Return the optimizer itself."""
+        return (self,)
 
+    def rule(self, options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:
+        """Return the optimizer itself."""
+        return self
+
+    def swaps(self, role: str) -> Sequence[tuple[str, str]]:
+        """Return nothing, as of one state."""
+        return ()
+
+    def read_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a case that a group has by the same names."""
+        names = (*self.fields.group, *self.fields.optimizer)
+        return {name: group[name] for name in names if name in group}
+
+    torch_class: type[torch.optim.Optimizer]
+    """Optimizer of torch that takes these steps."""
     lookalikes: tuple[type[torch.optim.Optimizer], ...]
     """Classes of torch with the states of this optimizer; a wrong step is for the judge."""
     trial: OptimizerTrial
@@ -245,21 +261,21 @@ class UpdateRule(OptimizerSpecification, Protocol):
     """Ways in which right implementations compute a step, the usual one first."""
     whole: bool
     """True if it computes with whole parameters; False if element by element."""
-    one_by_one: bool
+    one_by_one: bool = False
     """True if a step is judged one parameter after the other; False if all elements at once."""
-    itself: bool
+    itself: bool = False
     """True if its reference is the optimizer itself, run unsharded; False if its equations are."""
-    couples_decay: bool
+    couples_decay: bool = True
     """True if weight decay is added to the gradient; False if it shrinks the parameter."""
-    recovers: bool
+    recovers: bool = True
     """True if the gradient of a step can be recovered from its states."""
-    counts_in_tensor: bool
+    counts_in_tensor: bool = True
     """True if a step count is a tensor, and no number of Python."""
-    counts_in_group: bool
+    counts_in_group: bool = False
     """True if the step count stands in the parameter group, for all of its parameters."""
-    scalar_names: tuple[str, ...]
+    scalar_names: tuple[str, ...] = ()
     """Names of states that are one number, other than the step count."""
-    states_at_once: bool
+    states_at_once: bool = False
     """True if torch makes the states with the optimizer, and not in the first step."""
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
@@ -267,21 +283,26 @@ class UpdateRule(OptimizerSpecification, Protocol):
 
     def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
         """Say in words which option of a group makes it another optimizer; "" if none does."""
+        return ""
 
     def scalar_states(self, group: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
         """Return states that are one number, after `count` steps with a group of torch.
 
-        The step count is not among them.
+        The step count is not among them. By default there are none.
         """
+        return {}
 
     def counted(self, count: torch.Tensor) -> Any:
         """Return a step count as a state has it: a tensor, or a number."""
+        return count.clone()
 
     def state_dtype(self, role: str, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of a state for a parameter of the given dtype."""
+        return dtype
 
     def state_shape(self, role: str, dims: int) -> StateShape | None:
         """Return the shape of a state of a parameter with so many dims, None if it has none."""
+        return WHOLE if role in self.states else None
 
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state as of gradients of the size `scale`."""
@@ -318,8 +339,10 @@ class UpdateRule(OptimizerSpecification, Protocol):
     ) -> Interval:
         """Recover the gradient of a step, to fp32, from what is held before and after it.
 
-        old, new: states by role, and `parameter`.
+        old, new: states by role, and `parameter`. Raises NotImplementedError for a rule whose step
+        says nothing of its gradient.
         """
+        _unknown(self, "with the gradient that it was given")
 
     def range(
         self,
@@ -329,6 +352,7 @@ class UpdateRule(OptimizerSpecification, Protocol):
         scalars: Any,
     ) -> Enclosure:
         """Enclose the next parameter where states are known as intervals only."""
+        _unknown(self, "by its states")
 
     def hidden_after(
         self,
@@ -338,51 +362,11 @@ class UpdateRule(OptimizerSpecification, Protocol):
         scalars: Any,
     ) -> dict[str, Interval]:
         """Enclose the hidden states after a step. parameter: before it."""
+        _unknown(self, "by its states")
 
     def reference_options(self, group: Group, options: Optimizer) -> OptimizerOptions:
         """Return the options of a group for the trainer of the reference."""
 
 
-class OneRule:
-    """Base of optimizers that update every parameter alike."""
-
-    itself = False
-    couples_decay = True
-    one_by_one = False
-    recovers = True
-    counts_in_tensor = True
-    counts_in_group = False
-    scalar_names: tuple[str, ...] = ()
-    states_at_once = False
-
-    @property
-    def rules(self: UpdateRule) -> tuple[UpdateRule, ...]:
-        """Return the optimizer itself."""
-        return (self,)
-
-    def rule(self: UpdateRule, options: Optimizer, name: str, shape: Sequence[int]) -> UpdateRule:
-        """Return the optimizer itself."""
-        return self
-
-    def scalar_states(
-        self: UpdateRule, group: Mapping[str, Any], count: int
-    ) -> dict[str, torch.Tensor]:
-        """Return nothing: all states have the shape of their parameter, or count steps."""
-        return {}
-
-    def counted(self: UpdateRule, count: torch.Tensor) -> Any:
-        """Return a copy: torch's optimizers count in a tensor."""
-        return count.clone()
-
-    def state_dtype(self: UpdateRule, role: str, dtype: torch.dtype) -> torch.dtype:
-        """Return the parameter's: torch's optimizers keep their states in it."""
-        return dtype
-
-    def state_shape(self: UpdateRule, role: str, dims: int) -> StateShape | None:
-        """Return the parameter's shape."""
-        return WHOLE if role in self.states else None
-
-    def read_group(self: UpdateRule, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a case that a group has by the same names."""
-        names = (*self.fields.group, *self.fields.optimizer)
-        return {name: group[name] for name in names if name in group}
+def _unknown(rule: UpdateRule, judged: str) -> NoReturn:
+    raise NotImplementedError(f"{rule.name} is judged {judged}")

@@ -79,6 +79,14 @@ WORLD = table(
         "rows of a parameter sharded over the tp axis and over the shard axis, evenly",
         _sharded_twice,
     ),
+    *(
+        (name, words, lambda c, axis=axis: c.axes.has(axis))
+        for axis, name, words in (
+            ("cp", "context-parallel", "sequences split over the cp axis of a mesh"),
+            ("ep", "expert-parallel", "experts on the ranks of the ep axis of a mesh"),
+            ("pp", "pipeline-parallel", "layers on the ranks of the pp axis of a mesh"),
+        )
+    ),
     (
         "dims-below-world",
         "a parameter with a first dim smaller than the world",
@@ -102,5 +110,8 @@ WORLD = table(
 OF_AXIS: Mapping[AxisName, tuple[str, ...]] = {
     "replicate": ("two-axes", "one-replica", "one-shard", "sync-shards"),
     "tp": ("tensor-parallel", "tensor-parallel-alone", "tensor-parallel-strided"),
+    "cp": ("context-parallel",),
+    "ep": ("expert-parallel",),
+    "pp": ("pipeline-parallel",),
 }
 """Features that only a mesh with the axis has, the plainest first."""

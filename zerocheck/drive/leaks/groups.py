@@ -8,12 +8,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ...compat import count_exchanges
 from .places import StateChange
 
 MOST = 32
 """Process groups that jobs may leave: each has threads, connections and files."""
 
 _world: Any = vars(distributed_c10d)["_world"]
+_exchanges = count_exchanges()
 
 
 class Groups:
@@ -57,12 +59,16 @@ class Groups:
 def collectives() -> dict[str, int]:
     """Count the collectives that this rank has called in each process group, by its name.
 
-    As the group's backend counts them. Under the empty name: the number of groups made.
+    As the group's backend counts them, without sends and receives. Under the empty name: the number
+    of groups made.
     """
     counts = {"": int(_world.group_count)}
     for group in list(_world.pg_map):
         try:
-            counts[str(group.group_name)] = int(group._get_sequence_number_for_group())
+            name = str(group.group_name)
+            counts[name] = int(group._get_sequence_number_for_group())
+            if dist.get_backend(group) == "gloo":
+                counts[name] -= _exchanges[name]
         except RuntimeError:  # a backend that does not count
             continue
     return counts

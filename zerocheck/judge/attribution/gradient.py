@@ -203,9 +203,8 @@ def case_numbers(case: Case, world: int, count: int, loss_scale: float) -> Numbe
     """Return the numbers of a case by symbol: ranks, microbatches, sizes of axes, loss scale."""
     mesh = case.axes
     found: dict[str, int | float] = {"W": world, "GA": count}
-    for symbol, axis in (("R", "replicate"), ("S", "shard"), ("T", "tp")):
-        if mesh.has(axis):  # type: ignore[arg-type]
-            found[symbol] = mesh.size(axis)  # type: ignore[arg-type]
+    symbols = {"replicate": "R", "shard": "S", "tp": "T"}
+    found |= {symbols.get(axis.name, axis.name): axis.size for axis in mesh.axes}
     if case.hosts:
         found["ranks of a host"] = places(case.hosts, world)[0].local_world_size
     if loss_scale != 1:

@@ -128,7 +128,7 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
     yield from _past_wrapper(evidence)
     yield from known(weights.of_axes, weights.factors, weights.of_loss_scale, weights.of_ranks)
     yield from ranks.averaged_over_users(evidence)
-    yield from known(weights.of_replicas, weights.of_tensor_parallel, weights.of_hosts)
+    yield from known(weights.of_replicas, weights.of_hosts)
     yield from placement.candidates(evidence, wrong)
     some_terms = [*known(weights.local, weights.last_microbatch)]
     yield from some_terms

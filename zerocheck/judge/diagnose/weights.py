@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
-from ...case.mesh import AxisName, Mesh
+from ...case.mesh import TOGETHER, AxisName, Mesh
 from ...machine.hosts import Hosts, RankPlace, places
 
 Groups = Mapping[int, Sequence[int]]
@@ -33,7 +33,7 @@ class ReductionSetting(NamedTuple):
     loss_scale: float | None = None
     """Loss scale of the step, None without one."""
     axes: Mapping[str, int] = MappingProxyType({})
-    """Sizes of further axes, by their names, that split sequences or experts."""
+    """Sizes of further axes of a job, by their names, that split sequences or experts."""
 
     @property
     def ones(self) -> torch.Tensor:
@@ -87,9 +87,12 @@ def _in_groups(
 
 def of_axes(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients that are too large or too small by the size of an axis."""
-    for name, size in s.axes.items():
+    axes = s.axes
+    if s.mesh is not None and s.mesh.parts("activations") > 1:
+        axes = dict(zip(s.mesh.names, s.mesh.sizes, strict=True))
+    for name, size in axes.items():
         whose = f"{name}, an axis of the mesh, has {size} ranks, and it"
-        if 1 < size < s.ranks:
+        if size > 1 and (size < s.ranks or name in TOGETHER):
             yield _alike(
                 bugs.GRADIENT_TIMES_AXIS,
                 f"gradient is {size} times too large: {whose} is not divided by them",
@@ -234,34 +237,6 @@ def of_replicas(s: ReductionSetting) -> Iterator[KnownWeights]:
             return weights
 
         yield KnownWeights(bugs.LAST_MICROBATCH_ONLY_OVER_REPLICAS, words + more, on)
-
-
-def of_tensor_parallel(s: ReductionSetting) -> Iterator[KnownWeights]:
-    """Iterate over gradients with a surplus sum over tp or division by it. None without tp."""
-    if s.mesh is None or not s.mesh.has("tp"):
-        return
-    count, world, ranks = s.mesh.size("tp"), s.mesh.world_size, s.mesh.data_parallel_size
-    words = f"the gradient is T = {count} times too"
-    yield _alike(
-        bugs.GRADIENT_TIMES_T,
-        f"{words} large: the {count} ranks that share the layers read the same samples, and what "
-        "they have alike is summed over them",
-        s.ones * count,
-    )
-    yield _alike(
-        bugs.GRADIENT_OVER_T,
-        f"{words} small: it is divided by all {world} ranks, of which {ranks} read samples of "
-        "their own",
-        s.ones / count,
-    )
-    words = f"with D = {ranks} data-parallel ranks, the gradient is D times too"
-    if ranks > 1:
-        yield _alike(
-            bugs.GRADIENT_TIMES_D, f"{words} large: it is the sum over them", s.ones * ranks
-        )
-        yield _alike(
-            bugs.GRADIENT_OVER_D, f"{words} small: it is divided by that twice", s.ones / ranks
-        )
 
 
 def of_hosts(s: ReductionSetting) -> Iterator[KnownWeights]:
@@ -423,6 +398,16 @@ def _own(s: ReductionSetting, cause: str, words: str, numbers: Sequence[int]) ->
     return KnownWeights(cause, words, on)
 
 
+_OF_ALL_RANKS = (
+    bugs.GRADIENT_TIMES_ROOT_W,
+    bugs.GRADIENT_OVER_ROOT_W,
+    bugs.GRADIENT_TIMES_W,
+    bugs.GRADIENT_OVER_W,
+    bugs.LOCAL_GRADIENT_OVER_W,
+)
+"""Causes that say less than the size of an axis does."""
+
+
 def telling(sentences: Mapping[str, str], microbatches: int) -> dict[str, str]:
     """Return the sentences to print of causes that coincide: those that add nothing are left out.
 
@@ -431,7 +416,7 @@ def telling(sentences: Mapping[str, str], microbatches: int) -> dict[str, str]:
     """
     said = dict(sentences)
     if not {bugs.GRADIENT_TIMES_AXIS, bugs.GRADIENT_OVER_AXIS}.isdisjoint(said):
-        for cause in (bugs.GRADIENT_TIMES_ROOT_W, bugs.GRADIENT_OVER_ROOT_W):
+        for cause in _OF_ALL_RANKS:
             said.pop(cause, None)
     of_one = (bugs.MICROBATCH_DROPPED, bugs.MICROBATCH_DOUBLED) if microbatches == 1 else ()
     for cause in (*of_one, bugs.GRADIENT_DOUBLED):
@@ -448,7 +433,6 @@ def every(s: ReductionSetting) -> Iterator[KnownWeights]:
         of_loss_scale,
         of_ranks,
         of_replicas,
-        of_tensor_parallel,
         of_hosts,
         local,
         last_microbatch,

@@ -43,13 +43,14 @@ def check(
         if not bad:
             continue
         actual, wanted = observed[bad[0]][name], expected[bad[0]][name]
+        holders = [rank for rank, one in enumerate(observed) if name in one]
         different = (actual != wanted).reshape(-1).nonzero().reshape(-1)
         first = int(different[0]) if len(different) else 0
         names = causes(
-            [rank[name] for rank in observed],
-            [rank[name] for rank in expected],
-            [rank[name] for rank in before],
-            [(cause, [rank[name] for rank in made]) for cause, made in others()],
+            [observed[rank][name] for rank in holders],
+            [expected[rank][name] for rank in holders],
+            [before[rank][name] for rank in holders],
+            [(cause, [made[rank][name] for rank in holders]) for cause, made in others()],
         )
         explanation = Explanation.of(
             names,

@@ -13,15 +13,13 @@ from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
-    Change,
     Interval,
-    OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    SegmentStep,
     StateRole,
     UpdateElements,
+    UpdateRule,
 )
 from . import bounds, ranges
 from .bounds import Scalars
@@ -30,7 +28,7 @@ from .changes import changes, largest
 STATES: tuple[StateRole, ...] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
-class AdamW(OneRule):
+class AdamW(UpdateRule):
     """AdamW with decoupled weight decay; amsgrad and maximize are options."""
 
     kind: OptimizerKind = "adamw"
@@ -147,9 +145,7 @@ class AdamW(OneRule):
         second = largest(elements)
         yield "parameter", bounds.parameter(p, new["exp_avg"], second, scalars, format)
 
-    def changes(self, step: SegmentStep) -> Iterator[Change]:
-        """Iterate over the changes that this rule alone may have."""
-        return changes(step)
+    changes = staticmethod(changes)
 
     def recovered(
         self,

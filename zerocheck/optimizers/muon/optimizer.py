@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,13 @@ from zerocheck_reference import MuonOptions
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
-    Change,
     Interval,
-    OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    SegmentStep,
     StateRole,
     UpdateElements,
+    UpdateRule,
 )
 from . import bounds
 from .bounds import MuonScalars
@@ -36,7 +34,7 @@ LARGEST = 100.0
 """Gradients that drawn buffers are made of, at most: the step does not depend on their size."""
 
 
-class Muon(OneRule):
+class Muon(UpdateRule):
     """torch.optim.Muon, of whole matrices; its momentum is an average."""
 
     kind: OptimizerKind = "muon"
@@ -61,10 +59,6 @@ class Muon(OneRule):
         """Return the momentum buffer."""
         return STATES
 
-    def swaps(self, role: str) -> Sequence[tuple[str, str]]:
-        """Return nothing: there is one state."""
-        return ()
-
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch.optim.Muon."""
         return {
@@ -74,10 +68,6 @@ class Muon(OneRule):
             "nesterov": options.nesterov,
             "adjust_lr_fn": options.adjustment,
         }
-
-    def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
-        """Return nothing: the judge compares all options."""
-        return ""
 
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of the buffer, up to LARGEST."""
@@ -121,9 +111,7 @@ class Muon(OneRule):
         )
         yield "parameter", bounds.parameter(elements, new, scalars)
 
-    def changes(self, step: SegmentStep) -> Iterator[Change]:
-        """Iterate over the changes that this rule alone may have."""
-        return changes(step)
+    changes = staticmethod(changes)
 
     def recovered(
         self,
@@ -138,26 +126,6 @@ class Muon(OneRule):
         unknown = bounds.momentum_buffer(b, g, scalars.momentum, format=format).bound / w
         unknown = unknown / (1 - 4 * format.u) + U * g.abs()
         return Interval(g, unknown * SECOND_ORDER)
-
-    def range(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: MuonScalars,
-    ) -> Enclosure:
-        """Raise NotImplementedError: intervals of a matrix say nothing of its singular vectors."""
-        raise NotImplementedError("Muon is not judged by its parameters alone")
-
-    def hidden_after(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: MuonScalars,
-    ) -> dict[str, Interval]:
-        """Raise NotImplementedError: see `range`."""
-        raise NotImplementedError("Muon is not judged by its parameters alone")
 
     def reference_options(self, group: Group, options: Optimizer) -> MuonOptions:
         """Return the options of a group for the trainer of the reference."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,15 +12,13 @@ from zerocheck_reference import SGDOptions
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
 from ..specification import (
-    Change,
     Interval,
-    OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    SegmentStep,
     StateRole,
     UpdateElements,
+    UpdateRule,
 )
 from . import bounds, ranges
 from .bounds import SGDScalars
@@ -33,7 +31,7 @@ LARGEST = 100.0
 model would leave the finite numbers within a few steps."""
 
 
-class SGD(OneRule):
+class SGD(UpdateRule):
     """SGD with momentum, without dampening; nesterov and maximize are options."""
 
     kind: OptimizerKind = "sgd"
@@ -51,10 +49,6 @@ class SGD(OneRule):
     def states_with(self, options: Optimizer) -> tuple[StateRole, ...]:
         """Return the momentum buffer, where there is a momentum."""
         return STATES if options.momentum else ()
-
-    def swaps(self, role: str) -> Sequence[tuple[str, str]]:
-        """Return nothing: there is one state."""
-        return ()
 
     def torch_group(self, group: Group, options: Optimizer) -> dict[str, Any]:
         """Return the options of a parameter group of torch.optim.SGD."""
@@ -110,9 +104,7 @@ class SGD(OneRule):
             )
         yield "parameter", bounds.parameter(p, after, g, scalars, error, format)
 
-    def changes(self, step: SegmentStep) -> Iterator[Change]:
-        """Iterate over the changes that this rule alone may have."""
-        return changes(step)
+    changes = staticmethod(changes)
 
     def recovered(
         self,

@@ -9,17 +9,14 @@ import torch
 
 from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
-from ...floating_point import Enclosure, Format
+from ...floating_point import Enclosure
 from ..specification import (
-    Change,
-    Interval,
-    OneRule,
     OptimizerTrial,
     OptionFields,
     Reading,
-    SegmentStep,
     StateRole,
     UpdateElements,
+    UpdateRule,
 )
 from ..state_shape import ShapeOf, StateShape
 from . import step
@@ -51,7 +48,7 @@ SIGNED: frozenset[StateRole] = frozenset(("exp_avg", "momentum_buffer", "prev"))
 """States that have both signs; `ax` has those of the parameter."""
 
 
-class Unsharded(OneRule):
+class Unsharded(UpdateRule):
     """Optimizer of torch that counts its steps: elementwise, or with factored states."""
 
     lookalikes: tuple[type[torch.optim.Optimizer], ...] = ()
@@ -133,10 +130,6 @@ class Unsharded(OneRule):
             **fused,
         }
 
-    def foreign_option(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
-        """Return nothing: the judge compares all options."""
-        return ""
-
     def size_of(self, role: str, scale: float) -> float:
         """Return the size of a state, as of gradients up to LARGEST and a rate of 1e-3."""
         return RELATIVE[role](min(scale, LARGEST), 1e-3)
@@ -195,39 +188,7 @@ class Unsharded(OneRule):
         """Enclose the states and the parameter by running the step on whole vectors."""
         yield from step.enclosures(elements, scalars).items()
 
-    def changes(self, step: SegmentStep) -> Iterator[Change]:
-        """Iterate over the changes that its kind alone may have."""
-        return changes(step)
-
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: UnshardedScalars,
-        format: Format,
-    ) -> Interval:
-        """Raise NotImplementedError: a step says nothing of its gradient."""
-        raise NotImplementedError(f"{self.name} is judged with the gradient that it was given")
-
-    def range(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: UnshardedScalars,
-    ) -> Enclosure:
-        """Raise NotImplementedError: see `recovered`."""
-        raise NotImplementedError(f"{self.name} is judged by its states")
-
-    def hidden_after(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: UnshardedScalars,
-    ) -> dict[str, Interval]:
-        """Raise NotImplementedError: see `recovered`."""
-        raise NotImplementedError(f"{self.name} is judged by its states")
+    changes = staticmethod(changes)
 
     def reference_options(self, group: Group, options: Optimizer) -> UnshardedOptions:
         """Return the options of a group for free runs."""

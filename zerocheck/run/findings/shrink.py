@@ -204,7 +204,8 @@ class _Shrinking:
 
         Else the cause is not the number of ranks, but the sizes that it divides.
         """
-        if case.world_size < 3 or "mesh" in self.limits.kept or case.axes.has("replicate"):
+        one_axis = case.axes.size("shard") == case.world_size
+        if case.world_size < 3 or "mesh" in self.limits.kept or not one_axis:
             return True
         return self._fails(replace(case, mesh=(case.world_size + 1,)))
 

@@ -9,7 +9,6 @@ from itertools import zip_longest
 
 from ...case.drawing import draw
 from ...case.features import OF_AXIS, features
-from ...case.mesh import INNER
 from ...case.schema import Case, MeshSizes
 from ...errors import UsageError
 from ...protocol.verdicts import Obligation
@@ -102,10 +101,7 @@ APART = (
     # In no pair, since such cases are slow. Inductor takes a minute or more: for those who ask.
     SeparateDraws(frozenset(("compile",)), {"training.compile": "eager"}),
     SeparateDraws(frozenset(("compile-aot",)), {"training.compile": "aot_eager"}),
-    *(
-        SeparateDraws(frozenset(OF_AXIS[axis][:1]), {f"sharding.{field}": 2})
-        for axis, field in INNER.items()
-    ),
+    SeparateDraws(frozenset(("tensor-parallel",)), {"sharding.tensor_parallel": 2}),
     SeparateDraws(
         frozenset(("tensor-parallel-strided",)), {"sharding.tensor_parallel": 2}, least=4
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ...case.capabilities import Capability
 from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
-from ...case.mesh import INNER
+from ...case.mesh import ANY_SIZE, INNER
 from ...case.options import plain
 from ...case.schema import MeshSizes
 from ...errors import UsageError
@@ -46,8 +46,10 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
         if capability not in described.capabilities and names.isdisjoint(options.features):
             fixed[section] = {**fields, **mapping(fixed.get(section))}
     for axis, field in INNER.items():
-        if axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis]):
-            fixed["sharding"] = {field: 1, **mapping(fixed.get("sharding"))}
+        unasked = axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis])
+        if unasked or axis != "tp":
+            size = 1 if unasked else ANY_SIZE
+            fixed["sharding"] = {field: size, **mapping(fixed.get("sharding"))}
     if not options.features:  # a user who asks for them gets the reason
         without: dict[str, object] = {}
         if "loss_scale" not in described.capabilities:

@@ -49,30 +49,13 @@ class AccelerateConfig:
     def code(self) -> str:
         """Built-in implementation of the same code, whose known issues apply."""
         if self.deepspeed is not None:
-            return f"deepspeed{self.deepspeed.stage}"
+            return self.deepspeed.code
         return "ddp" if self.fsdp is None else self.fsdp.code
 
 
 def recognises(values: Mapping[str, Any]) -> bool:
     """Return True for a config of accelerate, by its keys."""
     return any(key in values for key in MARKS)
-
-
-def read(name: str) -> AccelerateConfig:
-    """Read the config in a file, once while it does not change.
-
-    Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
-    config, for a key that accelerate does not know, and for what zerocheck does not check.
-    """
-    return _reader.read(name)
-
-
-def code_of(name: str) -> str | None:
-    """Return the built-in implementation of the same code; None if the file is invalid."""
-    try:
-        return read(name).code
-    except UsageError:
-        return None
 
 
 def config_for(source: str, fsdp: Fsdp | None, mixed: Mixed, **fixed: Any) -> AccelerateConfig:
@@ -191,3 +174,4 @@ def _as_deepspeed(given: Section) -> dict[str, Any]:
 
 
 _reader = Reader("accelerate", _sorted)
+read, code_of = _reader.read, _reader.code_of

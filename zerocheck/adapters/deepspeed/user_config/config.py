@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ....errors import UsageError
 from ...shared.user_config.reader import Reader
 from ...shared.user_config.section import AUTO, Section
 from ...shared.user_config.treatment import left_out_notes, treat_keys
@@ -69,22 +68,10 @@ class DeepSpeedConfig:
     without: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-
-def read(name: str) -> DeepSpeedConfig:
-    """Read the config in a file, once while it does not change.
-
-    Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
-    config, for a key that DeepSpeed does not know, and for what zerocheck does not check.
-    """
-    return _reader.read(name)
-
-
-def code_of(name: str) -> str | None:
-    """Return the built-in implementation of the config's stage; None if the file is invalid."""
-    try:
-        return f"deepspeed{read(name).stage}"
-    except UsageError:
-        return None
+    @property
+    def code(self) -> str:
+        """Built-in implementation of the same code, whose known issues apply."""
+        return f"deepspeed{self.stage}"
 
 
 def config_of(top: Section, *, maps_optimizer: bool = False) -> DeepSpeedConfig:
@@ -258,3 +245,4 @@ def _kernel_notes(top: Section, zero: Zero, maps_optimizer: bool) -> list[str]:
 
 
 _reader = Reader("DeepSpeed", _of_file)
+read, code_of = _reader.read, _reader.code_of

@@ -69,7 +69,7 @@ class LightningConfig:
     def code(self) -> str:
         """Built-in implementation of the same code, whose known issues apply."""
         if self.deepspeed is not None:
-            return f"deepspeed{self.deepspeed.stage}"
+            return self.deepspeed.code
         if self.strategy.fsdp is None:
             return "ddp"
         names = {"SHARD_GRAD_OP": "fsdp1-grad-op", "NO_SHARD": "fsdp1-no-shard"}
@@ -81,23 +81,6 @@ def recognises(values: Mapping[str, Any]) -> bool:
     inside = values.get(SUBCOMMAND)
     several = [values, inside] if isinstance(inside, dict) else [values]
     return any(mark in one for one in several for mark in MARKS)
-
-
-def read(name: str) -> LightningConfig:
-    """Read the config in a file, once while it does not change.
-
-    Raises UsageError, with file, key, what is given, what is allowed and why, for a misspelt key,
-    for what Lightning refuses, and for what zerocheck does not check.
-    """
-    return _reader.read(name)
-
-
-def code_of(name: str) -> str | None:
-    """Return the built-in implementation of the same code; None if the file is invalid."""
-    try:
-        return read(name).code
-    except UsageError:
-        return None
 
 
 def _sorted(top: Section) -> LightningConfig:
@@ -265,3 +248,4 @@ def _of_deepspeed(
 
 
 _reader = Reader("Lightning", _sorted)
+read, code_of = _reader.read, _reader.code_of

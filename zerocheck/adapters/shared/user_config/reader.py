@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from ....errors import file_of
+from ....errors import UsageError, file_of
 from .section import Section
 from .text import plain
 
-Config = TypeVar("Config")
+
+class HasCode(Protocol):
+    """Config of which a built-in implementation is the same code."""
+
+    @property
+    def code(self) -> str:
+        """Name of it: its known issues apply."""
+
+
+Config = TypeVar("Config", bound=HasCode)
 
 
 class Reader(Generic[Config]):
@@ -22,7 +31,12 @@ class Reader(Generic[Config]):
         self._known: dict[tuple[str, Path], tuple[tuple[int, int], Config]] = {}
 
     def read(self, name: str) -> Config:
-        """Read the config in a file. Raises UsageError for a file that cannot be read or sorted."""
+        """Read the config in a file, once while it does not change.
+
+        Raises UsageError, with file, key, what is given, what is allowed and why, for what is no
+        config, for a key that the library does not know, for what it refuses, and for what
+        zerocheck does not check.
+        """
         path = file_of(name)
         status = path.stat()
         stamp = (status.st_mtime_ns, status.st_size)
@@ -32,10 +46,14 @@ class Reader(Generic[Config]):
             known = self._known[name, path] = (stamp, made)
         return known[1]
 
-
-_values: Reader[Mapping[str, Any]] = Reader("trainer", lambda top: top.values)
+    def code_of(self, name: str) -> str | None:
+        """Return the built-in implementation of the same code; None if the file is invalid."""
+        try:
+            return self.read(name).code
+        except UsageError:
+            return None
 
 
 def values_of(name: str) -> Mapping[str, Any]:
     """Return the object in a file, of whatever library. Raises UsageError as `Reader.read`."""
-    return _values.read(name)
+    return Section("trainer", name, "", plain(name, "trainer")).values

@@ -53,23 +53,6 @@ def recognises(values: Mapping[str, Any]) -> bool:
     return any(key in values for key in MARKS)
 
 
-def read(name: str) -> TrainerConfig:
-    """Read the TrainingArguments in a file, once while it does not change.
-
-    Raises UsageError, with file, key, what is given, what is allowed and why, for a misspelt field,
-    and for what zerocheck does not check.
-    """
-    return _reader.read(name)
-
-
-def code_of(name: str) -> str | None:
-    """Return the built-in implementation of the same code; None if the file is invalid."""
-    try:
-        return read(name).code
-    except UsageError:
-        return None
-
-
 def _sorted(top: Section) -> TrainerConfig:
     others = list(top.ignored_names(FIELDS))
     values = {key: one for key, one in top.values.items() if key not in others}
@@ -175,3 +158,4 @@ def _as_launched(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _reader = Reader("transformers", _sorted)
+read, code_of = _reader.read, _reader.code_of
