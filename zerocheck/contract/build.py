@@ -32,7 +32,7 @@ from .implementation import (
     Step,
     StepReport,
 )
-from .names import named_buffers, named_parameters, register, unwrapped
+from .names import named_buffers, named_parameters, register, renaming
 from .optimizers import Applied, Optimizers, has_gradients, set_learning_rate
 from .refusals import check_built, refused_infinity_norm, torch_refusals
 from .shard import Index, Shard
@@ -160,11 +160,12 @@ class BuiltImplementation(Implementation):
         self._opaque.check(case)
         self.hides = self._opaque.hidden
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
-        self._sharded = {
-            name: one
-            for name, one in named_parameters(built.model, built.names)
-            if isinstance(one, DTensor)
-        }
+        held = dict(named_parameters(built.model, built.names))
+        self._sharded = {name: one for name, one in held.items() if isinstance(one, DTensor)}
+        self.whole = self.names <= held.keys()
+        """False if this rank has a stage, or some of the experts."""
+        own_export = type(self).export is not BuiltImplementation.export
+        self.exports = own_export or self.whole  # torch's get_state_dict has the rank's own
 
     def train_step(self, step: Step) -> StepReport:
         if step.unfreeze:
@@ -298,6 +299,7 @@ class BuiltImplementation(Implementation):
                 directory,
                 background=in_background(self.case),
                 avoids_torch_faults=self.avoids_torch_faults,
+                parted=not self.whole,
             )
 
     def load(self, directory: str, loader: Loader) -> None:
@@ -305,18 +307,18 @@ class BuiltImplementation(Implementation):
         states = checkpoint.other_states(loader, built.scaler)
         if self.avoids_torch_faults:
             directory = newest(directory)
-        checkpoint.load(built.model, self.optimizers.holding, states, directory)
+        optimizers = self.optimizers.holding
+        checkpoint.load(built.model, optimizers, states, directory, parted=not self.whole)
         checkpoint.take_over(states, loader, built.scaler)
 
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
         """Export `get_state_dict` of whole tensors, which rank 0 has."""
         built = self._checkpointed()
-        rename = built.names or unwrapped
         return checkpoint.export(
             built.model,
             self.optimizers.holding,
             self.names,
-            rename,
+            built.names or renaming(built.model),
             avoids_torch_faults=self.avoids_torch_faults,
         )
 

@@ -83,9 +83,14 @@ def save(
     *,
     background: bool,
     avoids_torch_faults: bool = False,
+    parted: bool = False,
 ) -> Saving | None:
-    """Save model, optimizer and `states` by `dcp.save`; in the background by `dcp.async_save`."""
-    held, moments = _state_dict(model, optimizers, avoids_torch_faults=avoids_torch_faults)
+    """Save model, optimizer and `states` by `dcp.save`; in the background by `dcp.async_save`.
+
+    parted: ranks have different parameters, so that options are saved by parameter, not by group.
+    """
+    options = StateDictOptions(flatten_optimizer_state_dict=parted)
+    held, moments = _state_dict(model, optimizers, options, avoids_torch_faults=avoids_torch_faults)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True) if avoids_torch_faults else None
     whole: dict[str, Any] = {"model": held, "optimizer": moments, **states}
     return write(whole, directory, background=background, planner=planner)
@@ -109,6 +114,8 @@ def _state_dict(
         for one in unborn:
             one.state.clear()
             _uncount(one.param_groups)
+        if "param_groups" not in made:  # flat
+            return held, {key: one for key, one in made.items() if not key.startswith("state.")}
         _uncount(made["param_groups"])
         return held, {**made, "state": {}}
     return held, cast(dict[str, Any], moments)
@@ -141,7 +148,14 @@ def write(
     return None
 
 
-def load(model: nn.Module, optimizers: Optimizers, states: OtherStates, directory: str) -> None:
+def load(
+    model: nn.Module,
+    optimizers: Optimizers,
+    states: OtherStates,
+    directory: str,
+    *,
+    parted: bool = False,
+) -> None:
     """Load model, optimizer and `states` by `dcp.load`; `states` is that of `other_states` here.
 
     torch's optimizers make the state of a parameter at its first gradient, so that a checkpoint has
@@ -151,11 +165,12 @@ def load(model: nn.Module, optimizers: Optimizers, states: OtherStates, director
     """
     reader = FileSystemReader(directory)
     kept = reader.read_metadata().state_dict_metadata
-    held, moments = get_state_dict(model, optimizers)
+    flat = StateDictOptions(flatten_optimizer_state_dict=parted)
+    held, moments = get_state_dict(model, optimizers, options=flat)
     moments = cast(Any, moments)
     stateless = [
         name
-        for name, state in moments["state"].items()
+        for name, state in moments.get("state", {}).items()
         if not any(f"optimizer.state.{name}.{key}" in kept for key in state)
     ]
     for name in stateless:
@@ -168,7 +183,7 @@ def load(model: nn.Module, optimizers: Optimizers, states: OtherStates, director
         model,
         optimizers,
         read["optimizer"],
-        options=StateDictOptions(strict=not stateless),
+        options=StateDictOptions(strict=not stateless, flatten_optimizer_state_dict=parted),
     )
     states.update((name, read[name]) for name in states)
 

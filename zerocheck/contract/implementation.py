@@ -210,6 +210,9 @@ class Implementation:
     demands it, and reports compare the bytes that are held with it. Without a layout, a rank may
     hold no more between steps than its share by it."""
 
+    exports: bool = True
+    """False if `export` cannot give the whole state; of the instance."""
+
     stays_gathered: Collection[str] = ()
     """Names of parameters that stay whole between steps, though its stage shards parameters; of the
     instance."""

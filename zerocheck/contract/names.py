@@ -78,6 +78,16 @@ def _named(
             yield rename(whole) if rename else name_of(module, attribute, whole), tensor
 
 
+def renaming(model: nn.Module) -> Rename:
+    """Return the function from a name in a state dict to that in the unwrapped model."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        for attribute in (*module._parameters, *module._buffers):
+            whole = f"{path}.{attribute}".lstrip(".")
+            found[unwrapped(whole)] = name_of(module, attribute, whole)
+    return lambda name: found.get(name) or unwrapped(name)
+
+
 def unwrapped(name: str) -> str:
     """Strip the prefixes of wrappers: `module.blocks.0.weight` becomes `blocks.0.weight`.
 

@@ -35,9 +35,9 @@ def resumes(implementation: type[Implementation]) -> bool:
     )
 
 
-def exports(implementation: type[Implementation]) -> bool:
+def exports(subject: Implementation) -> bool:
     """Return True if the implementation can export its library's state."""
-    return implementation.export is not Implementation.export
+    return subject.exports and type(subject).export is not Implementation.export
 
 
 def kept(name: str, implementation: type[Implementation]) -> tuple[Kept, ...]:
@@ -151,7 +151,7 @@ class Checkpoints:
         if not self.segment.save:
             return
         last = self.case.training.steps
-        if exports(type(subject)):
+        if exports(subject):
             roles = state_roles(self.case) - {"master"}
             whole = _whole(subject.export(), roles, self.case.optimizer)
             recorder.take(last - 1, "export", whole, roles)

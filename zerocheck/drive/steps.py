@@ -187,7 +187,7 @@ class Driver:
             stage=subject.stage,
             hides=tuple(subject.hides),
             keeps=kept(self.implementation.__name__, self.implementation),
-            exports=exports(self.implementation),
+            exports=exports(subject),
         )
 
     @staticmethod
