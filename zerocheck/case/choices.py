@@ -397,7 +397,9 @@ class Choices(Picker):
         """
         ranks = case.axes.size("shard") if len(case.mesh) == 1 else 1
         sharding = case.sharding
-        for axis, field in INNER.items():
+        tp, *others = INNER.items()
+        first = case.seed % len(others)  # each of them is first to take ranks at times
+        for axis, field in (tp, *others[first:], *others[:first]):
             path = f"sharding.{field}"
             size = self._fixed.get(path, ANY_SIZE if axis == "tp" else 1)
             if size == ANY_SIZE:

@@ -31,9 +31,6 @@ compute together: some of the experts (ep), or of the same samples some of the l
 the sequences (cp), or parts of each layer (tp)."""
 
 
-TOGETHER = frozenset(axis for axis, splits in SPLITS.items() if "batch" not in splits)
-"""Axes whose ranks read the same samples."""
-
 INNER: Mapping[AxisName, str] = {
     "tp": "tensor_parallel",
     "cp": "context_parallel",

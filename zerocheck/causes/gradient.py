@@ -348,9 +348,10 @@ TIED_APART = cause(
 )
 OTHER_OUTPUTS = cause(
     "outputs of another model",
-    of=("gradient",),
+    of=("gradient", "loss"),
     shows="The outputs of the model are not those of the plain model for the same inputs.",
-    usual="Tokens go to another expert, positions are those of another part, or a mask is lost.",
+    usual="Tokens go to another expert, positions or heads are those of another part, a mask is "
+    "lost, or a stage gets another microbatch.",
 )
 STAGES_EXCHANGE_OTHER_VALUES = cause(
     "stages exchange other values",

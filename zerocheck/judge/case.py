@@ -22,8 +22,8 @@ from .assemble import Fetch
 from .attribution.guard import guarded
 from .attribution.loaded import start_state
 from .context import CaseContext, StepContext
+from .diagnose.axes import order_of_pieces
 from .diagnose.named import named
-from .diagnose.tensor_parallel import order_of_pieces
 from .local import as_on_a_rank
 from .obligation import ObligationCheck
 from .obligations import OF_A_STEP, publish

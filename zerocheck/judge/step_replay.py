@@ -18,8 +18,8 @@ from ..execution.operator_noise import REPLICAS_EACH
 from ..protocol.verdicts import Explanation, Violation
 from .assemble import Observation
 from .attribution.forwards import WHOLE, steps_before
+from .diagnose.axes import with_repeated_biases
 from .diagnose.loss import Losses, Replay, changed_parameters, equal, same
-from .diagnose.tensor_parallel import with_repeated_biases
 from .estimate import (
     REPLICAS,
     Tolerances,

@@ -1,5 +1,6 @@
 """Causes of a violation: each known bug is computed and compared, none is guessed.
 
+- `axes.py`: causes of errors along the axes of a mesh
 - `buffers.py`: known causes of a wrong buffer, each computed and compared
 - `by_tensor.py`: causes of a wrong gradient tensor by tensor, where no one cause explains every
   wrong tensor
@@ -21,7 +22,6 @@
 - `resume.py`: known bugs of saving and loading that explain wrong state after a load
 - `rounding.py`: causes of a wrong gradient of which something was rounded to a narrower format:
   terms of the sum over ranks, or its result
-- `tensor_parallel.py`: causes of errors of tensor parallelism: pieces of a wrong axis
 - `unwritten.py`: NaN from memory that was never written: ranks of a case fill such memory with it
 - `update.py`: changes of the optimizer's step that give a wrong update
 - `weights.py`: known bugs as weights of local gradients: some count too often, too little, or not

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ def norm_causes(norms: Sequence[Norm], kind: str) -> tuple[str, ...]:
     kind: "2" or "inf". Parameters that are left out are asked for where nothing else explains it,
     since the norm of one shard may be that of all parameters but some.
     """
+    if all(_left_out_group(norm, kind) for norm in norms):
+        return (bugs.NORM_WITHOUT_SOME_PARAMETERS,)
     found = [_causes_of(norm, kind) for norm in norms]
     common = tuple(cause for cause in found[0] if all(cause in causes for causes in found))
     if not common and all(left_out(norm, kind) for norm in norms):
@@ -91,13 +93,21 @@ def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
         return ()
     sets = ((names, within(names, norm.by_tensor)) for names in sets_of_paths(norm.by_tensor))
-    groups = (((words,), names) for words, names in norm.groups.items())
-    for names, gone in chain(sets, groups):
-        rest = [value for name, value in norm.by_tensor.items() if name not in gone]
-        value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
-        if rest and _near(norm, value):
-            return names
-    return ()
+    tried = (names for names, gone in sets if _is_without(gone, norm, kind))
+    return _left_out_group(norm, kind) or next(tried, ())
+
+
+def _left_out_group(norm: Norm, kind: str) -> tuple[str, ...]:
+    if math.isnan(norm.reported):
+        return ()
+    tried = ((words,) for words, gone in norm.groups.items() if _is_without(gone, norm, kind))
+    return next(tried, ())
+
+
+def _is_without(gone: Collection[str], norm: Norm, kind: str) -> bool:
+    rest = [value for name, value in norm.by_tensor.items() if name not in gone]
+    value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
+    return bool(rest) and _near(norm, value)
 
 
 AT_ONCE = 8

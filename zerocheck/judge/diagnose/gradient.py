@@ -16,7 +16,7 @@ from ..compare import exactly
 from ..local import Scale
 from ..pieces import Enclosing, Positions, some, split
 from ..precision import declared
-from . import memory_order, placement, ranks, rounding, weights
+from . import axes, memory_order, placement, ranks, rounding, weights
 from .evidence import (
     Candidate,
     Evidence,
@@ -59,6 +59,7 @@ def causes(evidence: Evidence) -> Explanation:
             ranks.scaled_on_some(evidence, wrong)
             or ranks.raced(evidence, wrong)
             or ranks.left_out(evidence, wrong)
+            or axes.unreduced(evidence, wrong)
         )
         if mixed is not None:
             return mixed
@@ -69,7 +70,7 @@ def causes(evidence: Evidence) -> Explanation:
             return Explanation(
                 f"gradient is {ratio:.6g} times what it must be", (bugs.GRADIENT_SCALED,)
             )
-        return UNEXPLAINED
+        return axes.before_an_exchange(evidence, wrong) or UNEXPLAINED
     sentences = sentences_of(found)
     if ranks.could_be_raced(evidence, sentences):
         sentences[bugs.REDUCTION_NOT_WAITED_FOR] = ranks.LATE

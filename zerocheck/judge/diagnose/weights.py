@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
-from ...case.mesh import TOGETHER, AxisName, Mesh
+from ...case.mesh import AxisName, Mesh
 from ...machine.hosts import Hosts, RankPlace, places
 
 Groups = Mapping[int, Sequence[int]]
@@ -90,9 +90,12 @@ def of_axes(s: ReductionSetting) -> Iterator[KnownWeights]:
     axes = s.axes
     if s.mesh is not None and s.mesh.parts("activations") > 1:
         axes = dict(zip(s.mesh.names, s.mesh.sizes, strict=True))
-    for name, size in axes.items():
-        whose = f"{name}, an axis of the mesh, has {size} ranks, and it"
-        if size > 1 and (size < s.ranks or name in TOGETHER):
+    for size in sorted({*axes.values()} - {1}):
+        names = [name for name, one in axes.items() if one == size]
+        whose = f"{names[0]}, an axis of the mesh, has {size} ranks, and it"
+        if len(names) > 1:
+            whose = f"{' or '.join(names)}, axes of the mesh, have {size} ranks each, and it"
+        if size < s.ranks or (axes is not s.axes and names != ["shard"]):
             yield _alike(
                 bugs.GRADIENT_TIMES_AXIS,
                 f"gradient is {size} times too large: {whose} is not divided by them",

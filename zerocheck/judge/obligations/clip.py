@@ -80,6 +80,7 @@ def check_norm(
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): of_elements(elements, e) for format, e in formats.parts},
                 loss_scale, case.axes.size("replicate"), _by_tensor(gradient, rank, layout, case),
+                _elsewhere(gradient, rank, case),
             )
         )  # fmt: skip
     explanation = norm_explanation(wrong, case.training.norm)
@@ -138,6 +139,18 @@ def _by_tensor(
         if part.numel():
             norms[place.name] = true_norm(part, case)
     return norms
+
+
+def _elsewhere(gradient: RoleState, rank: int, case: Case) -> dict[str, frozenset[str]]:
+    """Return the parameters that only the other ranks along an axis hold, by words for these."""
+    mesh = case.axes
+    found = {}
+    for axis in mesh.names if mesh.parts("activations") > 1 else ():
+        place = mesh.coordinate(rank, axis)
+        plans = enumerate(gradient.plans)
+        here = [plan.present for r, plan in plans if mesh.coordinate(r, axis) == place]
+        found[f"the other ranks along {axis}"] = gradient.present - frozenset().union(*here)
+    return {words: names for words, names in found.items() if names}
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:

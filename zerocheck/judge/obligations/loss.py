@@ -185,6 +185,8 @@ def _diagnosed(step: StepContext, violation: Violation) -> Violation:
     found = step.with_causes_of_parameters(violation) if named() else violation
     if bugs.PARAMETERS_OF_THE_PREVIOUS_STEP in found.causes:
         return publish.stale(step.index, found)
+    if named() and not found.causes and step.case.axes.parts("activations") > 1:
+        found = replace(found, causes=(bugs.OTHER_OUTPUTS,))  # a hint: the parameters are right
     if first is not None or found.attribution:
         return found
     return replace(found, attribution=guarded(step.provenance_of_parameters))

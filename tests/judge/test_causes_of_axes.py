@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from zerocheck.case.mesh import mesh_of
 from zerocheck.case.schema import Block, Case, Model, Sharding
 from zerocheck.compat import local_index
-from zerocheck.judge.diagnose.tensor_parallel import order_of_pieces, with_repeated_biases
+from zerocheck.judge.diagnose.axes import order_of_pieces, with_repeated_biases
 from zerocheck.judge.layout import ParameterLayout
 from zerocheck.judge.obligations import loss
 from zerocheck.models.network import build_model
