@@ -99,7 +99,7 @@ def verdicts(report: Path) -> Any:
     """What a report says of the code under test, times and paths aside."""
     data = json.loads(report.read_text())
     implementation = data["implementations"][NAME]
-    del implementation["seconds"], implementation["metrics"]
+    del implementation["seconds"]
     for finding in data["findings"]:
         del finding["case_file"], finding["replay"]
     return data["exit_code"], implementation, data["findings"]

@@ -22,7 +22,7 @@ from zerocheck.case.features import (
     feature,
     features,
 )
-from zerocheck.case.mesh import ANY_SIZE, INNER
+from zerocheck.case.mesh import ANY_SIZE, INNER, AxisName
 from zerocheck.case.schema import Block, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable
 from zerocheck.case.validity import check
@@ -50,37 +50,25 @@ ASKED_FOR = {
 """Features that only those get who ask for them, or who handle them."""
 
 
-@pytest.mark.parametrize(
-    ("field", "feature"),
-    [
-        ("context_parallel", "context-parallel"),
-        ("expert_parallel", "expert-parallel"),
-        ("pipeline_parallel", "pipeline-parallel"),
-    ],
-)
-def test_most_cases_have_an_axis_that_is_handled_and_a_model_that_it_splits(
-    field: str, feature: str
-) -> None:
-    fixed = {"sharding": {field: ANY_SIZE}}
+@pytest.mark.parametrize("axis", ["cp", "ep", "pp"])
+def test_most_cases_have_an_axis_that_is_handled_and_a_model_that_it_splits(axis: AxisName) -> None:
+    fixed = {"sharding": {INNER[axis]: ANY_SIZE}}
     cases = draw(200, seed=3, world_sizes=(1, 2, 3, 4, 8), fixed=fixed)
-    having = [case for case in cases if feature in features(case)]
-    assert len(having) >= 100
-    assert {getattr(case.sharding, field) for case in having} == {2, 3, 4, 8}
+    having = [case for case in cases if case.axes.has(axis)]
+    assert len(having) >= 90  # one world size in five has one rank
+    assert {case.axes.size(axis) for case in having} == {2, 3, 4, 8}
     for case in having:
-        sequences, experts = case.sharding.context_parallel, case.sharding.expert_parallel
-        blocks = case.model.blocks
-        assert case.data.length % (2 * sequences) == 0 or sequences == 1
-        assert all(one.heads % sequences == 0 for one in blocks if one.kind == "attention")
-        kinds = {one.kind for one in blocks}
-        assert sequences == 1 or kinds.isdisjoint(("conv", "recurrent", "batch_norm"))
-        counts = [one.experts for one in blocks if one.kind == "experts"]
-        assert experts == 1 or (counts and all(count % experts == 0 for count in counts))
-        stages = case.sharding.pipeline_parallel
-        assert len(blocks) + 2 >= stages and case.training.microbatches % stages == 0
+        blocks, parts = case.model.blocks, case.axes.size(axis)
         assert not any(one.dropout for one in blocks)
-    assert draw(200, seed=3, world_sizes=(2,), fixed={"sharding": {field: 1}}) == draw(
-        200, seed=3, world_sizes=(2,)
-    )
+        if axis == "cp":
+            assert case.data.length % (2 * parts) == 0
+            assert all(one.heads % parts == 0 for one in blocks if one.kind == "attention")
+            assert {one.kind for one in blocks}.isdisjoint(("conv", "recurrent", "batch_norm"))
+        elif axis == "ep":
+            counts = [one.experts for one in blocks if one.kind == "experts"]
+            assert counts and not any(count % parts for count in counts)
+        else:
+            assert len(blocks) + 2 >= parts and case.training.microbatches % parts == 0
 
 
 def test_every_feature_occurs() -> None:

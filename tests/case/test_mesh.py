@@ -56,16 +56,6 @@ def test_an_axis_that_is_not_there_has_size_1() -> None:
     assert alone.has("replicate") and alone.size("replicate") == 1
 
 
-def test_an_axis_of_a_new_name() -> None:
-    context = Axis("context", 2, frozenset({"activations"}))  # type: ignore[arg-type]
-    both = Mesh((Axis("shard", 2, SPLITS["shard"]), context))
-    assert both.groups("context") == ((0, 1), (2, 3))  # type: ignore[arg-type]
-    assert both.data_parallel_size == 2 and both.parts("activations") == 2
-    assert [both.data_parallel_rank(rank) for rank in range(4)] == [0, 0, 1, 1]
-    outside = Mesh((context, Axis("shard", 2, SPLITS["shard"])))
-    assert [outside.data_parallel_rank(rank) for rank in range(4)] == [0, 1, 0, 1]
-
-
 def test_what_no_mesh_has() -> None:
     with pytest.raises(ValueError, match=r"'shard' has size 0"):
         mesh(shard=0)

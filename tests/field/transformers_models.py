@@ -4,6 +4,15 @@ import torch
 import transformers
 
 TOKENS = 61
+SMALL = {
+    "vocab_size": TOKENS,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 1, "use_cache": False}
 
 
 def _causal(model):
@@ -18,17 +27,7 @@ def _causal(model):
 
 
 def llama():
-    config = transformers.LlamaConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        use_cache=False,
-    )
-    return _causal(transformers.LlamaForCausalLM(config))
+    return _causal(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)))
 
 
 def gpt2():
@@ -41,29 +40,10 @@ def gpt2():
 
 def mixtral():
     """Experts that some batches do not use."""
-    config = transformers.MixtralConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=3,
-        num_experts_per_tok=1,
-        max_position_embeddings=32,
-        use_cache=False,
-    )
+    config = transformers.MixtralConfig(**GROUPED, num_local_experts=3, num_experts_per_tok=1)
     return _causal(transformers.MixtralForCausalLM(config))
 
 
 def bert():
     """Dropout, token types, a pooler that the masked-language loss does not use."""
-    config = transformers.BertConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=32,
-    )
-    return _causal(transformers.BertForMaskedLM(config))
+    return _causal(transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)))

@@ -54,16 +54,6 @@ def test_right_checkpoints_are_silent(pool: Pool, name: str) -> None:
     assert {"export", "roundtrip", "continuation"} <= held
 
 
-def test_saves_and_loads_have_their_times(pool: Pool) -> None:
-    case = Case(mesh=(2,), resume=(TrainingSegment(mesh=(2,)),))
-    outcome = Trial(pool, "zero2", case).outcome()
-    assert outcome.status == "holds"
-    assert len(outcome.save_seconds) == len(outcome.load_seconds) == 1
-    assert min(*outcome.save_seconds, *outcome.load_seconds) > 0
-    damaged = Case(mesh=(2,), resume=(TrainingSegment(mesh=(2,), damage="remove"),))
-    assert Trial(pool, "zero2", damaged).outcome().load_seconds == ()
-
-
 def test_what_planted_faults_do_not_show_is_named(pool: Pool) -> None:
     """An older file that is left where it was, and an option that no tensor shows."""
     over = draw_resumed(4, seed=5, world_sizes=(1, 2, 3), fixed=SILENT, having=("resume-over",))

@@ -28,7 +28,7 @@ from zerocheck.run.records.records import (
 SUBJECTS = Path(__file__).parent / "subjects.py"
 WRONG = f"{SUBJECTS}:not_averaged"
 COUNT = 3
-TIMES = ("seconds", "judge_seconds", "save_seconds", "load_seconds", "started")
+TIMES = ("seconds", "judge_seconds", "started")
 OF_SHARDS = ("reused", "missing_shards")
 
 

@@ -182,6 +182,7 @@ def parted(case: Case, fixed: Collection[str]) -> Case:
     if experts > 1:
         if all(block.kind != "experts" for block in blocks):
             blocks.append(Block(kind="experts", experts=experts))
+        changes["calls"] = None
         blocks = [_replace(one, experts=_multiple(one.experts, experts)) for one in blocks]
     if stages > 1:
         blocks += [Block(kind="mlp")] * (stages - 2 - len(blocks))

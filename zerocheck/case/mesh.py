@@ -7,6 +7,7 @@ read samples of their own, and the parts in which a copy of the parameters is he
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -143,15 +144,19 @@ ANY_SIZE = 64
 def drawn_size(axis: AxisName, seed: int, ranks: int) -> int:
     """Draw the size of an inner axis by the seed: all other choices stay.
 
-    Tensor parallelism is slow: one case of 23 has some, and one more as much as there is. Of
-    another axis three cases of four have it.
+    Tensor parallelism is slow: one case of 23 has some, and one more as much as there is. Another
+    axis has each of its sizes alike, and most often one that leaves ranks for others.
     """
-    of, alone, beside = (23, (5,), (11,)) if axis == "tp" else (4, (1,), (2, 3))
-    kind, seed = seed % of, seed // of
     sizes = [size for size in range(2, ranks) if ranks % size == 0]
-    if ranks > 1 and (kind in alone or (kind in beside and not sizes and axis != "tp")):
+    if axis != "tp":
+        # Of each axis by itself. Only random() is used: its sequence is promised to stay.
+        drawn = random.Random(f"{axis} {seed}").random()
+        sizes = [1, *sizes, *sizes, ranks]
+        return sizes[int(drawn * len(sizes))]
+    kind, seed = seed % 23, seed // 23
+    if kind == 5 and ranks > 1:
         return ranks
-    return sizes[seed % len(sizes)] if kind in beside and sizes else 1
+    return sizes[seed % len(sizes)] if kind == 11 and sizes else 1
 
 
 def fits(sizes: Sequence[int], inner: Sequence[int]) -> bool:

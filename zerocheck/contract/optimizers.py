@@ -66,6 +66,12 @@ class Optimizers:
         """True if one is a class of the user's own, which may do anything in `step()`."""
         return len(self.grouped) < len(self.given)
 
+    @property
+    def has_some(self) -> bool:
+        """True if some group has a parameter of the model; else they were made before it."""
+        groups = self.groups()
+        return any(id(one) in self._known for group in groups for one in group["params"])
+
     def groups(self) -> Iterator[dict[str, Any]]:
         """Every visible parameter group, of wrappers and of their inner optimizers, once."""
         visited: set[int] = set()

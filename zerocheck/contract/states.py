@@ -161,8 +161,7 @@ class States:
     def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
         """Return True if another rank may have the state of a parameter."""
         shared = self.optimizers.opaque or not self.optimizers.inner
-        groups = self.optimizers.groups()
-        return shared or any(parameter is p for group in groups for p in group["params"])
+        return shared or self.optimizers.has_some
 
     def _set_count(
         self, entry: dict[str, Any], parameter: torch.Tensor, count: torch.Tensor

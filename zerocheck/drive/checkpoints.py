@@ -86,8 +86,6 @@ class Checkpoints:
         self._samples: list[int] = []
         self._random: dict[str, bytes] = {}
         self._seconds = 0.0
-        self._written_seconds = 0.0
-        self._load_seconds = 0.0
         self._loader = Position()
         self._saving: Saving | None = None
         self._began = 0.0
@@ -98,8 +96,6 @@ class Checkpoints:
             samples=tuple(self._samples),
             random=self._random,
             save_seconds=self._seconds,
-            written_seconds=self._written_seconds,
-            load_seconds=self._load_seconds,
         )
 
     @property
@@ -114,9 +110,7 @@ class Checkpoints:
 
     def load(self, subject: Implementation) -> None:
         """Load into an implementation that was just built."""
-        began = time.monotonic()
         subject.load(self.segment.load, self._loader)
-        self._load_seconds = time.monotonic() - began
         self._samples.append(self._loader.samples)
         self._random["loaded"] = self._random_state()
 
@@ -161,12 +155,9 @@ class Checkpoints:
         self._began = time.monotonic()
         self._arm()
         self._saving = subject.save(self.segment.save, self._loader)
-        called = time.monotonic()
         recorder.take(last - 1, "saved", subject.shards(), state_roles(self.case))
-        copied = time.monotonic() - called
         if not in_background(self.case):
             self.finish()
-            self._written_seconds = self._seconds - copied
 
     def finish(self) -> None:
         """Wait until the checkpoint is written."""

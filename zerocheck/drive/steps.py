@@ -10,7 +10,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
@@ -175,8 +174,7 @@ class Driver:
             declaration=declaration,
             manifests=recorder.manifests,
             records=tuple(recorder.records),
-            # What a load of damage takes is no figure of loads.
-            checkpoint=replace(self.checkpoints.observation(), load_seconds=0.0),
+            checkpoint=self.checkpoints.observation(),
             device=str(self.device),
             processor=processor(self.device),
         )

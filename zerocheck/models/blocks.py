@@ -22,8 +22,7 @@ from .layers import (
 )
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Of the words of a case."""
-"""dtype of the parameters of a block."""
+"""dtype of the parameters of a block, by the word of a case."""
 
 
 class Mlp(nn.Module):

@@ -117,11 +117,6 @@ class CheckpointObservation(msgspec.Struct, frozen=True, kw_only=True):
     """Random state when the checkpoint was "saved", and after it was "loaded"."""
     save_seconds: float = 0.0
     """Seconds from the call of `save` until all was written."""
-    written_seconds: float = 0.0
-    """Seconds of saving without the copies that the harness made meanwhile; 0 if training went on
-    meanwhile."""
-    load_seconds: float = 0.0
-    """Seconds that `load` took."""
     refused: str = ""
     """Error of `load`, where only the load was to be tried."""
     waited: bool = False

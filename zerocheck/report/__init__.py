@@ -25,7 +25,6 @@
 - `progress.py`: console of a run: a matrix that fills in, or plain lines, and the outcome
 - `releases.py`: page releases.md of several runs, each with another release
 - `replace_file.py`: replacement of a file, whole or not at all
-- `resources.py`: peak memory of measured cases, and seconds of saves and loads
 - `sections.py`: sections that several formats share: environment, observability, leaked state
 - `text.py`: text of a cell of the matrix, in the same words in every format
 - `write.py`: output of every report format into one directory

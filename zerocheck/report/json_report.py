@@ -11,7 +11,7 @@ from ..run.records.finding_text import replay_line
 from ..run.records.journal import encode
 from ..run.records.records import Finding
 from ..run.records.tally import ImplementationTally, Tally, run_exit_code, why
-from . import coverage, footprint, loads, resources
+from . import coverage, footprint, loads
 from .sections import placement
 
 REPORT_FORMAT = 2
@@ -81,7 +81,6 @@ def _implementation(implementation: ImplementationTally) -> dict[str, Any]:
         "memory": footprint.as_data(implementation),
         "coverage": coverage.as_data(implementation),
         "cases_digest": implementation.digest,
-        "metrics": resources.as_data(implementation),
         "unsupported": dict(implementation.unsupported),
         "unjudged": dict(implementation.unjudged),
         "tiers": dict(implementation.tiers),

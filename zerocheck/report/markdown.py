@@ -12,7 +12,6 @@ from ..run.records.finding_text import finding_lines, finding_title, number
 from ..run.records.loads import Loads
 from ..run.records.records import Finding
 from ..run.records.tally import Tally, why
-from . import resources
 from .coverage import feature_rows, not_exercised, pairs_cell, refused_rows, vacuous_rows
 from .footprint import EXPLAINED, HEADERS
 from .footprint import TITLE as WEIGHED
@@ -55,7 +54,6 @@ def render(counted: Tally) -> str:
         "correct roundings can do, and among thousands of elements some come close to it: a share "
         "near 1 is normal, one above 1 is a violation.",
         _shares(counted),
-        *_resources(counted),
         *_semantics(counted),
         *_environment(counted),
     ]
@@ -237,20 +235,6 @@ def _shares(counted: Tally) -> str:
         for name, implementation in counted.implementations.items()
     ]
     return table(["implementation", *counted.obligations], rows)
-
-
-def _resources(counted: Tally) -> Iterable[str]:
-    every = counted.implementations
-    peaks, checkpoints = resources.peak_rows(every), resources.checkpoint_rows(every)
-    if peaks:
-        yield "## Peak memory"
-        yield f"{resources.PEAK_TITLE}, of the cases that were measured:"
-        yield table(resources.PEAK_HEADERS, [[escape(row[0]), *row[1:]] for row in peaks])
-    if checkpoints:
-        yield f"## {resources.CHECKPOINT_TITLE}"
-        yield "Each save and load on its slowest rank, while nothing else went on:"
-        rows = [[escape(row[0]), *row[1:]] for row in checkpoints]
-        yield table(resources.CHECKPOINT_HEADERS, rows)
 
 
 def _semantics(counted: Tally) -> Iterable[str]:

@@ -324,6 +324,8 @@ def _exposed(
     observation, index = step.observation, step.index
     if "ownership" in step.verdicts.violations:
         return
+    if "gradient" in step.verdicts.violations and not gradient.agree:
+        return  # copies differ, so no norm is that of the gradient: one bug, one finding
     norms = [rank.grad_norm for rank in observation.steps(index)]
     if any(norm is not None for norm in norms):
         yield Checked(

@@ -16,7 +16,7 @@ from ...foreign_text import printable
 from ...protocol.verdicts import Status
 from ...run.records.case_counts import case_count
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
-from .. import communication, footprint, resources
+from .. import communication, footprint
 from ..coverage import not_exercised, pairs_cell, refused_rows, unexercised, vacuous_rows
 from ..history import PastRun
 from ..known_faults import faults_sentence
@@ -105,15 +105,6 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "communication": _communication(counted),
         "loads": _loads(counted),
         "tried": tried_lines(counted.loads),
-        "peaks": _table(
-            resources.PEAK_TITLE, "", resources.PEAK_HEADERS, resources.peak_rows(every)
-        ),
-        "checkpoints": _table(
-            resources.CHECKPOINT_TITLE,
-            "",
-            resources.CHECKPOINT_HEADERS,
-            resources.checkpoint_rows(every),
-        ),
         "pairs": [
             (name, pairs_cell(i.covered), f"{i.covered.refused_count:,}", len(i.covered.ignored))
             for name, i in every.items()

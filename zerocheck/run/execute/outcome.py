@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,9 +23,6 @@ from ...protocol.verdicts import MEMORY, Judgement, Obligation, Status
 from ...ranks.result import JobResult
 from ..records.records import Outcome
 from .rank_replies import complete, read_observations, received, refusal_of_some_ranks
-
-DIGITS = 4
-"""Significant digits of seconds."""
 
 
 class Results(NamedTuple):
@@ -102,11 +99,6 @@ def _judged(
     return Outcome(
         status="violated" if judgement.violations else "holds",
         judgement=judgement,
-        save_seconds=_longest(
-            [r.checkpoint.written_seconds for r in ranks] for ranks, _ in segments
-        ),
-        load_seconds=_longest([r.checkpoint.load_seconds for r in ranks] for ranks, _ in segments),
-        peak_bytes=_peak(measured),
         seconds=sum(result.duration_s for result in results.all) + spent,
         judge_seconds=spent,
     )
@@ -147,17 +139,6 @@ def _unmeasured(judgement: Judgement, reason: str, asked: Collection[Obligation]
     return msgspec.structs.replace(
         judgement, statuses={**judgement.statuses, **unsupported}, unjudged=unjudged
     )
-
-
-def _peak(replies: Sequence[MemoryReply]) -> int | None:
-    """Return the most bytes that any rank held at any instant, or None if no step was measured."""
-    peaks = (peak for reply in replies for peak in reply.measured.peaks)
-    return max((peak.total for peak in peaks), default=None)
-
-
-def _longest(segments: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """Return the seconds of the slowest rank, for each training segment that has any."""
-    return tuple(float(f"{max(segment):.{DIGITS}g}") for segment in segments if any(segment))
 
 
 def _broken(case: Case, result: JobResult, begun: int) -> Outcome:

@@ -155,12 +155,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Loads that had begun when a resumed case crashed or hung: see Judgement.loads."""
     seconds: float = 0.0
     judge_seconds: float = 0.0
-    save_seconds: tuple[float, ...] = ()
-    """Time of each segment's save while nothing else went on, on its slowest rank."""
-    load_seconds: tuple[float, ...] = ()
-    """Time of each segment's load, if it went on, on its slowest rank."""
-    peak_bytes: int | None = None
-    """Most bytes that a rank held at any instant of a step, if the case was measured."""
     leaks: tuple[str, ...] = ()
     """Global state that the case left changed in its rank processes, in words."""
 

@@ -114,10 +114,6 @@ class ImplementationTally:
     without: Mapping[str, str] = field(default_factory=dict)
     """Obligations that no case of it can exercise, and why, as it says."""
     seconds: float = 0.0
-    peaks: dict[int, list[int]] = field(default_factory=dict)
-    """Peak bytes of each measured case, by world size."""
-    save_seconds: list[float] = field(default_factory=list)
-    load_seconds: list[float] = field(default_factory=list)
     _run: list[bytes] = field(default_factory=list)
 
     @property
@@ -148,10 +144,6 @@ class ImplementationTally:
         self.seconds += record.seconds
         self._run.append(hashlib.blake2b(msgspec.json.encode(record.case), digest_size=16).digest())
         self.covered.add(record)
-        self.save_seconds += record.save_seconds
-        self.load_seconds += record.load_seconds
-        if record.peak_bytes is not None:
-            self.peaks.setdefault(record.case.world_size, []).append(record.peak_bytes)
         self.loads.add(record, self.cells)
         self.leaks.update(set(record.leaks))
         add_footprint(self.weights, record)
