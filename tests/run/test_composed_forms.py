@@ -51,5 +51,6 @@ def test_a_bug_is_caught_first_and_named(forms: Path, name: str) -> None:
     text = path.read_text()
     assert text.count(bug["right"]) == 1
     path.write_text(text.replace(bug["right"], bug["wrong"]))
-    first, *_ = findings(forms, bug["form"], "--world-sizes", bug.get("ranks", "2,4"))
+    asked = ("--world-sizes", bug.get("ranks", "2,4"), *bug.get("options", ()))
+    first, *_ = findings(forms, bug["form"], *asked)
     assert first["obligation"] == bug["obligation"] and bug["cause"] in first["causes"], first

@@ -400,8 +400,7 @@ class Choices(Picker):
         tp, *others = INNER.items()
         first = case.seed % len(others)  # each of them is first to take ranks at times
         for axis, field in (tp, *others[first:], *others[:first]):
-            path = f"sharding.{field}"
-            size = self._fixed.get(path, ANY_SIZE if axis == "tp" else 1)
+            size = self._fixed.get(f"sharding.{field}", ANY_SIZE if axis == "tp" else 1)
             if size == ANY_SIZE:
                 size = drawn_size(axis, case.seed, ranks)
             sharding = msgspec.structs.replace(sharding, **{field: size})

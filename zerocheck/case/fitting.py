@@ -162,9 +162,7 @@ def parted(case: Case, fixed: Collection[str]) -> Case:
     fixed: paths of fields that are not drawn; with one of those below among them, and for the
     user's own model, nothing changes.
     """
-    axes = case.sharding
-    sequences, experts = axes.context_parallel, axes.expert_parallel
-    stages = axes.pipeline_parallel
+    _, sequences, experts, stages = case.sharding.inner
     if (
         not PARTED.isdisjoint(fixed)
         or case.model.user is not None

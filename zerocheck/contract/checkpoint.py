@@ -175,17 +175,20 @@ def load(
     ]
     for name in stateless:
         del moments["state"][name]
+    unborn = parted and not any(name.startswith("optimizer.state.") for name in kept)
+    if unborn:
+        moments = {key: one for key, one in moments.items() if not key.startswith("state.")}
     fit_rng(states, kept)
     read: dict[str, Any] = {"model": held, "optimizer": moments, **states}
     state_dict_loader.load(read, storage_reader=reader)
     set_model_state_dict(model, read["model"])
-    set_optimizer_state_dict(
-        model,
-        optimizers,
-        read["optimizer"],
-        options=StateDictOptions(strict=not stateless, flatten_optimizer_state_dict=parted),
-    )
     states.update((name, read[name]) for name in states)
+    if unborn:  # what get_state_dict has made is none
+        for one in [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
+            one.state.clear()
+        return
+    options = StateDictOptions(strict=not stateless, flatten_optimizer_state_dict=parted)
+    set_optimizer_state_dict(model, optimizers, read["optimizer"], options=options)
 
 
 def fit_rng(states: OtherStates, kept: Collection[str]) -> None:
