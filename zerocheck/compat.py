@@ -148,17 +148,19 @@ class Unchanged(Operators):
         return func(*args, **kwargs)
 
 
-def count_exchanges() -> Counter[str]:
-    """Count sends and receives from now on, by the name of their group.
+def count_exchanges() -> Counter[tuple[str, str]]:
+    """Count calls from now on, by the name of their group and "send" or "recv".
 
     gloo counts them among its collectives, and only the two ranks that take part.
     """
-    counts: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for name in ("send", "recv", "recv_anysource"):
         call = getattr(dist.ProcessGroup, name)
 
-        def counted(group: Any, *given: Any, call: Any = call, **named: Any) -> Any:
-            counts[str(group.group_name)] += 1
+        def counted(
+            group: Any, *given: Any, call: Any = call, of: Any = name[:4], **named: Any
+        ) -> Any:
+            counts[str(group.group_name), of] += 1
             return call(group, *given, **named)
 
         setattr(dist.ProcessGroup, name, counted)

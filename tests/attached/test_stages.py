@@ -78,7 +78,7 @@ def test_the_norm_is_that_over_all_stages(ask: Ask) -> None:
     answer = asked(ask, "1f1b", WITH_SAMPLES, wrap="fsdp2", clipped=True)
     assert {"clip", "gradient"} <= held(answer), answer
     answer = asked(ask, "1f1b", WITH_SAMPLES, wrap="fsdp2", clipped=True, fault="norm of a stage")
-    assert "it is the norm without those of stage1" in answer["summary"], answer
+    assert "it is the norm without those of stage 1" in answer["summary"], answer
 
 
 @pytest.mark.parametrize(

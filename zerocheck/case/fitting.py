@@ -163,11 +163,8 @@ def parted(case: Case, fixed: Collection[str]) -> Case:
     user's own model, nothing changes.
     """
     _, sequences, experts, stages = case.sharding.inner
-    if (
-        not PARTED.isdisjoint(fixed)
-        or case.model.user is not None
-        or sequences * experts * stages == 1
-    ):
+    drawn = case.model.user is None and PARTED.isdisjoint(fixed)
+    if not drawn or sequences * experts * stages == 1:
         return case
     model, data, training = case.model, case.data, case.training
     changes: dict[str, Any] = {"side": False, "width": _multiple(model.width, sequences)}

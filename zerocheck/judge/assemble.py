@@ -142,15 +142,10 @@ class Observation:
             return tuple(one.steps for one in self.ranks)
         found = []
         for rank, one in enumerate(self.ranks):
-            group = [self.ranks[other].steps for other in mesh.group(rank, "pp")]
-            found.append(
-                tuple(
-                    replace(
-                        step, losses=step.losses or max((own[n].losses for own in group), key=len)
-                    )
-                    for n, step in enumerate(one.steps)
-                )
-            )
+            group = zip(*(self.ranks[other].steps for other in mesh.group(rank, "pp")), strict=True)
+            losses = (max((step.losses for step in steps), key=len) for steps in group)
+            pairs = zip(one.steps, losses, strict=True)
+            found.append(tuple(replace(step, losses=step.losses or of) for step, of in pairs))
         return tuple(found)
 
     def unreduced(self, index: int) -> bool:

@@ -204,7 +204,10 @@ def _disagreement(replies: Mapping[int, Reply]) -> str:
     collectives = {rank: reply.collectives for rank, reply in replies.items() if reply.collectives}
     for name in sorted({name for counts in collectives.values() for name in counts}):
         counts = {rank: one[name] for rank, one in sorted(collectives.items()) if name in one}
-        if len(set(counts.values())) > 1:
+        group = name.removesuffix(" sent")
+        if group != name and sum(counts.values()) != 0:
+            return f"a collective without its partners in process group {group} (send or recv)"
+        if group == name and len(set(counts.values())) > 1:
             what = f"in process group {name}" if name else "process groups"
             listed = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
             if name:

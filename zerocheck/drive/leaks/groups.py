@@ -59,16 +59,19 @@ class Groups:
 def collectives() -> dict[str, int]:
     """Count the collectives that this rank has called in each process group, by its name.
 
-    As the group's backend counts them, without sends and receives. Under the empty name: the number
-    of groups made.
+    As the group's backend counts them, without sends and receives. Under the name and " sent":
+    sends less receives, of which the sum over ranks is 0. Under the empty name: the number of
+    groups made.
     """
     counts = {"": int(_world.group_count)}
     for group in list(_world.pg_map):
         try:
             name = str(group.group_name)
             counts[name] = int(group._get_sequence_number_for_group())
+            sent, received = _exchanges[name, "send"], _exchanges[name, "recv"]
+            counts[f"{name} sent"] = sent - received
             if dist.get_backend(group) == "gloo":
-                counts[name] -= _exchanges[name]
+                counts[name] -= sent + received
         except RuntimeError:  # a backend that does not count
             continue
     return counts
