@@ -397,9 +397,9 @@ class Choices(Picker):
         """
         ranks = case.axes.size("shard") if len(case.mesh) == 1 else 1
         sharding = case.sharding
-        tp, *others = INNER.items()
+        tensor_parallel, *others = INNER.items()
         first = case.seed % len(others)  # each of them is first to take ranks at times
-        for axis, field in (tp, *others[first:], *others[:first]):
+        for axis, field in (tensor_parallel, *others[first:], *others[:first]):
             size = self._fixed.get(f"sharding.{field}", ANY_SIZE if axis == "tp" else 1)
             if size == ANY_SIZE:
                 size = drawn_size(axis, case.seed, ranks)

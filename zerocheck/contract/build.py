@@ -160,9 +160,9 @@ class BuiltImplementation(Implementation):
         self._opaque.check(case)
         self.hides = self._opaque.hidden
         self._places: dict[str, tuple[tuple[int, ...], Index | None]] = {}
-        held = dict(named_parameters(built.model, built.names))
-        self._sharded = {name: one for name, one in held.items() if isinstance(one, DTensor)}
-        self.whole = self.names <= held.keys()
+        local = dict(named_parameters(built.model, built.names))
+        self._sharded = {name: its for name, its in local.items() if isinstance(its, DTensor)}
+        self.whole = self.names <= local.keys()
         """False if this rank has a stage, or some of the experts."""
         own_export = type(self).export is not BuiltImplementation.export
         self.exports = own_export or self.whole  # torch's get_state_dict has the rank's own

@@ -80,12 +80,12 @@ def _named(
 
 def renaming(model: nn.Module) -> Rename:
     """Return the function from a name in a state dict to that in the unwrapped model."""
-    found: dict[str, str] = {}
+    registered: dict[str, str] = {}
     for path, module in model.named_modules():
         for attribute in (*module._parameters, *module._buffers):
             whole = f"{path}.{attribute}".lstrip(".")
-            found[unwrapped(whole)] = name_of(module, attribute, whole)
-    return lambda name: found.get(name) or unwrapped(name)
+            registered[unwrapped(whole)] = name_of(module, attribute, whole)
+    return lambda name: registered.get(name) or unwrapped(name)
 
 
 def unwrapped(name: str) -> str:

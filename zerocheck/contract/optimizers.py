@@ -70,7 +70,7 @@ class Optimizers:
     def has_some(self) -> bool:
         """True if some group has a parameter of the model; else they were made before it."""
         groups = self.groups()
-        return any(id(one) in self._known for group in groups for one in group["params"])
+        return any(id(its) in self._known for group in groups for its in group["params"])
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Every visible parameter group, of wrappers and of their inner optimizers, once."""

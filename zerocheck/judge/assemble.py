@@ -139,14 +139,14 @@ class Observation:
         """Each rank's steps. In a pipeline a stage has the losses of the last one of its group."""
         mesh = self.mesh
         if mesh is None or not mesh.has("pp"):
-            return tuple(one.steps for one in self.ranks)
-        found = []
-        for rank, one in enumerate(self.ranks):
+            return tuple(observed.steps for observed in self.ranks)
+        joined = []
+        for rank, observed in enumerate(self.ranks):
             group = zip(*(self.ranks[other].steps for other in mesh.group(rank, "pp")), strict=True)
             losses = (max((step.losses for step in steps), key=len) for steps in group)
-            pairs = zip(one.steps, losses, strict=True)
-            found.append(tuple(replace(step, losses=step.losses or of) for step, of in pairs))
-        return tuple(found)
+            pairs = zip(observed.steps, losses, strict=True)
+            joined.append(tuple(replace(step, losses=step.losses or last) for step, last in pairs))
+        return tuple(joined)
 
     def unreduced(self, index: int) -> bool:
         """Return True if the gradients of step `index` may be each rank's own.

@@ -19,12 +19,12 @@ class Unfilled:
         """Do nothing: `fill` initializes the parameters."""
 
 
-class ByChannel:
+class ByChannel(nn.Module):
     """Base of layers that torch calls with (batch, channels, length)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, channels) -> (batch, length, width)."""
-        outputs: torch.Tensor = super().forward(x.transpose(1, 2))  # type: ignore[misc]
+        outputs: torch.Tensor = super().forward(x.transpose(1, 2))
         return outputs.transpose(1, 2)
 
 

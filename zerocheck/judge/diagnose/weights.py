@@ -87,15 +87,15 @@ def _in_groups(
 
 def of_axes(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients that are too large or too small by the size of an axis."""
-    axes = s.axes
-    if s.mesh is not None and s.mesh.parts("activations") > 1:
+    axes, composed = s.axes, s.mesh is not None and s.mesh.parts("activations") > 1
+    if s.mesh is not None and composed:
         axes = dict(zip(s.mesh.names, s.mesh.sizes, strict=True))
     for size in sorted({*axes.values()} - {1}):
         names = [name for name, one in axes.items() if one == size]
         whose = f"{names[0]}, an axis of the mesh, has {size} ranks, and it"
         if len(names) > 1:
             whose = f"{' or '.join(names)}, axes of the mesh, have {size} ranks each, and it"
-        if size < s.ranks or (axes is not s.axes and names != ["shard"]):
+        if size < s.ranks or (composed and names != ["shard"]):
             yield _alike(
                 bugs.GRADIENT_TIMES_AXIS,
                 f"gradient is {size} times too large: {whose} is not divided by them",

@@ -144,13 +144,13 @@ def _by_tensor(
 def _elsewhere(gradient: RoleState, rank: int, case: Case) -> dict[str, frozenset[str]]:
     """Return the parameters that only the other ranks along an axis hold, by words for these."""
     mesh = case.axes
-    found = {}
+    missing = {}
     for axis in mesh.names if mesh.parts("activations") > 1 else ():
         place = mesh.coordinate(rank, axis)
         plans = enumerate(gradient.plans)
         here = [plan.present for r, plan in plans if mesh.coordinate(r, axis) == place]
-        found[f"the other ranks along {axis}"] = gradient.present - frozenset().union(*here)
-    return {words: names for words, names in found.items() if names}
+        missing[f"the other ranks along {axis}"] = gradient.present - frozenset().union(*here)
+    return {words: names for words, names in missing.items() if names}
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:
