@@ -88,7 +88,7 @@ ALLOWED: dict[str, set[str]] = {
     "script": {
         "run", "adapters", "contract", "optimizers", "protocol", "case", "catalogue", "errors",
     },
-    "strategies": {"run", "protocol", "case", "user_code", "errors"},
+    "strategies": {"run", "protocol", "case", "user_code", "catalogue", "errors"},
     "cli": {
         "attached", "kill_matrix", "report", "script", "faults", "memory", "run", "checkpoint",
         "protocol", "case", "user_code", "session_objects", "catalogue", "machine", "sizes",

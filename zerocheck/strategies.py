@@ -78,6 +78,7 @@ def cases(
 
 def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseSpace:
     """Return the cases that the implementation supports, as its rank processes report."""
+    from .catalogue import is_built_in
     from .protocol.replies import Description
     from .run.plan.fixed_fields import fixed_fields, meshes_of
 
@@ -89,7 +90,8 @@ def _space_of(name: str, options: RunOptions, fixed: Mapping[str, Any]) -> CaseS
             Description(options=every, restores=True, capabilities=CAPABILITIES, axes=AXES),
             _supports_all,
         )
-    both = merged_fields(fixed_fields(options, described), fixed)
+    own = bool(name) and not is_built_in(name)
+    both = merged_fields(fixed_fields(options, described, own=own), fixed)
     meshes = meshes_of(options, described)
     try:
         return CaseSpace(options.world_sizes, meshes, both, wanted=options.features, ask=ask)

@@ -18,7 +18,7 @@ import msgspec
 
 from ..machine.hosts import drawn as drawn_hosts
 from .fitting import parted
-from .mesh import ANY_SIZE, INNER, drawn_size, mesh_of
+from .mesh import INNER, Frequency, drawn_size, mesh_of
 from .optimizer_options import with_options
 from .options import drawn as drawn_options
 from .options import placed
@@ -400,9 +400,9 @@ class Choices(Picker):
         tensor_parallel, *others = INNER.items()
         first = case.seed % len(others)  # each of them is first to take ranks at times
         for axis, field in (tensor_parallel, *others[first:], *others[:first]):
-            size = self._fixed.get(f"sharding.{field}", ANY_SIZE if axis == "tp" else 1)
-            if size == ANY_SIZE:
-                size = drawn_size(axis, case.seed, ranks)
+            size = self._fixed.get(f"sharding.{field}", "seldom" if axis == "tp" else 1)
+            if isinstance(size, str):
+                size = drawn_size(axis, cast("Frequency", size), case.seed, ranks)
             sharding = msgspec.structs.replace(sharding, **{field: size})
             ranks = max(1, ranks // size)
         return sharding

@@ -11,6 +11,7 @@ import msgspec
 from ..errors import UsageError
 from .choices import Choices
 from .codec import merged, merged_fields
+from .mesh import frequencies_of
 from .picker import Choose, Part, T
 from .schema import Block, Case, MeshSizes
 from .validity import check
@@ -77,10 +78,11 @@ class CaseMaker:
         if not (world_sizes or meshes) or any(size < 1 for size in world_sizes):
             raise UsageError(f"world sizes {list(world_sizes)}; allowed: one or more integers >= 1")
         fixed = fixed or {}
-        base = merged(Case(), fixed, source="fixed fields")
         self._nested = msgspec.to_builtins(dict(fixed))
-        self._fixed: dict[str, Any] = {}
-        for section, fields in self._nested.items():
+        sizes, frequencies = frequencies_of(self._nested)
+        base = merged(Case(), sizes, source="fixed fields")
+        self._fixed: dict[str, Any] = frequencies
+        for section, fields in sizes.items():
             if section == "options":
                 self._fixed |= {f"options.{name}": value for name, value in fields.items()}
             elif isinstance(fields, dict):

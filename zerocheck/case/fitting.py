@@ -8,7 +8,7 @@ are left out, since a part draws others than the whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from .mesh import INNER, fits
 from .schema import Block, BlockKind, Case, Model, Optimizer, Training
 from .shapes import matching, overflowing, parameter_shapes, trainable
 from .traits import can_pass_wrapper, estimated
+from .values import CLIPS
 
 _OPTIONS_OF: dict[str, tuple[BlockKind, ...]] = {
     "hidden": ("mlp", "experts"),
@@ -156,45 +157,60 @@ PARTED = frozenset(
 """Paths of the fields that it changes."""
 
 
-def parted(case: Case, fixed: Collection[str]) -> Case:
-    """Return the case with a model and data that its axes cp, pp and ep can split.
+def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
+    """Return the case with a model and data that its axes can split; tp, if it is drawn often.
 
-    fixed: paths of fields that are not drawn; with one of those below among them, and for the
+    fixed: fields that are not drawn, by path; with one of those above among them, and for the
     user's own model, nothing changes.
     """
-    _, sequences, experts, stages = case.sharding.inner
-    drawn = case.model.user is None and PARTED.isdisjoint(fixed)
-    if not drawn or sequences * experts * stages == 1:
+    tensors, sequences, experts, stages = case.sharding.inner
+    tensors = tensors if fixed.get("sharding.tensor_parallel") == "often" else 1
+    parted = case.model.user is None and tensors * sequences * experts * stages > 1
+    if not parted or not PARTED.isdisjoint(fixed):
         return case
     model, data, training = case.model, case.data, case.training
-    changes: dict[str, Any] = {"side": False, "width": _multiple(model.width, sequences)}
+    each = 1 + case.seed // 2 % 2  # parts of a rank: where they are several, their order counts
+    parts = tensors * sequences
+    changes: dict[str, Any] = {"side": False, "width": _multiple(model.width, parts * each)}
     # Bounds are estimated in fp32.
     blocks = [_replace(block, dropout=0.0, dtype="fp32") for block in model.blocks]
     if sequences > 1:
-        blocks = [_by_token(block, changes["width"], sequences) for block in blocks]
-        data = _replace(data, length=_multiple(data.length, 2 * sequences))  # zigzag has 2 parts
+        blocks = [_replace(one, kind=_BY_TOKEN.get(one.kind, one.kind)) for one in blocks]
         changes["stem"] = "dense" if model.stem == "conv" else model.stem
-    if experts > 1:
-        if all(block.kind != "experts" for block in blocks):
-            blocks.append(Block(kind="experts", experts=experts))
+    needed: dict[BlockKind, int] = {"attention": sequences, "experts": experts, "rms_norm": tensors}
+    new = [kind for kind, ranks in needed.items() if ranks > 1]
+    blocks += [Block(kind=kind) for kind in new if all(one.kind != kind for one in blocks)]
+    if len(blocks) > len(model.blocks) or experts > 1:
         changes["calls"] = None
-        blocks = [_replace(one, experts=_multiple(one.experts, experts)) for one in blocks]
+    if parts > 1:
+        blocks = [_split(block, changes["width"], parts, parts * each) for block in blocks]
+        data = _replace(data, length=_multiple(data.length, 2 * parts))  # zigzag has 2 parts
+    if experts > 1:
+        count = experts * min(each, max(1, 16 // experts))
+        blocks = [_replace(one, experts=count) for one in blocks]
     if stages > 1:
-        blocks += [Block(kind="mlp")] * (stages - 2 - len(blocks))
+        blocks += [Block(kind="mlp")] * (stages * each - 2 - len(blocks))
         changes |= {"calls": None, "tied": False, "unused": False}
         data = _replace(data, masked=False)
-        training = _replace(training, microbatches=_multiple(training.microbatches, stages))
+        count = _multiple(training.microbatches, stages)
+        # Mostly no number of ranks along an axis: else nobody could tell one from the other.
+        count += stages * (count in case.axes.sizes and case.seed % 4 > 0)
+        training = _replace(training, microbatches=count)
+    # The norm is over all axes: of the other cases, one in two clips.
+    if training.clip is None and case.seed % 2 and "training.clip" not in fixed:
+        training = _replace(training, clip=CLIPS[1] * data.loss_factor)
     model = _replace(model, blocks=tuple(blocks), **changes)
     return _replace(case, model=model, data=data, training=training)
 
 
-def _by_token(block: Block, width: int, ranks: int) -> Block:
-    kind = _BY_TOKEN.get(block.kind, block.kind)
-    heads = 1
-    if kind == "attention":
-        most = [n for n in range(ranks, width + 1, ranks) if width % n == 0]
-        heads = min(most, key=lambda n: abs(n - block.heads))
-    return _replace(block, kind=kind, heads=heads, kernel=3)
+def _split(block: Block, width: int, ranks: int, heads: int) -> Block:
+    """Return a block whose heads, and hidden width, are divided by a number of ranks.
+
+    heads: how many of them are best; they divide the width.
+    """
+    most = [n for n in range(ranks, width + 1, ranks) if width % n == 0]
+    heads = min(most, key=lambda n: abs(n - heads)) if block.kind == "attention" else 1
+    return _replace(block, heads=heads, hidden=_multiple(block.hidden, ranks), kernel=3)
 
 
 def _multiple(count: int, of: int) -> int:

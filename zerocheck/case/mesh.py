@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 AxisName = Literal["pp", "replicate", "shard", "ep", "cp", "tp"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
@@ -137,18 +137,26 @@ class Mesh:
         return index
 
 
-ANY_SIZE = 64
-"""Size of an inner axis, in fields that are fixed, for one that is drawn."""
+Frequency = Literal["often", "seldom"]
+"""How often cases have an inner axis, in fixed fields in place of its size."""
 
 
-def drawn_size(axis: AxisName, seed: int, ranks: int) -> int:
+def frequencies_of(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Frequency]]:
+    """Part fixed fields into those with a value, and the frequencies of inner axes by path."""
+    sharding = dict(fixed.get("sharding", {}))
+    names = [name for name in INNER.values() if isinstance(sharding.get(name), str)]
+    frequencies = {f"sharding.{name}": sharding.pop(name) for name in names}
+    return ({**fixed, "sharding": sharding} if frequencies else dict(fixed)), frequencies
+
+
+def drawn_size(axis: AxisName, frequency: Frequency, seed: int, ranks: int) -> int:
     """Draw the size of an inner axis by the seed: all other choices stay.
 
-    Tensor parallelism is slow: one case of 23 has some, and one more as much as there is. Another
-    axis has each of its sizes alike, and most often one that leaves ranks for others.
+    Seldom: one case of 23 has some, and one more as much as there is. Often: each size is drawn
+    alike, and most often one that leaves ranks for other axes.
     """
     sizes = [size for size in range(2, ranks) if ranks % size == 0]
-    if axis != "tp":
+    if frequency == "often":
         # Of each axis by itself. Only random() is used: its sequence is promised to stay.
         drawn = random.Random(f"{axis} {seed}").random()
         sizes = [1, *sizes, *sizes, ranks]

@@ -34,36 +34,35 @@ NORM_TIMES_W = cause(
 LOCAL_NORM = cause(
     "local norm",
     of=("clip",),
-    says="it is the norm of this rank's own shard alone",
-    shows="The norm is that of the rank's own shard.",
+    says="it is the norm of {part} alone",
+    shows="The norm is that of the rank's own shard, or of the ranks at one place along an axis.",
     usual="The norm is not reduced over ranks.",
 )
 SUM_OF_LOCAL_NORMS = cause(
     "sum of local norms",
     of=("clip",),
-    says="it is the sum of the norms of the ranks' shards, not the root of the sum of their "
-    "squares",
+    says="it is the sum of the norms of {parts}, not the root of the sum of their squares",
     shows="The norm is the sum of the norms of the shards.",
     usual="Norms are summed in place of their squares.",
 )
 MEAN_OF_LOCAL_NORMS = cause(
     "mean of local norms",
     of=("clip",),
-    says="it is the mean of the norms of the ranks' shards",
+    says="it is the mean of the norms of {parts}",
     shows="The norm is the mean of the norms of the shards.",
     usual="A logger's average is used as the norm.",
 )
 LARGEST_LOCAL_NORM = cause(
     "largest local norm",
     of=("clip",),
-    says="it is the largest of the norms of the ranks' shards",
+    says="it is the largest of the norms of {parts}",
     shows="The norm is the largest one of a shard.",
     usual="The reduction for the infinity norm is used for every norm.",
 )
 COPIES_IN_THE_NORM = cause(
     "copies in the norm",
     of=("clip",),
-    says="what several ranks hold alike is counted once for each of them",
+    says="what {several} hold alike is counted once for each of them",
     shows="The norm counts the gradients that several ranks hold alike once for each rank.",
     usual="Squares are summed over all ranks, though some parameters are replicated over one axis, "
     "such as norms under tensor parallelism.",
@@ -154,6 +153,12 @@ CLIPPED_BEFORE_UNSCALING = cause(
     shows="The clipped gradient is divided by the loss scale afterwards, in a step that `attach` "
     "checks.",
     usual="scaler.unscale_(optimizer) is not called before the gradient is clipped.",
+)
+CLIPPED_IN_PARTS = cause(
+    "clipped in parts",
+    of=("clip",),
+    shows="Sets of parameters are clipped apart, each by its own norm.",
+    usual="Each optimizer, mesh, or dtype clips its own parameters.",
 )
 CLIPPED_BY_THE_LOCAL_NORM = cause(
     "clipped by the local norm",

@@ -185,7 +185,8 @@ MICROBATCH_DOUBLED = cause(
 ACCUMULATOR_RESCALED = cause(
     "accumulator rescaled",
     of=("gradient",),
-    shows="Earlier microbatches are divided by W once more with each further one.",
+    shows="With each further microbatch, earlier ones are divided or multiplied by the number of "
+    "ranks, or of those along an axis, once more.",
     usual="The accumulated gradient is reduced or divided again with each microbatch.",
     attributed=r"microbatch.* counts? .*1/W",
 )
@@ -360,6 +361,9 @@ STAGES_EXCHANGE_OTHER_VALUES = cause(
     usual="A buffer is sent before it is filled or used again too early, or a microbatch is "
     "dropped or sent twice.",
 )
+HINTS = frozenset((EXCHANGE_WITHOUT_ITS_GRADIENT, OTHER_OUTPUTS, STAGES_EXCHANGE_OTHER_VALUES))
+"""Causes that say where a drawn case is wrong, and not how: other cases of the bug have none."""
+
 ELEMENTS_IN_MEMORY_ORDER = cause(
     "elements in memory order",
     of=("gradient", "update"),

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-from .registry import cause
+from .registry import cause, family
 
-GRADIENT_TIMES_R = cause(
-    "gradient x R",
-    of=("gradient",),
-    shows="On a mesh of two axes, the gradient is R replicas times too large.",
-    usual="What is summed over both axes is divided by the size of the shard axis alone.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?R = |sum .* not divided",
-)
-GRADIENT_OVER_R = cause(
-    "gradient / R",
-    of=("gradient",),
-    shows="On a mesh of two axes, the gradient is R replicas times too small.",
-    usual="It is divided by the number of replicas twice.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/R = ",
-)
-GRADIENT_TIMES_S = cause(
-    "gradient x S",
-    of=("gradient",),
-    shows="On a mesh of two axes, the gradient is S shards times too large.",
-    usual="What is summed over both axes is divided by the size of the replicate axis alone.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?S = ",
-)
-GRADIENT_OVER_S = cause(
-    "gradient / S",
-    of=("gradient",),
-    shows="On a mesh of two axes, the gradient is S shards times too small.",
-    usual="It is divided by the size of the shard axis twice.",
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/S = ",
-)
-GRADIENT_TIMES_AXIS = cause(
-    "gradient x axis",
+_NAMES = ("pp", "replicate", "shard", "ep", "cp", "tp", "axis")
+"""Axes of a drawn case, and any other one."""
+
+GRADIENT_TIMES_AXIS = family(
+    "gradient x {axis}",
     of=("gradient",),
     shows="The gradient is as many times too large as an axis of the mesh has ranks.",
-    usual="What the ranks of that axis add up is not divided by their number: the mean is taken "
-    "over data-parallel ranks alone.",
-    aliases=("gradient x T", "gradient x D"),
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?(T|cp|ep|pp) = ",
+    usual="What the ranks of that axis add up is not divided by their number, or is divided by the "
+    "size of another axis.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?(R|S|T|cp|ep|pp) = "
+    "|sum .* not divided",
+    axis=_NAMES,
 )
-GRADIENT_OVER_AXIS = cause(
-    "gradient / axis",
+GRADIENT_OVER_AXIS = family(
+    "gradient / {axis}",
     of=("gradient",),
     shows="The gradient is as many times too small as an axis of the mesh has ranks.",
-    usual="It is divided by the size of that axis, as if its ranks read samples of their own, or "
-    "by all ranks, of which those are a part, and by that size too.",
-    aliases=("gradient / T", "gradient / D"),
-    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/(T|cp|ep|pp) = ",
+    usual="It is divided by the size of that axis twice, or as if its ranks read samples of their "
+    "own.",
+    attributed=r"every (local gradient|loss) counts \S+ times \((.* = )?1/(R|S|T|cp|ep|pp) = ",
+    axis=_NAMES,
 )
+OF_AXES = (GRADIENT_TIMES_AXIS, GRADIENT_OVER_AXIS)
 NOT_REDUCED_OVER_REPLICAS = cause(
     "not reduced over replicas",
     of=("gradient",),

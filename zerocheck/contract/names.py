@@ -80,11 +80,11 @@ def _named(
 
 def renaming(model: nn.Module) -> Rename:
     """Return the function from a name in a state dict to that in the unwrapped model."""
-    registered: dict[str, str] = {}
-    for path, module in model.named_modules():
-        for attribute in (*module._parameters, *module._buffers):
-            whole = f"{path}.{attribute}".lstrip(".")
-            registered[unwrapped(whole)] = name_of(module, attribute, whole)
+    registered = {
+        unwrapped(whole := f"{path}.{attribute}".lstrip(".")): name_of(module, attribute, whole)
+        for path, module in model.named_modules()
+        for attribute in (*module._parameters, *module._buffers)
+    }
     return lambda name: registered.get(name) or unwrapped(name)
 
 

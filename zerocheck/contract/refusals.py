@@ -178,7 +178,7 @@ ADVICE = (
         # FSDP2's set_gradient_divide_factor; torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
         Refusal(RuntimeError, r"Cannot use ReduceOp.PREMUL_SUM with Gloo"),
         "zerocheck: on Gloo a divide factor needs set_force_sum_reduction_for_comms(True) "
-        "on each FSDPModule; it computes the same",
+        "on each FSDPModule, but for a mesh of one rank, where torch then divides twice",
     ),
     (
         # torch/distributed/fsdp/_init_utils.py, for CPU ranks

@@ -72,7 +72,9 @@ class LastMicrobatchOverReplicas(Zero2):
         self.aside = ()
 
 
-@fault(bugs.GRADIENT_TIMES_R, source="PT #155903", world=4, features=("two-axes",))
+@fault(
+    bugs.GRADIENT_TIMES_AXIS(axis="replicate"), source="PT #155903", world=4, features=("two-axes",)
+)
 class DividedByShardsOnly(Plantable, Fsdp2):
     """The divide factor is the size of the shard axis, as without replicas.
 
@@ -85,7 +87,9 @@ class DividedByShardsOnly(Plantable, Fsdp2):
                 module.set_gradient_divide_factor(float(self.case.axes.size("shard")))
 
 
-@fault(bugs.GRADIENT_OVER_R, source="seen often", world=4, features=("two-axes",))
+@fault(
+    bugs.GRADIENT_OVER_AXIS(axis="replicate"), source="seen often", world=4, features=("two-axes",)
+)
 class DividedByReplicasTwice(Plantable, Zero3):
     """The sum over shards is divided by the number of all ranks, then averaged over replicas."""
 

@@ -60,7 +60,9 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
     )
 
 
-@fault(bugs.GRADIENT_TIMES_AXIS, source="seen often", world=4, features=("tensor-parallel",))
+@fault(
+    bugs.GRADIENT_TIMES_AXIS(axis="tp"), source="seen often", world=4, features=("tensor-parallel",)
+)
 class ReplicatedSummedOverTp(Fsdp2):
     """Gradients of replicated parameters are summed over the tp axis.
 
@@ -121,7 +123,9 @@ class BiasOnEveryRank(Fsdp2):
                 )
 
 
-@fault(bugs.GRADIENT_OVER_AXIS, source="seen often", world=4, features=("tensor-parallel",))
+@fault(
+    bugs.GRADIENT_OVER_AXIS(axis="tp"), source="seen often", world=4, features=("tensor-parallel",)
+)
 class DividedByAllRanks(Fsdp2):
     """The mean is taken over all ranks, not over the data-parallel ones.
 

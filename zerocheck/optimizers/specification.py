@@ -168,6 +168,12 @@ class Interval(NamedTuple):
     error: torch.Tensor
 
 
+States = Mapping[str, torch.Tensor]
+"""Values by role, and those of `parameter`."""
+Hidden = Mapping[str, Interval]
+"""Values by role that are not observed."""
+
+
 class OptionFields(NamedTuple):
     """Names of fields of `case.schema.Group` and `Optimizer` that an optimizer reads."""
 
@@ -308,11 +314,7 @@ class UpdateRule(OptimizerSpecification, Protocol):
         """Return the size of a state as of gradients of the size `scale`."""
 
     def drawn(
-        self,
-        parameter: torch.Tensor,
-        options: Optimizer,
-        scale: float,
-        generator: torch.Generator,
+        self, parameter: torch.Tensor, options: Optimizer, scale: float, generator: torch.Generator
     ) -> dict[StateRole, torch.Tensor]:
         """Draw states (fp32) in mid-training, as of gradients of the size `scale`, expanded."""
 
@@ -330,13 +332,7 @@ class UpdateRule(OptimizerSpecification, Protocol):
     def changes(self, step: SegmentStep) -> Iterator[Change]:
         """Iterate over the changes that this rule alone may have, beyond `changes.py`."""
 
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: Any,
-        format: Format,
-    ) -> Interval:
+    def recovered(self, old: States, new: States, scalars: Any, format: Format) -> Interval:
         """Recover the gradient of a step, to fp32, from what is held before and after it.
 
         old, new: states by role, and `parameter`. Raises NotImplementedError for a rule whose step
@@ -345,21 +341,13 @@ class UpdateRule(OptimizerSpecification, Protocol):
         _unknown(self, "with the gradient that it was given")
 
     def range(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: Any,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: Any
     ) -> Enclosure:
         """Enclose the next parameter where states are known as intervals only."""
         _unknown(self, "by its states")
 
     def hidden_after(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: Any,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: Any
     ) -> dict[str, Interval]:
         """Enclose the hidden states after a step. parameter: before it."""
         _unknown(self, "by its states")

@@ -63,11 +63,6 @@ class Progress:
         _write_collective(page, at + _COLLECTIVE_AT, sequence, text)
         _write_number(page, at, self._count)
 
-    def tick(self) -> None:
-        """Say that something moved, without saying what."""
-        self._count += 1
-        _write_number(self._page, self._at, self._count)
-
     def begin(self, sequence: int, log_offset: int) -> None:
         """A job starts: forget where the last one was."""
         self.at("")

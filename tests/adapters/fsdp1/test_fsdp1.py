@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from zerocheck.adapters.fsdp1.adapter import Fsdp1, Fsdp1GradOp, Fsdp1NoShard
 from zerocheck.adapters.fsdp1.layout import flat_units
-from zerocheck.adapters.fsdp1.refusals import unused_become_zero
 from zerocheck.case.schema import (
     Block,
     Case,
@@ -211,15 +210,6 @@ def test_what_is_not_refused() -> None:
         assert Fsdp1.supports(_case(optimizer=groups, sharding=sharding)) is None
     tied = Model(stem="embedding", inputs=9, outputs=9, tied=True)
     assert Fsdp1.supports(_case(model=tied, sharding=Sharding(wrap="layer"))) is None
-
-
-def test_unused_ones_are_zero_only_beside_used_ones() -> None:
-    spare = msgspec.structs.replace(MLP, unused=True)
-    left_out = msgspec.structs.replace(MLP, calls=(1,))
-    assert unused_become_zero(_case(model=spare, sharding=Sharding(wrap="block")))
-    assert not unused_become_zero(_case(model=left_out, sharding=Sharding(wrap="block")))
-    assert unused_become_zero(_case(model=left_out, sharding=Sharding(wrap="whole")))
-    assert not unused_become_zero(_case(model=MLP, sharding=Sharding(wrap="whole")))
 
 
 def _norms(mesh: DeviceMesh) -> list[float]:

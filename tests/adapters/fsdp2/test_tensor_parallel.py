@@ -112,10 +112,10 @@ def test_a_checkpoint_is_loaded_on_another_shard_axis(pool: Pool, kind: str) -> 
 @pytest.mark.parametrize(
     ("fault", "obligation", "cause"),
     [
-        ("ReplicatedSummedOverTp", "gradient", "gradient x axis"),
+        ("ReplicatedSummedOverTp", "gradient", "gradient x tp"),
         ("StridedTakenForPlain", "publish", "pieces in the order of a plain shard"),
         ("BiasOnEveryRank", "loss", "bias of each tensor-parallel rank"),
-        ("DividedByAllRanks", "gradient", "gradient / axis"),
+        ("DividedByAllRanks", "gradient", "gradient / tp"),
     ],
 )
 def test_a_fault_is_caught_first_and_named(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from zerocheck.case.schema import Case, Model, Training, TrainingSegment
+from zerocheck.case.schema import Case, Data, Model, Sharding, Training, TrainingSegment
 from zerocheck.case.validity import check
 from zerocheck.protocol.verdicts import Judgement, Violation
 from zerocheck.run.findings.bug import Parted
@@ -49,6 +49,16 @@ def test_variants_are_valid_and_distinct_and_keep_the_rest() -> None:
             check(variant)
             assert distinct(variant, one_microbatch=True) and variant.model == one.model
             assert variant.axes.has("replicate") == one.axes.has("replicate")
+
+
+@pytest.mark.parametrize("axis", ["tensor_parallel", "context_parallel", "pipeline_parallel"])
+def test_variants_keep_the_size_of_an_inner_axis(axis: str) -> None:
+    data = Data(length=4)
+    one = case(4, microbatches=2, data=data, sharding=Sharding(**{axis: 2}))  # type: ignore[arg-type]
+    assert not distinct(one)
+    first = next(variants(one))
+    assert first.sharding.inner == one.sharding.inner and first.axes.size("shard") == 3
+    assert first.training.microbatches == (10 if axis.startswith("pipe") else 5)
 
 
 def test_there_are_none_of_a_case_that_is_distinct_or_resumed_or_fixed() -> None:

@@ -378,7 +378,7 @@ def test_a_quick_run_goes_on_where_most_cases_cannot_be_built(obligations: tuple
     def narrow(case: Case) -> bool:
         return case.training.clip is None or case.training.microbatches > 1
 
-    described = Description(restores=True, resumes=True, capabilities=CAPABILITIES, axes=AXES)
+    described = Description(restores=True, resumes=True, capabilities=CAPABILITIES)
     planned = plan(described=described, profile="quick", obligations=obligations)
     first = len(planned.cases)
     done = 0

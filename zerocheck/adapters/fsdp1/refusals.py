@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import nn
 
-from ...case.schema import Case, Model, Sharding
+from ...case.schema import Case, Sharding
 from ...case.shapes import calls_twice, sometimes_used, uncalled, unfrozen
 from ...case.traits import meshes
 from ...compat import size_based_units
@@ -153,25 +151,3 @@ def _called_on_some_ranks(
         if not always and any(name.startswith(sometimes) for name in held):
             return "FSDP1 would reduce a flat parameter on those ranks only that used it"
     return None
-
-
-def unused_become_zero(case: Case) -> bool:
-    """Return True if an unused parameter shares a flat parameter with used ones.
-
-    The gradient of the flat parameter is then 0 where nothing flowed. A unit that is left out as a
-    whole has no gradient.
-    """
-    return _unused_become_zero(case.model, case.sharding)
-
-
-@lru_cache(maxsize=256)
-def _unused_become_zero(model_: Model, sharding: Sharding) -> bool:
-    idle = (*uncalled(model_), *sometimes_used(model_))
-    if not idle:
-        return False
-    model = skeleton(Case(model=model_))
-    for held in members(model, wrapped_units(model, sharding)).values():
-        unused = [name.startswith(idle) for name in held]
-        if any(unused) and not all(unused):
-            return True
-    return False

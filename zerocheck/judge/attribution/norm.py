@@ -31,6 +31,9 @@ MOST_ANSWERS = 2
 """Parts that explain a norm alike. Of more, all may be there by chance."""
 
 
+OWN_NORM = ", each the coefficient of their own norm"
+
+
 def squares(gradient: RoleState, layout: ParameterLayout) -> Squares:
     """Return the sums of squares of each rank's elements; of the first rank that holds them."""
     found: dict[tuple[int, str], float] = {}
@@ -161,4 +164,4 @@ def by_coefficients(
         f"the gradient of {tensors(names, layout)} is multiplied by {ratio:.6g}"
         for ratio, names, _ in ratios[:4]
     )
-    return words + (", each the coefficient of their own norm" if own else "")
+    return words + (OWN_NORM if own else "")

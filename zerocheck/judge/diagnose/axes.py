@@ -114,9 +114,10 @@ def unreduced(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
 
 def before_an_exchange(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
     """Return what is wrong if ranks compute together, and some gradients are right: a hint."""
-    mesh = evidence.case.axes
-    right = evidence.layout.trainable & ~wrong
-    if mesh.parts("activations") == 1 or not bool(right.any()) or not bool(wrong.any()):
+    mesh, layout, exact = evidence.case.axes, evidence.layout, evidence.enclosure.exact
+    parts = [slice(one.start, one.stop) for one in layout.places]
+    last = [part for part in parts if bool(exact[part].any())][-1:]  # it is behind all exchanges
+    if mesh.parts("activations") == 1 or not last or bool(wrong[last[0]].any()):
         return None
     if not mesh.has("pp"):
         text = "the losses are right, and some gradients: what comes before an exchange of ranks "
@@ -124,7 +125,7 @@ def before_an_exchange(evidence: Evidence, wrong: torch.Tensor) -> Explanation |
     stages: dict[bool, set[int]] = {True: set(), False: set()}
     for rank, plan in enumerate(evidence.held.plans):
         index = slice(None) if plan.index is None else plan.index
-        for kind, mask in ((True, right), (False, wrong)):
+        for kind, mask in ((True, layout.trainable & ~wrong), (False, wrong)):
             if bool(mask[index].any()):
                 stages[kind].add(mesh.coordinate(rank, "pp"))
     if not stages[True] or max(stages[False]) >= min(stages[True] - stages[False], default=0):

@@ -46,6 +46,8 @@ class Norm(NamedTuple):
     """Norm of the gradient of each parameter."""
     groups: Mapping[str, frozenset[str]] = MappingProxyType({})
     """Names of parameters that may be left out together, in words."""
+    along: Sequence[tuple[str, Sequence[float], int]] = ()
+    """Axis, norms of what the ranks at each place along it hold, and the rank's place."""
 
     @property
     def world_size(self) -> int:
@@ -82,7 +84,7 @@ def norm_explanation(norms: Sequence[Norm], kind: str) -> Explanation:
 def _causes_of(norm: Norm, kind: str) -> tuple[str, ...]:
     if math.isnan(norm.reported):
         return unwritten("").causes
-    return tuple(name for name, value in _norms(norm, kind) if _near(norm, value))
+    return tuple(dict.fromkeys(n for n, value, _ in _norms(norm, kind) if _near(norm, value)))
 
 
 def left_out(norm: Norm, kind: str) -> tuple[str, ...]:
@@ -143,10 +145,35 @@ def sentence_of(cause: str, norm: Norm, kind: str) -> str:
     """Return a cause of this norm in words; an empty text if it has none."""
     if cause == bugs.NORM_WITHOUT_SOME_PARAMETERS:
         return f"it is the norm without those of {', '.join(left_out(norm, kind))}"
-    return said((cause,), world=norm.world_size, replicas=norm.replicas).get(cause, "")
+    axes = (
+        axis for name, value, axis in _norms(norm, kind) if name == cause and _near(norm, value)
+    )
+    axis = next(axes, "")
+    along = {
+        "part": f"this rank's part along {axis}" if axis else "this rank's own shard",
+        "parts": f"the parts along {axis}" if axis else "the ranks' shards",
+        "several": f"several ranks along {axis}" if axis else "several ranks",
+    }
+    return said((cause,), world=norm.world_size, replicas=norm.replicas, **along).get(cause, "")
 
 
-def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
+def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float, str]]:
+    """Iterate over a cause, its norm, and the axis that it is about, if it is one."""
+    for axis, parts, place in norm.along:
+        yield from ((cause, value, axis) for cause, value in _of_parts(parts, place, kind))
+    yield from ((cause, value, "") for cause, value in _of_all(norm, kind))
+
+
+def _of_parts(parts: Sequence[float], place: int, kind: str) -> Iterator[tuple[str, float]]:
+    yield bugs.LOCAL_NORM, parts[place]
+    yield bugs.SUM_OF_LOCAL_NORMS, sum(parts)
+    yield bugs.MEAN_OF_LOCAL_NORMS, sum(parts) / len(parts)
+    yield bugs.LARGEST_LOCAL_NORM, max(parts)
+    if kind == "2":
+        yield bugs.COPIES_IN_THE_NORM, math.hypot(*parts)
+
+
+def _of_all(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
     root = math.sqrt(norm.world_size)
     if norm.replicas > 1:
         yield bugs.NORM_TIMES_ROOT_R, norm.exact * math.sqrt(norm.replicas)
@@ -156,12 +183,7 @@ def _norms(norm: Norm, kind: str) -> Iterator[tuple[str, float]]:
         yield bugs.NORM_TIMES_W, norm.exact * norm.world_size
         if not norm.complete:
             local = [_norm_of(shard, kind) for shard in norm.shards]
-            yield bugs.LOCAL_NORM, local[norm.rank]
-            yield bugs.SUM_OF_LOCAL_NORMS, sum(local)
-            yield bugs.MEAN_OF_LOCAL_NORMS, sum(local) / norm.world_size
-            yield bugs.LARGEST_LOCAL_NORM, max(local)
-            if kind == "2":
-                yield bugs.COPIES_IN_THE_NORM, math.hypot(*local)
+            yield from _of_parts(local, norm.rank, kind)
     yield bugs.ANOTHER_NORM, _norm_of(norm.whole, "2" if kind == "inf" else "inf")
     yield bugs.NORM_WITHOUT_ROOT, norm.exact**2
     yield bugs.NORM_OF_NOTHING, 0.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ... import causes as bugs
-from ...case.mesh import AxisName, Mesh
+from ...case.mesh import AXES, AxisName, Mesh
 from ...machine.hosts import Hosts, RankPlace, places
 
 Groups = Mapping[int, Sequence[int]]
@@ -85,27 +85,25 @@ def _in_groups(
     return KnownWeights(cause, words, on)
 
 
+_AXIS = ", an axis of the mesh, has "
+
+
 def of_axes(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients that are too large or too small by the size of an axis."""
     axes, composed = s.axes, s.mesh is not None and s.mesh.parts("activations") > 1
-    if s.mesh is not None and composed:
+    if s.mesh is not None and len(s.mesh.axes) > 1:
         axes = dict(zip(s.mesh.names, s.mesh.sizes, strict=True))
-    for size in sorted({*axes.values()} - {1}):
-        names = [name for name, one in axes.items() if one == size]
-        whose = f"{names[0]}, an axis of the mesh, has {size} ranks, and it"
-        if len(names) > 1:
-            whose = f"{' or '.join(names)}, axes of the mesh, have {size} ranks each, and it"
-        if size < s.ranks or (composed and names != ["shard"]):
-            yield _alike(
-                bugs.GRADIENT_TIMES_AXIS,
-                f"gradient is {size} times too large: {whose} is not divided by them",
-                s.ones * size,
-            )
-            yield _alike(
-                bugs.GRADIENT_OVER_AXIS,
-                f"gradient is {size} times too small: {whose} is divided by them once too often",
-                s.ones / size,
-            )
+    for name, size in axes.items():
+        all_ranks = size == s.ranks and not (composed and name != "shard")
+        times, over = (of(axis=name if name in AXES else "axis") for of in bugs.OF_AXES)
+        if name == "shard" and s.mesh is not None and s.mesh.data_parallel_size == size:
+            times, over = bugs.GRADIENT_TIMES_W, bugs.GRADIENT_OVER_W  # of what reads samples
+        whose = f"{name}{_AXIS}{size} ranks, and it is"
+        if size > 1 and not all_ranks:
+            words = f"gradient is {size} times too large: {whose} not divided by them"
+            yield _alike(times, words, s.ones * size)
+            words = f"gradient is {size} times too small: {whose} divided by them once too often"
+            yield _alike(over, words, s.ones / size)
 
 
 def factors(s: ReductionSetting) -> Iterator[KnownWeights]:
@@ -190,37 +188,19 @@ def of_ranks(s: ReductionSetting) -> Iterator[KnownWeights]:
 
 
 def of_replicas(s: ReductionSetting) -> Iterator[KnownWeights]:
-    """Iterate over gradients of R replicas of S ranks: a sum or division missing over an axis."""
+    """Iterate over gradients of R replicas of S ranks that are not reduced over an axis."""
     mesh, count = s.mesh, s.microbatches
     if mesh is None or not mesh.has("replicate"):
         return
     replicas, shards = mesh.size("replicate"), mesh.size("shard")
     within, across = _along(mesh, "shard"), _along(mesh, "replicate")
-    for letter, number, other, over, under in (
-        ("R", replicas, "shard", bugs.GRADIENT_TIMES_R, bugs.GRADIENT_OVER_R),
-        ("S", shards, "replicate", bugs.GRADIENT_TIMES_S, bugs.GRADIENT_OVER_S),
+    replica = f"each replica of {shards} ranks has a gradient of its own"
+    shard = f"each rank has the sum over its {replicas} replicas"
+    for cause, words, axis, groups, missing in (
+        (bugs.NOT_REDUCED_OVER_REPLICAS, replica, "replicate", within, replicas),
+        (bugs.NOT_REDUCED_OVER_SHARDS, shard, "shard", across, shards),
     ):
-        words = f"the gradient is {letter} = {number} times too"
-        summed = f"what is summed over both axes is divided by the size of the {other} axis alone"
-        if number > 1:
-            yield _alike(over, f"{words} large: {summed}", s.ones * number)
-            yield _alike(under, f"{words} small: it is divided by that twice", s.ones / number)
-    for cause, words, groups, missing in (
-        (
-            bugs.NOT_REDUCED_OVER_REPLICAS,
-            f"each replica of {shards} ranks has a gradient of its own: it was never reduced over "
-            "the replicate axis",
-            within,
-            replicas,
-        ),
-        (
-            bugs.NOT_REDUCED_OVER_SHARDS,
-            f"each rank has the sum over its {replicas} replicas: it was never reduced over the "
-            "shard axis",
-            across,
-            shards,
-        ),
-    ):
+        words += f": it was never reduced over the {axis} axis"
         for each, more in (
             (missing if s.mean else 1, ""),
             (1, f", and is divided by {mesh.world_size} all the same"),
@@ -318,7 +298,7 @@ def local(s: ReductionSetting) -> Iterator[KnownWeights]:
             "each rank holds its own local gradient, never reduced over ranks, and each microbatch "
             f"divides the sum of those before it by W = {world} once more",
             own,
-            _divided_again(s),
+            _scaled_again(s, 1 / world),
             each=whole / world,
         )
 
@@ -330,9 +310,9 @@ def _last(s: ReductionSetting) -> torch.Tensor:
     return weights
 
 
-def _divided_again(s: ReductionSetting) -> torch.Tensor:
-    """Weights where each further microbatch divides the sum by W."""
-    powers = [float(s.ranks) ** (number + 1 - s.microbatches) for number in range(s.microbatches)]
+def _scaled_again(s: ReductionSetting, factor: float) -> torch.Tensor:
+    """Weights where each further microbatch multiplies the sum by a factor."""
+    powers = [factor ** (s.microbatches - 1 - number) for number in range(s.microbatches)]
     return s.ones * torch.tensor(powers, dtype=torch.float64)
 
 
@@ -357,8 +337,12 @@ def of_microbatches(s: ReductionSetting) -> Iterator[KnownWeights]:
     yield from _dropped(s)
     if s.ranks == 1 or count == 1:
         return
-    words = "each microbatch divides the sum of those before it by W once more"
-    yield _alike(bugs.ACCUMULATOR_RESCALED, words, _divided_again(s))
+    for size in sorted({s.ranks, *(s.mesh.sizes if s.mesh is not None else ())} - {1}):
+        names = [axis.name for axis in s.mesh.axes if axis.size == size] if s.mesh else []
+        by = f"by {'W' if size == s.ranks else ' or '.join(names)} once more"
+        for verb, factor in (("divides", 1 / size), ("multiplies", size)):
+            words = f"each microbatch {verb} the sum of those before it {by}"
+            yield _alike(bugs.ACCUMULATOR_RESCALED, words, _scaled_again(s, factor))
     for number in range(count):
         others = [one for one in range(count) if one != number]
         words = f"only microbatch {number} was reduced over ranks"
@@ -418,9 +402,13 @@ def telling(sentences: Mapping[str, str], microbatches: int) -> dict[str, str]:
     microbatch of one is the gradient.
     """
     said = dict(sentences)
-    if not {bugs.GRADIENT_TIMES_AXIS, bugs.GRADIENT_OVER_AXIS}.isdisjoint(said):
-        for cause in _OF_ALL_RANKS:
-            said.pop(cause, None)
+    of_axis = [cause for cause, sentence in said.items() if _AXIS in sentence]
+    if len(of_axis) > 1:
+        names = [said[cause].partition(": ")[2].partition(_AXIS)[0] for cause in of_axis]
+        both = f"{' or '.join(dict.fromkeys(names))}, axes of the mesh, have "
+        said |= dict.fromkeys(of_axis, said[of_axis[0]].replace(f"{names[0]}{_AXIS}", both))
+    if of_axis:
+        said = {k: words for k, words in said.items() if k in of_axis or k not in _OF_ALL_RANKS}
     of_one = (bugs.MICROBATCH_DROPPED, bugs.MICROBATCH_DOUBLED) if microbatches == 1 else ()
     for cause in (*of_one, bugs.GRADIENT_DOUBLED):
         if len(said) > 1:

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.semantics import Semantics
 from ...floating_point import Enclosure
-from ...protocol.verdicts import Violation, with_attribution
+from ...protocol.verdicts import Explanation, Violation, with_attribution
 from ..assemble import RoleState
 from ..attribution.gradient import case_numbers
 from ..attribution.guard import guarded
+from ..attribution.norm import OWN_NORM, by_coefficients, squares
 from ..attribution.norm import attribution as norm_attribution
-from ..attribution.norm import by_coefficients, squares
 from ..clipping import (
     clipped_enclosure,
     coefficient,
@@ -80,7 +81,7 @@ def check_norm(
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): of_elements(elements, e) for format, e in formats.parts},
                 loss_scale, case.axes.size("replicate"), _by_tensor(gradient, rank, layout, case),
-                _elsewhere(gradient, rank, case),
+                _elsewhere(gradient, rank, case), _along(gradient, rank, layout, case),
             )
         )  # fmt: skip
     explanation = norm_explanation(wrong, case.training.norm)
@@ -144,13 +145,40 @@ def _by_tensor(
 def _elsewhere(gradient: RoleState, rank: int, case: Case) -> dict[str, frozenset[str]]:
     """Return the parameters that only the other ranks along an axis hold, by words for these."""
     mesh = case.axes
+    axes = mesh.names if mesh.parts("activations") > 1 else ()
+    held = {axis: [set[str]() for _ in range(mesh.size(axis))] for axis in axes}
+    for axis in axes:
+        for other, plan in enumerate(gradient.plans):
+            held[axis][mesh.coordinate(other, axis)] |= plan.present
     missing = {}
-    for axis in mesh.names if mesh.parts("activations") > 1 else ():
-        place = mesh.coordinate(rank, axis)
-        plans = enumerate(gradient.plans)
-        here = [plan.present for r, plan in plans if mesh.coordinate(r, axis) == place]
-        missing[f"the other ranks along {axis}"] = gradient.present - frozenset().union(*here)
+    for axis in axes:
+        gone = gradient.present - held[axis][mesh.coordinate(rank, axis)]
+        words = f"the other ranks along {axis}"
+        missing[words] = gone
+        words += " that all ranks along"
+        missing |= {f"{words} {one} hold": gone.intersection(*held[one]) for one in axes}
     return {words: names for words, names in missing.items() if names}
+
+
+def _along(
+    gradient: RoleState, rank: int, layout: ParameterLayout, case: Case
+) -> list[tuple[str, list[float], int]]:
+    """Return the norms of the elements, and of the parameters, at each place along an axis."""
+    mesh, whole, covered = case.axes, gradient.as_of(rank), gradient.covered()
+    norms: list[tuple[str, list[float], int]] = []
+    for axis in mesh.names if mesh.parts("activations") > 1 else ():
+        for elements in (True, False):
+            parts = []
+            for place in range(mesh.size(axis)):
+                held = torch.zeros(len(whole), dtype=torch.bool)
+                for other, plan in enumerate(gradient.plans):
+                    if mesh.coordinate(other, axis) == place and elements:
+                        held[slice(None) if plan.index is None else plan.index] = True
+                    elif mesh.coordinate(other, axis) == place:
+                        held |= layout.spread([one.name in plan.present for one in layout.places])
+                parts.append(true_norm(whole[held if covered is None else held & covered], case))
+            norms.append((axis, parts, mesh.coordinate(rank, axis)))
+    return norms
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:
@@ -220,6 +248,9 @@ def check_clipped(
                 misfit.outside,
                 _local_coefficient(gradient, rank, layout, case, semantics),
             )
+            made_of = guarded(lambda: _by_coefficients(clipped, gradient, layout, case, semantics))
+            if made_of.endswith(OWN_NORM) and not explanation.causes:
+                explanation = Explanation.of((bugs.CLIPPED_IN_PARTS,), {}, made_of)
             violation = describe(
                 misfit,
                 layout,
@@ -230,7 +261,6 @@ def check_clipped(
                 elements=plan.index,
                 explanation=explanation,
             )
-            made_of = guarded(lambda: _by_coefficients(clipped, gradient, layout, case, semantics))
             return share, with_attribution(violation, made_of)
     return share, None
 

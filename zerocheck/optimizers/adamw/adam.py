@@ -19,7 +19,7 @@ from zerocheck_reference import AdamWOptions
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import FP32, Enclosure, Format
 from ..coupled_decay import decayed, product, stored
-from ..specification import Interval, OptimizerTrial, UpdateElements
+from ..specification import Hidden, Interval, OptimizerTrial, States, UpdateElements
 from .bounds import Scalars
 from .optimizer import STATES, AdamW
 
@@ -46,13 +46,7 @@ class Adam(AdamW):
         """Enclose the moments and, from the new ones as they were observed, the parameter."""
         return super().enclosures(with_decay(elements, scalars.weight_decay), plain(scalars))
 
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: Scalars,
-        format: Format,
-    ) -> Interval:
+    def recovered(self, old: States, new: States, scalars: Scalars, format: Format) -> Interval:
         """Recover the gradient from what entered exp_avg, which is d: g = d - weight_decay p."""
         d = super().recovered(old, new, scalars, format)
         decay = scalars.weight_decay
@@ -63,22 +57,14 @@ class Adam(AdamW):
         return Interval(d.middle - term, d.error + error)
 
     def range(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: Scalars,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: Scalars
     ) -> Enclosure:
         """Enclose the next parameter where the moments are known as intervals only."""
         inside = _interval(parameter, gradient, scalars)
         return super().range(parameter, hidden, inside, plain(scalars))
 
     def hidden_after(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: Scalars,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: Scalars
     ) -> dict[str, Interval]:
         """Enclose the moments after a step."""
         inside = _interval(parameter, gradient, scalars)

@@ -13,11 +13,13 @@ from ... import causes as bugs
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import SECOND_ORDER, Enclosure, Format, U
 from ..specification import (
+    Hidden,
     Interval,
     OptimizerTrial,
     OptionFields,
     Reading,
     StateRole,
+    States,
     UpdateElements,
     UpdateRule,
 )
@@ -101,11 +103,7 @@ class AdamW(UpdateRule):
         return scale if role == "exp_avg" else scale**2
 
     def drawn(
-        self,
-        parameter: torch.Tensor,
-        options: Optimizer,
-        scale: float,
-        generator: torch.Generator,
+        self, parameter: torch.Tensor, options: Optimizer, scale: float, generator: torch.Generator
     ) -> dict[StateRole, torch.Tensor]:
         """Draw moments as of gradients of the size `scale`; exp_avg_sq has its square."""
         like = torch.empty_like
@@ -147,13 +145,7 @@ class AdamW(UpdateRule):
 
     changes = staticmethod(changes)
 
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: Scalars,
-        format: Format,
-    ) -> Interval:
+    def recovered(self, old: States, new: States, scalars: Scalars, format: Format) -> Interval:
         """Recover the gradient that entered exp_avg.
 
         exp_avg' = b1 exp_avg + (1 - b1) g   =>   g = (exp_avg' - b1 exp_avg) / (1 - b1) +- E / (1 -
@@ -172,22 +164,14 @@ class AdamW(UpdateRule):
         return Interval(g, unknown * SECOND_ORDER)
 
     def range(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: Scalars,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: Scalars
     ) -> Enclosure:
         """Enclose the next parameter where the moments are known as intervals only."""
         low, high = ranges.update_range(_box(hidden, gradient), scalars)
         return ranges.parameter_after(parameter, low, high, scalars)
 
     def hidden_after(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: Scalars,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: Scalars
     ) -> dict[str, Interval]:
         """Enclose the moments after a step."""
         first, second = ranges.moments_after(_box(hidden, gradient), scalars)

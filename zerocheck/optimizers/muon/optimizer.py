@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..specification import (
     OptionFields,
     Reading,
     StateRole,
+    States,
     UpdateElements,
     UpdateRule,
 )
@@ -74,11 +75,7 @@ class Muon(UpdateRule):
         return min(scale, LARGEST)
 
     def drawn(
-        self,
-        parameter: torch.Tensor,
-        options: Optimizer,
-        scale: float,
-        generator: torch.Generator,
+        self, parameter: torch.Tensor, options: Optimizer, scale: float, generator: torch.Generator
     ) -> dict[StateRole, torch.Tensor]:
         """Draw a buffer as of gradients of the size `scale`, up to LARGEST."""
         buffer = torch.empty_like(parameter).uniform_(-1.0, 1.0, generator=generator)
@@ -113,13 +110,7 @@ class Muon(UpdateRule):
 
     changes = staticmethod(changes)
 
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: MuonScalars,
-        format: Format,
-    ) -> Interval:
+    def recovered(self, old: States, new: States, scalars: MuonScalars, format: Format) -> Interval:
         """Recover the gradient from the buffer: g = (b' - mu b) / (1 - mu) +- E / (1 - mu)."""
         b, after, w = old["momentum_buffer"], new["momentum_buffer"], 1 - scalars.momentum
         g = (after - scalars.momentum * b) / w

@@ -12,11 +12,13 @@ from zerocheck_reference import SGDOptions
 from ...case.schema import Group, Optimizer, OptimizerKind
 from ...floating_point import Enclosure, Format
 from ..specification import (
+    Hidden,
     Interval,
     OptimizerTrial,
     OptionFields,
     Reading,
     StateRole,
+    States,
     UpdateElements,
     UpdateRule,
 )
@@ -73,11 +75,7 @@ class SGD(UpdateRule):
         return min(scale, LARGEST)
 
     def drawn(
-        self,
-        parameter: torch.Tensor,
-        options: Optimizer,
-        scale: float,
-        generator: torch.Generator,
+        self, parameter: torch.Tensor, options: Optimizer, scale: float, generator: torch.Generator
     ) -> dict[StateRole, torch.Tensor]:
         """Draw a buffer as of gradients of the size `scale`, up to LARGEST."""
         buffer = torch.empty_like(parameter).uniform_(-1.0, 1.0, generator=generator)
@@ -106,32 +104,18 @@ class SGD(UpdateRule):
 
     changes = staticmethod(changes)
 
-    def recovered(
-        self,
-        old: Mapping[str, torch.Tensor],
-        new: Mapping[str, torch.Tensor],
-        scalars: SGDScalars,
-        format: Format,
-    ) -> Interval:
+    def recovered(self, old: States, new: States, scalars: SGDScalars, format: Format) -> Interval:
         """Recover the gradient from the buffer, or without one from the parameter."""
         return ranges.recovered(old, new, scalars, format)
 
     def range(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: SGDScalars,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: SGDScalars
     ) -> Enclosure:
         """Enclose the next parameter where the buffer is known as an interval only."""
         return ranges.parameter_after(parameter, hidden["momentum_buffer"], gradient, scalars)
 
     def hidden_after(
-        self,
-        parameter: torch.Tensor,
-        hidden: Mapping[str, Interval],
-        gradient: Interval,
-        scalars: SGDScalars,
+        self, parameter: torch.Tensor, hidden: Hidden, gradient: Interval, scalars: SGDScalars
     ) -> dict[str, Interval]:
         """Enclose the buffer after a step."""
         after = ranges.buffer_after(parameter, hidden["momentum_buffer"], gradient, scalars)

@@ -135,11 +135,7 @@ class Unsharded(UpdateRule):
         return RELATIVE[role](min(scale, LARGEST), 1e-3)
 
     def drawn(
-        self,
-        parameter: torch.Tensor,
-        options: Optimizer,
-        scale: float,
-        generator: torch.Generator,
+        self, parameter: torch.Tensor, options: Optimizer, scale: float, generator: torch.Generator
     ) -> dict[StateRole, torch.Tensor]:
         """Draw states in mid-training: means of both signs, others between 0.1 and 1 of their size.
 

@@ -80,11 +80,7 @@ class User(Unsharded):
         return _size(self._of[role], scale)
 
     def drawn(
-        self,
-        parameter: torch.Tensor,
-        options: Optimizer,
-        scale: float,
-        generator: torch.Generator,
+        self, parameter: torch.Tensor, options: Optimizer, scale: float, generator: torch.Generator
     ) -> dict[StateRole, torch.Tensor]:
         """Draw states in mid-training, of the size and the signs that they had at inspection."""
         found: dict[StateRole, torch.Tensor] = {}

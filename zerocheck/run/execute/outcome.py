@@ -155,29 +155,33 @@ def _broken(case: Case, result: JobResult, begun: int) -> Outcome:
     if status == "crashed" and not error and result.outcome == "finished":
         raise HarnessError(f"a rank gave no reply: {result.summary()}")
     where = f"after load {min(begun, len(case.resume))}: " if begun else ""
+    causes = _causes(case, result)
     return Outcome(
         status=status,
         reason=where + result.summary(stacks=False),
         error=error,
-        title=where + _title(status, error, result),
+        title=where + _title(status, error, result, causes),
         place=place if status == "crashed" else "",
         detail=result.summary(stacks=True),
-        causes=_causes(result),
+        causes=causes,
         begun=begun,
         seconds=result.duration_s,
     )
 
 
-def _causes(result: JobResult) -> tuple[str, ...]:
+def _causes(case: Case, result: JobResult) -> tuple[str, ...]:
     """Return the cause if a tie was lost, or if ranks called different collectives.
 
     They wait in different ones; or, in a crash, those of one number, by which calls of ranks are
     matched, differ in kind or size: of a number at which some rank stands. A rank at another number
-    may only be ahead.
+    may only be ahead, stages of a pipeline call others anyway, and the first error may be another.
     """
     failed = None if result.first_failed is None else result.rank_outcomes[result.first_failed]
     if failed is not None and TIE_LOST in failed.text:
         return (bugs.UNTIED,)
+    own = failed is not None and failed.state == "raised" and not _of_torch(failed.type_name)
+    if own or case.axes.has("pp"):
+        return ()
     ranks = [one for one in result.rank_outcomes if one.collective]
     last = {one.collective_sequence for one in ranks}
     called = [{one.recent[number] for one in ranks if number in one.recent} for number in last]
@@ -187,9 +191,14 @@ def _causes(result: JobResult) -> tuple[str, ...]:
     return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
 
 
-def _title(status: Status, error: str, result: JobResult) -> str:
+def _of_torch(type_name: str) -> bool:
+    """Return True for the type of an error that a wrong collective raises."""
+    return type_name.rpartition(".")[2].startswith(("RuntimeError", "Dist"))
+
+
+def _title(status: Status, error: str, result: JobResult, causes: tuple[str, ...]) -> str:
     """Return the title of a crash or hang. Collectives are known where they were traced."""
-    if status == "hung" and _causes(result):
+    if status == "hung" and causes:
         return f"the ranks hung: they called {bugs.DIFFERENT_COLLECTIVES}"
     if result.first_failed is None:
         return f"the ranks {status}" + (f": {error}" if error else "")

@@ -222,8 +222,9 @@ class Bug:
         fewer = len(causes) < len(self.causes)
         was = self.violation
         harmless = was is not None and was.mild and not violation.mild
-        if harmless or (was is not None and was.faint and not violation.faint):
-            # With clipping inactive a wrong norm harms nothing; here it did. Or more is wrong here.
+        vague = was is not None and causes and not was.causes and violation.causes
+        if harmless or vague or (was is not None and was.faint and not violation.faint):
+            # With clipping inactive a wrong norm harms nothing; here it did. Or it says more.
             self.violation, self.first, self.causes = violation, finished, causes
             self._unconfirmed()
             return True

@@ -171,6 +171,10 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], *, from_world: bool) 
         elif path == "model.blocks" and len(value) > 1:
             met = at_least(lambda other: len(other.model.blocks))
             yield _Need(path, f"{len(value)} blocks", "with", met)
+        elif type(value) is int and not _direct(case, reset, path):
+            more = value > value_at(reset, path)
+            text = f"{path} {value} or {'more' if more else 'less'}"
+            yield _Need(path, text, "with", _beyond(path, value, more=more))
         else:
             text = _lost(case, reset, path) or f"{path} {_plain(value)}"
             kind: Literal["where", "with"] = "where" if _is_clause(text) else "with"
@@ -180,6 +184,12 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], *, from_world: bool) 
 def _having(names: Collection[str]) -> Callable[[WrongCase], bool]:
     """Return a test for one of these features; it is passed where there is none to test."""
     return lambda other: not names or not {*features(other.case)}.isdisjoint(names)
+
+
+def _beyond(path: str, value: int, *, more: bool) -> Callable[[WrongCase], bool]:
+    """Return a test for a number at the path that is at least the value, or at most."""
+    sign = 1 if more else -1
+    return lambda other: bool(sign * value_at(other.case, path) >= sign * value)
 
 
 def _from_step(first: int) -> _Need:

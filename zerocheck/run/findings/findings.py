@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from ...case.schema import Case
+from ...causes import HINTS
 from ...protocol.verdicts import (
     RESUME,
     Status,
@@ -99,6 +100,8 @@ class Findings:
                 continue
             if bug.issue == issue and _same_kind(bug, finished, status, violation):
                 common = tuple(cause for cause in bug.causes if cause in causes)
+                if not (bug.causes and causes) and HINTS.issuperset(bug.causes or causes):
+                    common = bug.causes or causes
                 if not common and not {*causes}.isdisjoint(bug.refuted):
                     common = bug.causes
                 # A crash or hang has causes only once it is traced.

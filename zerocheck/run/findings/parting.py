@@ -2,11 +2,12 @@
 
 On 2 ranks with 2 microbatches a gradient that is twice too large may be W, GA, or one of both too
 large; with one microbatch nothing is known of the others. A variant has 3 ranks or more, 2
-microbatches or more, and no two of these numbers equal.
+microbatches or more, and no two of these numbers equal. Inner axes keep their sizes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
@@ -49,7 +50,7 @@ def distinct(case: Case, *, one_microbatch: bool = False) -> bool:
     one_microbatch: also where there is one only, which tells nothing of their number.
     """
     ranks, count = case.world_size, case.training.microbatches
-    axes = [size for size in case.mesh if size > 1]
+    axes = [axis.size for axis in case.axes.axes if axis.size > 1]
     apart = (
         ranks > 2
         and (count > 1 or one_microbatch)
@@ -70,7 +71,10 @@ def variants(case: Case, *, kept: Collection[str] = ()) -> Iterator[Case]:
         return
     clip = case.training.clip
     unclipped = clip if "training.clip" in kept else None
-    (first, count), *others = _OF_TWO_AXES if case.axes.has("replicate") else _OF_ONE_AXIS
+    meshes = _OF_TWO_AXES if case.axes.has("replicate") else _OF_ONE_AXIS
+    inner = math.prod(case.sharding.inner)
+    stages = case.axes.size("pp")
+    (first, count), *others = [((*mesh[:-1], mesh[-1] * inner), n * stages) for mesh, n in meshes]
     tries = [
         (first, count, unclipped),
         (first, case.training.microbatches, unclipped),
@@ -93,5 +97,5 @@ def variants(case: Case, *, kept: Collection[str] = ()) -> Iterator[Case]:
 
 def _hosts(case: Case) -> Hosts:
     """Return several hosts whose number of ranks is no other number of the case; () for none."""
-    taken = {*case.mesh, case.training.microbatches}
+    taken = {*case.axes.sizes, case.training.microbatches}
     return next(((n,) for n in range(2, case.world_size) if n not in taken), ())

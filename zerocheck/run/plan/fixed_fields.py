@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ...case.capabilities import Capability
 from ...case.features import COMPILED, OF_AXIS, OF_PRECISION
-from ...case.mesh import ANY_SIZE, INNER
+from ...case.mesh import INNER
 from ...case.options import plain
 from ...case.schema import MeshSizes
 from ...errors import UsageError
@@ -23,10 +23,13 @@ _UNDECLARED: tuple[tuple[Capability, frozenset[str], str, dict[str, object]], ..
 """Capabilities: the fields of cases without them, where no feature of them is asked for."""
 
 
-def fixed_fields(options: RunOptions, described: Description) -> dict[str, object]:
+def fixed_fields(
+    options: RunOptions, described: Description, *, own: bool = False
+) -> dict[str, object]:
     """Return the fields that all cases of the implementation must have.
 
-    They are those that it fixes, and the defaults of those that it cannot handle.
+    They are those that it fixes, and the defaults of those that it cannot handle. own: it is a
+    user's, which has every inner axis often; tensor parallelism is slow.
     """
     fixed: dict[str, object] = dict(described.fixed)
     for section, fields in plain(described.options).items():
@@ -47,8 +50,8 @@ def fixed_fields(options: RunOptions, described: Description) -> dict[str, objec
             fixed[section] = {**fields, **mapping(fixed.get(section))}
     for axis, field in INNER.items():
         unasked = axis not in described.axes and {*options.features}.isdisjoint(OF_AXIS[axis])
-        if unasked or axis != "tp":
-            size = 1 if unasked else ANY_SIZE
+        if unasked or own or axis != "tp":
+            size = 1 if unasked else "often"  # see mesh.Frequency
             fixed["sharding"] = {field: size, **mapping(fixed.get("sharding"))}
     if not options.features:  # a user who asks for them gets the reason
         without: dict[str, object] = {}

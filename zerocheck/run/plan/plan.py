@@ -12,10 +12,12 @@ from itertools import zip_longest
 import msgspec
 
 from ...case.covering import Pairs, candidates
-from ...case.features import FEATURES, IN_PAIRS, OF_OPTIMIZERS, OF_RESUME, OF_STEPS
+from ...case.features import FEATURES, IN_PAIRS, OF_AXIS, OF_OPTIMIZERS, OF_RESUME, OF_STEPS
+from ...case.mesh import INNER
 from ...case.resume import Harm, draw_resumed
 from ...case.schema import Case, MeshSizes, Optimizer
 from ...case.segments import only_loads, segments_of
+from ...catalogue import is_built_in
 from ...errors import UsageError
 from ...protocol.replies import Description
 from ...protocol.verdicts import EQUIVALENCE, MEMORY, RESUME, Obligation
@@ -112,6 +114,7 @@ class Plan:
         self._streams: defaultdict[str, list[Stream]] = defaultdict(list)
         self._replacements: dict[str, Replacements] = {}
         self.coverage: list[Coverage] = []
+        self._fixed: dict[str, Mapping[str, object]] = {}
         """What is to be exercised on each implementation."""
         queues = [
             [PlannedCase(name, case) for case in self._cases(name, described[name], ask)]
@@ -162,12 +165,16 @@ class Plan:
         return stream.cases
 
     def _cases(self, name: str, described: Description, ask: Ask) -> list[Case]:
-        cases = []
-        if set(self._options.obligations) & {*EQUIVALENCE, *MEMORY}:
-            cases = self._steps(name, described, ask)
-        else:
-            model = _model(described)
-            self.coverage.append(Coverage(implementation=name, features=OF_RESUME, model=model))
+        fixed = fixed_fields(self._options, described, own=not is_built_in(name))
+        self._fixed[name] = fixed
+        ignored, model = tuple(_ignored(described, fixed)), _model(described)
+        steps = bool(set(self._options.obligations) & {*EQUIVALENCE, *MEMORY})
+        cases = self._steps(name, described, ask) if steps else []
+        if name not in self._arrays:
+            features = OF_STEPS if steps else OF_RESUME
+            self.coverage.append(
+                Coverage(implementation=name, features=features, ignored=ignored, model=model)
+            )
         if set(self._options.obligations) & set(RESUME):
             cases += self._resumed(name, described, ask)
         return cases
@@ -186,7 +193,7 @@ class Plan:
             draw_resumed,
             seed=options.seed + 1,
             world_sizes=sizes,
-            fixed=fixed_fields(options, described),
+            fixed=self._fixed[name],
             into=described.exchanges if name in described.exchanges else (),
             having=options.features,
             replicates="replicate" in described.axes,
@@ -203,8 +210,7 @@ class Plan:
     def _steps(self, name: str, described: Description, ask: Ask) -> list[Case]:
         """Cases without checkpoints."""
         options, profile = self._options, PROFILES[self._options.profile]
-        fixed = fixed_fields(options, described)
-        meshes = meshes_of(options, described)
+        fixed, meshes = self._fixed[name], meshes_of(options, described)
         ignored = _ignored(described, fixed)
         found: list[Case] = []
         count = profile.cases
@@ -236,14 +242,6 @@ class Plan:
             others = dataclasses.replace(options, seed=options.seed + 1)
             draw_some = partial(at_random, others, fixed=fixed, meshes=meshes)
             self._replacements[name] = Replacements(draw_some, partial(ask, name))
-            self.coverage.append(
-                Coverage(
-                    implementation=name,
-                    features=OF_STEPS,
-                    ignored=tuple(ignored),
-                    model=_model(described),
-                )
-            )
         return found
 
 
@@ -270,10 +268,12 @@ def _model(described: Description) -> str:
 
 
 def _ignored(described: Description, fixed: Mapping[str, object]) -> list[str]:
-    """Return the features of options that the implementation, or its optimizer, does not obey."""
+    """Return the features of options and axes that it, or its optimizer, does not obey."""
     kind = mapping(fixed.get("optimizer")).get("kind", Optimizer().kind)
     others = {name for names in OF_OPTIMIZERS.values() for name in names}
     others -= set(OF_OPTIMIZERS.get(str(kind), ()))  # type: ignore[call-overload]
+    sizes = mapping(fixed.get("sharding"))
+    others |= {name for axis in INNER if sizes.get(INNER[axis]) == 1 for name in OF_AXIS[axis]}
     options = described.options
     return [
         name

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ...case.covering import Pairs
-from ...case.features import FEATURES, OF_STEPS, features
+from ...case.features import FEATURES, OF_INNER_AXES, OF_STEPS, features
 from ...protocol.verdicts import VACUOUS, Obligation
 from .exercised import idle
 from .records import CaseFinished, Coverage
@@ -158,9 +158,10 @@ class CoveredPairs:
 
     @property
     def not_drawn(self) -> list[str]:
-        """Features that no judged case exercised, but that other cases of this run could have."""
+        """Features that no judged case exercised and others could have, those of axes first."""
         reasons = ("not drawn", "left out", COULD_NOT_FAIL, REFUSED_ONLY, CRASHED_ONLY)
-        return [name for name, why in self.not_exercised.items() if why.startswith(reasons)]
+        names = [name for name, why in self.not_exercised.items() if why.startswith(reasons)]
+        return sorted(names, key=lambda name: name not in OF_INNER_AXES)
 
     @property
     def seldom_exercised(self) -> dict[str, int]:
