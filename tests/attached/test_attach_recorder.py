@@ -107,10 +107,7 @@ def test_a_ring_that_is_too_short(
 
 @pytest.mark.parametrize("wrong", [1, 3, 8, 9, 10])
 def test_many_recorded_steps_are_halved(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: int,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wrong: int
 ) -> None:
     monkeypatch.setattr(recorder, "MOST_JUDGED", 4)
     with pytest.raises(Violated, match=f"^step {wrong}: update"):

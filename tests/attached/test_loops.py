@@ -92,22 +92,9 @@ def test_weights_that_no_optimizer_has(tmp_path: Path, where: str) -> None:
     )
 
 
-def test_a_backward_after_the_step_is_of_another_one(tmp_path: Path) -> None:
-    """As that of the generator's loss, which reaches the discriminator."""
-    model = net()
-    optimizer = torch.optim.Adam(model.parameters())
-    check = attached(model, optimizer, tmp_path, reference=net)
-    for _ in range(3):
-        with check.step():
-            optimizer.zero_grad()
-            loss_of(model).backward()
-            optimizer.step()
-            loss_of(model).backward()
-    assert not check.wrong and check.last is not None, check.summary
-    assert check.last.statuses["gradient"] == "holds"
-
-
-def test_parameters_that_are_frozen_between_backwards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_that_are_frozen_or_used_after_the_step(tmp_path: Path, frozen: bool) -> None:
+    """Used by another backward, as by that of a generator's loss through the discriminator."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     check = attached(model, optimizer, tmp_path, reference=net)
@@ -116,8 +103,10 @@ def test_parameters_that_are_frozen_between_backwards(tmp_path: Path) -> None:
             optimizer.zero_grad()
             model.requires_grad_(True)
             loss_of(model).backward()
-            model.requires_grad_(False)
+            model.requires_grad_(not frozen)
             optimizer.step()
+            if not frozen:
+                loss_of(model).backward()
     assert not check.wrong and check.last is not None, check.summary
     assert check.last.statuses["gradient"] == check.last.statuses["update"] == "holds"
 

@@ -26,6 +26,10 @@ JOINT = "'the norm, which is also that of parameters outside of the attached mod
         (2, ("--tp", "2"), "{}"),
         (2, ("--pp", "2"), f"{{'clip': {JOINT}}}"),
         (4, ("--pp", "2", "--tp", "2"), f"{{'clip': {JOINT}}}"),
+        (2, ("--moe", "--ep", "2"), "{}"),
+        (4, ("--moe", "--ep", "2"), "{}"),
+        (4, ("--moe", "--ep", "2", "--tp", "2"), "{}"),
+        (4, ("--moe", "--ep", "2", "--pp", "2"), "{}"),
     ],
 )
 def test_composed_trainings_hold(
@@ -38,6 +42,12 @@ def test_composed_trainings_hold(
         f"not judged {unjudged}"
     )
     assert "of them wrong" not in said
+
+
+def test_a_layer_that_is_divided_by_ep(tmp_path: Path) -> None:
+    """torchtitan PR 3206: the divisor of a unit is that of another mesh."""
+    asked = ("--moe", "--ep", "2", "--steps", "1", "--fault", "a layer divided by ep")
+    assert "gradient: gradient / ep" in trained(TRAINER, tmp_path, *asked, ranks=4)[0]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ with mock.patch("torch._utils._get_available_device_type", return_value="cpu"):
 metrics: Any = import_module("torchtitan.components.metrics")
 CrossEntropyLoss: Any = import_module("torchtitan.components.loss").CrossEntropyLoss
 attention: Any = import_module("torchtitan.models.common.attention")
+qwen3_moe_debug: Any = import_module("torchtitan.models.qwen3.config_registry").qwen3_moe_debug
 llama3_debugmodel: Any = import_module("torchtitan.models.llama3.config_registry").llama3_debugmodel
 
 WORDS, LENGTH = 2048, 8
@@ -72,7 +73,7 @@ class RandomTokens:
 
 def config_of(given: argparse.Namespace) -> Any:
     steps, accumulation = given.steps, given.accumulation
-    config = llama3_debugmodel()
+    config = qwen3_moe_debug() if given.moe else llama3_debugmodel()
     model = config.model_spec.model
     model.layers = model.layers[: 2 if given.pp > 1 else 1]
     for block in model.layers:  # flex and varlen attention need a GPU
@@ -106,9 +107,15 @@ def trainer_of(given: argparse.Namespace) -> Any:
     for module in [one for part in trainer.model_parts for one in part.modules()]:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            if given.fault == "a layer divided by ep" and module in layers_of(trainer):
+                module.set_gradient_divide_factor(float(given.ep))
     if given.pp > 1:
         in_microbatches(trainer.pp_schedule)
     return trainer
+
+
+def layers_of(trainer: Any) -> list[nn.Module]:
+    return [layer for part in trainer.model_parts for layer in part.layers.values()]
 
 
 def in_microbatches(schedule: Any) -> None:

@@ -21,6 +21,7 @@ FAULTS = (
     "drift on rank 1",
     "mean of means",
     "own tokens",
+    "a layer divided by ep",
 )
 
 
@@ -28,6 +29,7 @@ def asked(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of a program. arguments: instead of those that it was called with."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--moe", action="store_true", help="torchtitan: a mixture of experts")
     parser.add_argument("--unused", action="store_true", help="DDP looks for unused parameters")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true", help="by inductor")

@@ -88,9 +88,7 @@ def test_max_cases_leave_pairs_out_and_fail_the_run(run_subject: Run) -> None:
 
 
 @pytest.mark.long
-def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(
-    run_subject: Run,
-) -> None:
+def test_what_is_refused_when_built_is_sought_elsewhere_and_then_given_up(run_subject: Run) -> None:
     code, records = run_subject("RefusesDropoutWhenBuilt")
     assert code == 0, records[-1]
     (coverage,) = records.of(Coverage)

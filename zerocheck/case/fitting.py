@@ -148,7 +148,7 @@ _BY_TOKEN: Mapping[BlockKind, BlockKind] = {
 PARTED = frozenset(
     f"{section}.{name}"
     for section, names in {
-        "model": ("stem", "width", "blocks", "calls", "tied", "unused", "side"),
+        "model": ("stem", "width", "outputs", "blocks", "calls", "tied", "unused", "side"),
         "data": ("length", "masked"),
         "training": ("microbatches",),
     }.items()
@@ -174,9 +174,10 @@ def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
     changes: dict[str, Any] = {"side": False, "width": _multiple(model.width, parts * each)}
     # Bounds are estimated in fp32.
     blocks = [_replace(block, dropout=0.0, dtype="fp32") for block in model.blocks]
-    if sequences > 1:
+    if parts > 1:
         blocks = [_replace(one, kind=_BY_TOKEN.get(one.kind, one.kind)) for one in blocks]
         changes["stem"] = "dense" if model.stem == "conv" else model.stem
+        changes["outputs"] = _multiple(model.outputs, tensors)
     needed: dict[BlockKind, int] = {"attention": sequences, "experts": experts, "rms_norm": tensors}
     new = [kind for kind, ranks in needed.items() if ranks > 1]
     blocks += [Block(kind=kind) for kind in new if all(one.kind != kind for one in blocks)]

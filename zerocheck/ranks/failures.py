@@ -37,7 +37,9 @@ def describe(error: BaseException, *, harness: bool = False, before: str = "") -
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     try:
-        text = str(error)
+        first, _, rest = (text := str(error)).partition("\n")
+        if first.rstrip().endswith(":") and error.__cause__ is not None:  # as of torch's pipelines
+            text = f"{first} {error.__cause__!r}\n{rest}"
     except Exception as second:  # a __str__ of the user's
         text = f"<no message: str() raised {type(second).__name__}>"
     text = f"{before} ({text})" if before and text else before or text

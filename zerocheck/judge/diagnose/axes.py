@@ -105,10 +105,9 @@ def unreduced(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
                 if bool((off[shared] > 0).any()):
                     fits.discard(words)
         if fits and least:
-            text = f"the gradients of the ranks along {axis.name}, {min(fits)}, are right: they are"
-            return Explanation(
-                f"{text} not reduced over this axis", (bugs.NOT_REDUCED_OVER_AN_AXIS,)
-            )
+            text = f"the gradients of the ranks along {axis.name}, {min(fits)}, are right"
+            text += ": they are not reduced over this axis"
+            return Explanation(text, (bugs.NOT_REDUCED_OVER_AN_AXIS,))
     return None
 
 
