@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from asking import Ask, held
 
-NOT_KNOWN = "so the gradient of a rank depends on other ranks in a way that attach does not know"
+NOT_KNOWN = "pass the device mesh as mesh=, and a model that does not use it as reference="
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2", "fsdp1"])

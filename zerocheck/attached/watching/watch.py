@@ -76,7 +76,7 @@ IN_BACKWARD = (
 )
 EXCHANGES = (
     "the script calls {}, so the gradient of a rank depends on other ranks in a way that attach "
-    "does not know"
+    "does not know: pass the device mesh as mesh=, and a model that does not use it as reference="
 )
 ADDED_TO = (
     "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
