@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from zerocheck.case.schema import Block, Case, Model, Training
+from zerocheck.case.schema import Block, Case, Model, Sharding, Training
 from zerocheck.judge.footprint import trained_bytes
 from zerocheck.judge.obligations.communication import check, predicted, volume
 from zerocheck.protocol.layout import Call, Layout
@@ -70,6 +70,15 @@ def test_a_rank_that_calls_less_is_named() -> None:
 
 def test_messages_between_two_ranks_may_differ() -> None:
     assert _violation(STEP, (*STEP, _call("send", 8)), says=None) is None
+    sizes = [(*STEP, _call("all_to_all", size)) for size in (8, 24)]  # rows to each rank's experts
+    assert _violation(*sizes, says=None) is None is not _violation(sizes[0], STEP, says=None)
+
+
+def test_stages_call_collectives_of_their_own() -> None:
+    case = Case(mesh=(4,), sharding=Sharding(pipeline_parallel=2))
+    ranks = [STEP, STEP, STEP[1:], STEP[1:]]
+    assert _violation(*ranks, says=None, case=case) is None
+    assert getattr(_violation(*ranks[:3], STEP, says=None, case=case), "ranks", ()) == (2, 3)
 
 
 def test_only_ranks_unlike_their_layout_are_blamed() -> None:

@@ -35,11 +35,7 @@ from zerocheck.run.records.tally import tally
 
 
 def shown(
-    records: list[Record],
-    *,
-    terminal: bool,
-    plain_seconds: float = 10.0,
-    detail: Detail = "normal",
+    records: list[Record], *, terminal: bool, plain_seconds: float = 10.0, detail: Detail = "normal"
 ) -> str:
     file = io.StringIO()
     console = Console(

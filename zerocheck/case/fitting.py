@@ -189,7 +189,8 @@ def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
     if experts > 1:
         count = experts * min(each, max(1, 16 // experts))
         blocks = [_replace(one, experts=count) for one in blocks]
-    if stages > 1:
+    if stages > 1:  # the order of forwards and recomputations is the schedule's
+        blocks = [_replace(b, checkpoint=b.checkpoint and b.kind != "batch_norm") for b in blocks]
         blocks += [Block(kind="mlp")] * (stages * each - 2 - len(blocks))
         changes |= {"calls": None, "tied": False, "unused": False}
         data = _replace(data, masked=False)

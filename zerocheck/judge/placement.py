@@ -24,7 +24,7 @@ the parameters, of all exposed parameters, of all whole ones, or of one of these
 copy of them, whatever it is called; so it is with the parameters that learn alone. Buffers of other
 sizes are not said to be one: how much a sharder needs to communicate follows from no declaration.
 An implementation that exposes no states, or no gradients, has memory for them that looks the same,
-and is asked for no copies.
+and a stage of a pipeline keeps activations of any size: they are asked for no copies.
 
 Of a kind that no rank exposes, nobody knows which ranks own what: a rank may hold whole tensors, or
 nothing. Then ranks are compared together: those of one replica hold each element once, and the
@@ -283,7 +283,7 @@ def compares_copies(case: Case, measured: Sequence[Measured]) -> bool:
     roles = {one.role for rank in measured for one in rank.exposed}
     hidden = states_of(case.optimizer) and roles <= OF_NO_STATE
     told = "gradient" in roles and not hidden and not _offloaded(case)
-    return told and not measured[0].on_gpu
+    return told and not measured[0].on_gpu and not case.axes.has("pp")
 
 
 def _copy(case: Case, measured: Measured, padding: Counter[int]) -> tuple[int, ...]:

@@ -291,9 +291,7 @@ def test_what_the_engine_is_given(config: Write) -> None:
 
 
 @needs_deepspeed
-def test_a_case_that_says_something_else_is_refused(
-    config: Write,
-) -> None:
+def test_a_case_that_says_something_else_is_refused(config: Write) -> None:
     name = config({"gradient_predivide_factor": 2, "gradient_clipping": 0.5})
     kind = loading.load(name)
     case = merged(Case(), read(name).fixed, source="it")

@@ -52,7 +52,7 @@ def settings() -> Iterator[GlobalSetting]:
     for name in ("meta_path", "path_hooks"):
         listed = getattr(sys, name)
         put_all = partial(_fill, listed)
-        yield GlobalSetting(f"sys.{name}", partial(_copy, listed), put_all, lasting=True)
+        yield GlobalSetting(f"sys.{name}", listed.copy, put_all, lasting=True)
     yield GlobalSetting("sys.path", _Path(), partial(_fill, sys.path), lasting=True)
     yield GlobalSetting("filters of warnings", _filters, _set_filters, lasting=True)
     yield GlobalSetting("signal handlers", _handlers, _set_handlers, lasting=True)
@@ -70,12 +70,13 @@ def settings() -> Iterator[GlobalSetting]:
     yield GlobalSetting("thresholds of garbage collection", gc.get_threshold, _set_threshold)
     yield GlobalSetting(
         "callbacks of garbage collection",
-        partial(_copy, gc.callbacks),
+        gc.callbacks.copy,
         partial(_fill, gc.callbacks),
         lasting=True,
     )
     yield GlobalSetting("timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
-    yield GlobalSetting("locale", partial(locale.setlocale, locale.LC_ALL), _set_locale)
+    of_all = partial(locale.setlocale, locale.LC_ALL)
+    yield GlobalSetting("locale", of_all, of_all)
     for name in _LIMITS:
         limit = getattr(resource, f"RLIMIT_{name}")
         yield GlobalSetting(
@@ -169,10 +170,6 @@ def _threads() -> int:
     )
 
 
-def _copy(listed: list[Any]) -> list[Any]:
-    return listed[:]
-
-
 def _fill(listed: list[Any], value: list[Any]) -> None:
     listed[:] = value
 
@@ -229,10 +226,6 @@ def _collect(value: bool) -> None:
 
 def _set_threshold(value: tuple[int, int, int]) -> None:
     gc.set_threshold(*value)
-
-
-def _set_locale(value: str) -> None:
-    locale.setlocale(locale.LC_ALL, value)
 
 
 def _file(descriptor: int) -> tuple[int, int]:

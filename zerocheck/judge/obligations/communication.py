@@ -2,7 +2,8 @@
 
 There is no tolerance: kinds, bytes, dtypes and sizes of groups are compared one by one, in the
 order in which they are called, and with the layout their phases too. Messages between two ranks
-(send, recv) differ from rank to rank, and are compared with the layout alone.
+(send, recv) differ from rank to rank, and are compared with the layout alone, as are the bytes of
+an all-to-all. Stages of a pipeline call collectives of their own.
 
 How much is sent in units of Psi is a figure for reports: see `paper`.
 """
@@ -27,7 +28,7 @@ def check(case: Case, measured: Sequence[Measured]) -> Checked:
     for number in range(max((len(one.calls) for one in measured), default=0)):
         step = case.training.first + number
         observed = [one.calls[number] if number < len(one.calls) else () for one in measured]
-        violation = _apart(observed, step) or _unlike_layout(case, measured, observed, step)
+        violation = _apart(case, observed, step) or _unlike_layout(case, measured, observed, step)
         if violation is not None:
             found.setdefault((violation.role, violation.causes, violation.ranks), violation)
     steps = any(one.steps for one in measured)
@@ -56,12 +57,14 @@ def predicted(layout: Layout, step: int) -> tuple[Call, ...]:
     return tuple(call for call in layout.calls or () if call.step in (at, -1))
 
 
-def _apart(observed: Sequence[Sequence[Call]], step: int) -> Violation | None:
-    """Find the first call in which a rank differs from rank 0."""
+def _apart(case: Case, observed: Sequence[Sequence[Call]], step: int) -> Violation | None:
+    """Find the first call in which a rank differs from the first rank of its stage."""
     moved = [[call for call in calls if call.kind not in ("send", "recv")] for calls in observed]
-    first = moved[0]
+    stages = [case.axes.coordinate(rank, "pp") for rank in range(len(moved))]
     for rank, calls in enumerate(moved):
-        place = _first_difference([_key(one) for one in first], [_key(one) for one in calls])
+        peer = stages.index(stages[rank])
+        first = moved[peer]
+        place = _first_difference([_among(one) for one in first], [_among(one) for one in calls])
         if place is None:
             continue
         here, there = _at(calls, place), _at(first, place)
@@ -72,13 +75,13 @@ def _apart(observed: Sequence[Sequence[Call]], step: int) -> Violation | None:
             step=step,
             role=at.kind,
             tensors=(),
-            ranks=(0, rank),
+            ranks=(peer, rank),
             observed=float(here.bytes if here else 0),
             expected=float(there.bytes if there else 0),
             bound=0.0,
             explanation=(
                 f"in the {at.phase} of step {step}, rank {rank} calls {_words(here)} as collective "
-                f"{place + 1} of the step, and rank 0 {_words(there)}"
+                f"{place + 1} of the step, and rank {peer} {_words(there)}"
             ),
             wrong=len(calls),
             total=len(first),
@@ -143,6 +146,11 @@ def _predicted(measured: Measured, step: int) -> tuple[Call, ...] | None:
 
 def _key(call: Call) -> tuple[object, ...]:
     return call.kind, call.bytes, call.ranks, call.dtype
+
+
+def _among(call: Call) -> tuple[object, ...]:
+    """Return what is the same on all ranks of a call."""
+    return call.kind, 0 if call.kind == "all_to_all" else call.bytes, call.ranks, call.dtype
 
 
 def _place(call: Call) -> tuple[object, ...]:
