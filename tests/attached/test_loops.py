@@ -94,7 +94,6 @@ def test_weights_that_no_optimizer_has(tmp_path: Path, where: str) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_parameters_that_are_frozen_or_used_after_the_step(tmp_path: Path, frozen: bool) -> None:
-    """Used by another backward, as by that of a generator's loss through the discriminator."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     check = attached(model, optimizer, tmp_path, reference=net)

@@ -55,8 +55,9 @@ def test_an_own_class_shows_what_it_keeps_in_attributes(parameters: list[nn.Para
 
 def test_optimizers_of_other_parameters_are_not_taken(parameters: list[nn.Parameter]) -> None:
     averages = torch.optim.AdamW([nn.Parameter(torch.ones(3))])
-    found = Optimizers(Stepping(averages=averages), parameters)
-    assert not found.inner
+    assert not Optimizers(Stepping(averages=averages), parameters).inner
+    assert not Optimizers(averages, parameters).has_some
+    assert Optimizers(torch.optim.AdamW([{"params": []}]), parameters).has_some
 
 
 def test_several_are_stepped_and_cleared(parameters: list[nn.Parameter]) -> None:

@@ -68,9 +68,9 @@ class Optimizers:
 
     @property
     def has_some(self) -> bool:
-        """True if some group has a parameter of the model; else they were made before it."""
-        groups = self.groups()
-        return any(id(its) in self._known for group in groups for its in group["params"])
+        """True if some parameters of groups, if any, are of the model; else made before it was."""
+        ids = {id(its) for group in self.groups() for its in group["params"]}
+        return not ids or not ids.isdisjoint(self._known)
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Every visible parameter group, of wrappers and of their inner optimizers, once."""
