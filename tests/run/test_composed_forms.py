@@ -33,7 +33,7 @@ def forms(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_holds(forms: Path, form: str) -> None:
     asked = ("--world-sizes", "2,4", "--obligations", "equivalence,resume", "--seed", "3")
@@ -43,7 +43,7 @@ def test_a_form_holds(forms: Path, form: str) -> None:
 BUGS = tomllib.loads((Path(__file__).parent / "composed_bugs.toml").read_text())
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught_first_and_named(forms: Path, name: str) -> None:
     bug = BUGS[name]
