@@ -58,8 +58,8 @@ def test_most_cases_have_an_axis_that_is_handled_and_a_model_that_it_splits(axis
     assert len(having) >= 90  # one world size in five has one rank
     assert {case.axes.size(axis) for case in having} == {2, 3, 4, 8}
     for case in having:
-        blocks, parts = case.model.blocks, case.axes.size(axis)
-        assert axis == "tp" or not any(one.dropout for one in blocks)
+        model, blocks, parts = case.model, case.model.blocks, case.axes.size(axis)
+        assert not any(one.dropout for one in blocks)
         if axis == "cp":
             assert case.data.length % (2 * parts) == 0
             assert all(one.heads % parts == 0 for one in blocks if one.kind == "attention")
@@ -67,7 +67,10 @@ def test_most_cases_have_an_axis_that_is_handled_and_a_model_that_it_splits(axis
         elif axis == "ep":
             counts = [one.experts for one in blocks if one.kind == "experts"]
             assert counts and not any(count % parts for count in counts)
-        elif axis == "pp":
+        elif axis == "tp":
+            assert {one.kind for one in blocks} & {"layer_norm", "rms_norm"}
+            assert model.width % parts == model.outputs % parts == case.data.length % parts == 0
+        else:
             assert len(blocks) + 2 >= parts and case.training.microbatches % parts == 0
 
 

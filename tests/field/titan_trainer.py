@@ -104,18 +104,15 @@ def trainer_of(given: argparse.Namespace) -> Any:
         mock.patch.object(titan.Trainer, "init_distributed", already),
     ):
         trainer = titan.Trainer(config)
+    layers = [layer for part in trainer.model_parts for layer in part.layers.values()]
     for module in [one for part in trainer.model_parts for one in part.modules()]:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-            if given.fault == "a layer divided by ep" and module in layers_of(trainer):
+            if given.fault == "a layer divided by ep" and module in layers:
                 module.set_gradient_divide_factor(float(given.ep))
     if given.pp > 1:
         in_microbatches(trainer.pp_schedule)
     return trainer
-
-
-def layers_of(trainer: Any) -> list[nn.Module]:
-    return [layer for part in trainer.model_parts for layer in part.layers.values()]
 
 
 def in_microbatches(schedule: Any) -> None:

@@ -165,8 +165,8 @@ def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
     """
     tensors, sequences, experts, stages = case.sharding.inner
     tensors = tensors if fixed.get("sharding.tensor_parallel") == "often" else 1
-    parted = case.model.user is None and tensors * sequences * experts * stages > 1
-    if not parted or not PARTED.isdisjoint(fixed):
+    several = tensors * sequences * experts * stages > 1
+    if not several or case.model.user is not None or not PARTED.isdisjoint(fixed):
         return case
     model, data, training = case.model, case.data, case.training
     each = 1 + case.seed // 2 % 2  # parts of a rank: where they are several, their order counts
@@ -175,12 +175,12 @@ def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
     # Bounds are estimated in fp32.
     blocks = [_replace(block, dropout=0.0, dtype="fp32") for block in model.blocks]
     if parts > 1:
-        blocks = [_replace(one, kind=_BY_TOKEN.get(one.kind, one.kind)) for one in blocks]
+        blocks = [_replace(b, kind=_BY_TOKEN.get(b.kind, b.kind)) for b in blocks]
         changes["stem"] = "dense" if model.stem == "conv" else model.stem
         changes["outputs"] = _multiple(model.outputs, tensors)
     needed: dict[BlockKind, int] = {"attention": sequences, "experts": experts, "rms_norm": tensors}
     new = [kind for kind, ranks in needed.items() if ranks > 1]
-    blocks += [Block(kind=kind) for kind in new if all(one.kind != kind for one in blocks)]
+    blocks += [Block(kind=kind) for kind in new if all(b.kind != kind for b in blocks)]
     if len(blocks) > len(model.blocks) or experts > 1:
         changes["calls"] = None
     if parts > 1:
@@ -188,7 +188,7 @@ def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
         data = _replace(data, length=_multiple(data.length, 2 * parts))  # zigzag has 2 parts
     if experts > 1:
         count = experts * min(each, max(1, 16 // experts))
-        blocks = [_replace(one, experts=count) for one in blocks]
+        blocks = [_replace(b, experts=count) for b in blocks]
     if stages > 1:  # the order of forwards and recomputations is the schedule's
         blocks = [_replace(b, checkpoint=b.checkpoint and b.kind != "batch_norm") for b in blocks]
         blocks += [Block(kind="mlp")] * (stages * each - 2 - len(blocks))

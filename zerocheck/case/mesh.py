@@ -138,7 +138,7 @@ class Mesh:
 
 
 Frequency = Literal["often", "seldom"]
-"""How often cases have an inner axis, in fixed fields in place of its size."""
+"""Share of the drawn cases that have an inner axis. Fixed fields have it in place of a size."""
 
 
 def frequencies_of(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Frequency]]:

@@ -68,7 +68,7 @@ class Optimizers:
 
     @property
     def has_some(self) -> bool:
-        """True if some parameters of groups, if any, are of the model; else made before it was."""
+        """False if groups have parameters, and none is of the model: they were made before it."""
         ids = {id(its) for group in self.groups() for its in group["params"]}
         return not ids or not ids.isdisjoint(self._known)
 

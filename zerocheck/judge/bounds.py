@@ -145,11 +145,7 @@ def narrow_norm_relative(elements: int, narrow: float, world_size: int, format: 
 
 
 def clipped(
-    gradient_: torch.Tensor,
-    coefficient: float,
-    format: Format = FP32,
-    *,
-    all_narrow: bool = False,
+    gradient_: torch.Tensor, coefficient: float, format: Format = FP32, *, all_narrow: bool = False
 ) -> Enclosure:
     """Enclose the gradient times the coefficient, given the reported norm.
 

@@ -268,12 +268,7 @@ def _first_double(ranks: list[int]) -> int:
 
 
 def _violation(
-    step: int,
-    role: str,
-    name: str,
-    ranks: tuple[int, ...],
-    text: str,
-    causes: tuple[str, ...],
+    step: int, role: str, name: str, ranks: tuple[int, ...], text: str, causes: tuple[str, ...]
 ) -> Violation:
     explanation = Explanation.of(causes, said(causes), text)
     return Violation(

@@ -171,10 +171,7 @@ class WrongUpdate:
             yield self._segment(wrong, there, previous)
 
     def _segment(
-        self,
-        wrong: WrongRole,
-        elements: Positions | None,
-        previous: torch.Tensor | None,
+        self, wrong: WrongRole, elements: Positions | None, previous: torch.Tensor | None
     ) -> Segment:
         recipe, update = self.recipe, self.update
         after, (rule, part, place) = update.after, wrong.part

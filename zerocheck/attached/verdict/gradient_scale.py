@@ -112,8 +112,10 @@ def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) 
     if abs(factor - 1) <= bound:
         return None
     every = known_factors(summary, semantics)
-    known = {one.cause: one.words for one in every if abs(factor - one.factor) <= bound}
-    said = telling(known, summary.forwards).values()
+    fitting = [weights for weights in every if abs(factor - weights.factor) <= bound]
+    known = {weights.cause: weights.words for weights in fitting}
+    joint = {weights.cause: weights.joint for weights in fitting if weights.joint}
+    said = telling(known, summary.forwards, joint).values()
     words = "; or ".join(one.removeprefix("gradient is ") for one in said)
     words = words or f"{factor:.3g} times what it must be"
     return Violation(

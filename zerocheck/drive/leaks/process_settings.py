@@ -75,8 +75,8 @@ def settings() -> Iterator[GlobalSetting]:
         lasting=True,
     )
     yield GlobalSetting("timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
-    of_all = partial(locale.setlocale, locale.LC_ALL)
-    yield GlobalSetting("locale", of_all, of_all)
+    locale_of_all = partial(locale.setlocale, locale.LC_ALL)
+    yield GlobalSetting("locale", locale_of_all, locale_of_all)
     for name in _LIMITS:
         limit = getattr(resource, f"RLIMIT_{name}")
         yield GlobalSetting(

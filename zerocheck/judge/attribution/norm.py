@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from ... import causes as bugs
 from ...floating_point import U
+from ...protocol.verdicts import Explanation
 from ..assemble import RoleState
 from ..diagnose.clip import sets_of_paths, within
 from ..layout import ParameterLayout
@@ -29,9 +31,6 @@ that is none of a dozen numbers passes for one of them in 2 of 100 parts then.""
 
 MOST_ANSWERS = 2
 """Parts that explain a norm alike. Of more, all may be there by chance."""
-
-
-OWN_NORM = ", each the coefficient of their own norm"
 
 
 def squares(gradient: RoleState, layout: ParameterLayout) -> Squares:
@@ -130,11 +129,11 @@ def by_coefficients(
     layout: ParameterLayout,
     coefficient: Callable[[float], float],
     relative: float,
-) -> str:
+) -> Explanation:
     """Say which tensors a clipped gradient has multiplied by which coefficient, or nothing.
 
     coefficient: of a norm; relative: error of a norm. Tensors of one coefficient belong together;
-    where it is that of the norm of these alone, the sentence says so.
+    where it is that of the norm of these alone, that is the cause.
     """
     eta = max(format.eta for format, _ in layout.formats.parts)
     ratios: list[tuple[float, list[str], float]] = []
@@ -147,7 +146,7 @@ def by_coefficients(
         ratio = float((before * after).sum()) / square
         error = float((after - ratio * before).abs().max())
         if not error <= 8 * U * float(after.abs().max()) + eta:
-            return ""
+            return Explanation("")
         for number, (other, names, sum_) in enumerate(ratios):
             if abs(ratio - other) <= 1e-5 * abs(other):
                 ratios[number] = (other, [*names, place.name], sum_ + square)
@@ -155,7 +154,7 @@ def by_coefficients(
         else:
             ratios.append((ratio, [place.name], square))
     if len(ratios) < 2:
-        return ""
+        return Explanation("")
     own = all(
         abs(coefficient(math.sqrt(square)) - ratio) <= (relative + 1e-5) * abs(ratio)
         for ratio, _, square in ratios
@@ -164,4 +163,8 @@ def by_coefficients(
         f"the gradient of {tensors(names, layout)} is multiplied by {ratio:.6g}"
         for ratio, names, _ in ratios[:4]
     )
-    return words + (OWN_NORM if own else "")
+    if own:
+        return Explanation(
+            f"{words}, each the coefficient of their own norm", (bugs.CLIPPED_IN_PARTS,)
+        )
+    return Explanation(words)

@@ -114,9 +114,10 @@ def unreduced(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
 def before_an_exchange(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
     """Return what is wrong if ranks compute together, and some gradients are right: a hint."""
     mesh, layout, exact = evidence.case.axes, evidence.layout, evidence.enclosure.exact
-    parts = [slice(one.start, one.stop) for one in layout.places]
-    last = [part for part in parts if bool(exact[part].any())][-1:]  # it is behind all exchanges
-    if mesh.parts("activations") == 1 or not last or bool(wrong[last[0]].any()):
+    tensors = [slice(place.start, place.stop) for place in layout.places]
+    moved = [tensor for tensor in tensors if bool(exact[tensor].any())]
+    # The last tensor is behind all exchanges.
+    if mesh.parts("activations") == 1 or not moved or bool(wrong[moved[-1]].any()):
         return None
     if not mesh.has("pp"):
         text = "the losses are right, and some gradients: what comes before an exchange of ranks "

@@ -108,8 +108,12 @@ def _left_out_group(norm: Norm, kind: str) -> tuple[str, ...]:
 
 def _is_without(gone: Collection[str], norm: Norm, kind: str) -> bool:
     rest = [value for name, value in norm.by_tensor.items() if name not in gone]
-    value = max(rest, default=0.0) if kind == "inf" else math.sqrt(sum(x * x for x in rest))
-    return bool(rest) and _near(norm, value)
+    return bool(rest) and _near(norm, norm_together(rest, kind))
+
+
+def norm_together(norms: Iterable[float], kind: str) -> float:
+    """Return the norm of all parts, given that of each."""
+    return max(norms, default=0.0) if kind == "inf" else math.hypot(*norms)
 
 
 AT_ONCE = 8
@@ -263,11 +267,7 @@ def clip_causes(
 
 
 def _is(
-    part: torch.Tensor,
-    before: torch.Tensor,
-    factor: float,
-    formats: Formats,
-    relative: float = 0.0,
+    part: torch.Tensor, before: torch.Tensor, factor: float, formats: Formats, relative: float = 0.0
 ) -> bool:
     """Return True if two products agree within twice the bound of one. relative: of the factor."""
 

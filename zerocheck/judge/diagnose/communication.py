@@ -30,11 +30,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def causes(
-    case: Case,
-    calls: Sequence[Call],
-    says: Sequence[Call],
-    *,
-    frozen: Sequence[Call] | None = None,
+    case: Case, calls: Sequence[Call], says: Sequence[Call], *, frozen: Sequence[Call] | None = None
 ) -> tuple[str, ...]:
     """Find all causes that turn the calls predicted for a step into the observed ones.
 

@@ -92,6 +92,7 @@ class Candidate(NamedTuple):
     name: str
     sentence: str
     enclosures: list[Enclosing]
+    joint: str = ""
 
 
 def sentences_of(candidates: Iterable[Candidate]) -> dict[str, str]:

@@ -74,7 +74,8 @@ def causes(evidence: Evidence) -> Explanation:
     sentences = sentences_of(found)
     if ranks.could_be_raced(evidence, sentences):
         sentences[bugs.REDUCTION_NOT_WAITED_FOR] = ranks.LATE
-    said = weights.telling(sentences, evidence.passes.gradients.shape[1])
+    joint = {candidate.name: candidate.joint for candidate in found if candidate.joint}
+    said = weights.telling(sentences, evidence.passes.gradients.shape[1], joint)
     return Explanation("; or ".join(dict.fromkeys(said.values())), tuple(sentences), sentences)
 
 
@@ -124,7 +125,7 @@ def candidates(evidence: Evidence, wrong: torch.Tensor) -> Iterator[Candidate]:
             else:
                 holders = range(1 if one.alike else its.ranks)
                 made = [weighted(evidence, one.on(rank)) for rank in holders]
-            yield Candidate(one.cause, one.words, made)
+            yield Candidate(one.cause, one.words, made, one.joint)
 
     yield from _past_wrapper(evidence)
     yield from known(weights.of_axes, weights.factors, weights.of_loss_scale, weights.of_ranks)

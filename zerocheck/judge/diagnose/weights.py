@@ -36,6 +36,11 @@ class ReductionSetting(NamedTuple):
     """Sizes of further axes of a job, by their names, that split sequences or experts."""
 
     @property
+    def mesh_axes(self) -> dict[str, int]:
+        """Sizes of the axes of the mesh, by their names."""
+        return dict(zip(self.mesh.names, self.mesh.sizes, strict=True)) if self.mesh else {}
+
+    @property
     def ones(self) -> torch.Tensor:
         """Right weights, (ranks, microbatches) in float64."""
         return torch.ones(self.ranks, self.microbatches, dtype=torch.float64)
@@ -50,6 +55,8 @@ class KnownWeights(NamedTuple):
     """Weights (ranks, microbatches) of the gradient that a rank holds."""
     alike: bool = False
     """True if they are the same on every rank."""
+    joint: str = ""
+    """Words of this and of others that give the same, together."""
 
     @property
     def factor(self) -> float:
@@ -85,25 +92,32 @@ def _in_groups(
     return KnownWeights(cause, words, on)
 
 
-_AXIS = ", an axis of the mesh, has "
-
-
 def of_axes(s: ReductionSetting) -> Iterator[KnownWeights]:
     """Iterate over gradients that are too large or too small by the size of an axis."""
     axes, composed = s.axes, s.mesh is not None and s.mesh.parts("activations") > 1
     if s.mesh is not None and len(s.mesh.axes) > 1:
-        axes = dict(zip(s.mesh.names, s.mesh.sizes, strict=True))
-    for name, size in axes.items():
-        all_ranks = size == s.ranks and not (composed and name != "shard")
-        times, over = (of(axis=name if name in AXES else "axis") for of in bugs.OF_AXES)
-        if name == "shard" and s.mesh is not None and s.mesh.data_parallel_size == size:
-            times, over = bugs.GRADIENT_TIMES_W, bugs.GRADIENT_OVER_W  # of what reads samples
-        whose = f"{name}{_AXIS}{size} ranks, and it is"
-        if size > 1 and not all_ranks:
-            words = f"gradient is {size} times too large: {whose} not divided by them"
-            yield _alike(times, words, s.ones * size)
-            words = f"gradient is {size} times too small: {whose} divided by them once too often"
-            yield _alike(over, words, s.ones / size)
+        axes = s.mesh_axes
+    for size in dict.fromkeys(axes.values()):
+        names = [name for name, its in axes.items() if its == size > 1]
+        if size == s.ranks:
+            names = [name for name in names if composed and name != "shard"]
+        for name in names:
+            times, over = (of(axis=name if name in AXES else "axis") for of in bugs.OF_AXES)
+            if name == "shard" and s.mesh is not None and s.mesh.data_parallel_size == size:
+                times, over = bugs.GRADIENT_TIMES_W, bugs.GRADIENT_OVER_W  # of what reads samples
+            for cause, large in ((times, True), (over, False)):
+                words, joint = (_of_axis(some, size, large=large) for some in ([name], names))
+                weights = s.ones * size if large else s.ones / size
+                yield _alike(cause, words, weights)._replace(joint=joint)
+
+
+def _of_axis(names: Sequence[str], size: int, *, large: bool) -> str:
+    """Say which axes of this size a gradient is scaled by; one of them, if there are several."""
+    whose = "an axis of the mesh, has" if len(names) == 1 else "axes of the mesh, have"
+    whose = f"{' or '.join(names)}, {whose} {size} ranks, and it is"
+    if large:
+        return f"gradient is {size} times too large: {whose} not divided by them"
+    return f"gradient is {size} times too small: {whose} divided by them once too often"
 
 
 def factors(s: ReductionSetting) -> Iterator[KnownWeights]:
@@ -337,9 +351,9 @@ def of_microbatches(s: ReductionSetting) -> Iterator[KnownWeights]:
     yield from _dropped(s)
     if s.ranks == 1 or count == 1:
         return
-    for size in sorted({s.ranks, *(s.mesh.sizes if s.mesh is not None else ())} - {1}):
-        names = [axis.name for axis in s.mesh.axes if axis.size == size] if s.mesh else []
-        by = f"by {'W' if size == s.ranks else ' or '.join(names)} once more"
+    for size in sorted({s.ranks, *s.mesh_axes.values()} - {1}):
+        names = ["W"] if size == s.ranks else [n for n, its in s.mesh_axes.items() if its == size]
+        by = f"by {' or '.join(names)} once more"
         for verb, factor in (("divides", 1 / size), ("multiplies", size)):
             words = f"each microbatch {verb} the sum of those before it {by}"
             yield _alike(bugs.ACCUMULATOR_RESCALED, words, _scaled_again(s, factor))
@@ -395,20 +409,17 @@ _OF_ALL_RANKS = (
 """Causes that say less than the size of an axis does."""
 
 
-def telling(sentences: Mapping[str, str], microbatches: int) -> dict[str, str]:
+def telling(
+    sentences: Mapping[str, str], microbatches: int, joint: Mapping[str, str]
+) -> dict[str, str]:
     """Return the sentences to print of causes that coincide: those that add nothing are left out.
 
-    sentences: by cause. A doubled gradient has a reason if another cause gives the same, and one
-    microbatch of one is the gradient.
+    sentences: by cause; joint: by cause, of axes that give the same. A doubled gradient has a
+    reason if another cause gives the same, and one microbatch of one is the gradient.
     """
-    said = dict(sentences)
-    of_axis = [cause for cause, sentence in said.items() if _AXIS in sentence]
-    if len(of_axis) > 1:
-        names = [said[cause].partition(": ")[2].partition(_AXIS)[0] for cause in of_axis]
-        both = f"{' or '.join(dict.fromkeys(names))}, axes of the mesh, have "
-        said |= dict.fromkeys(of_axis, said[of_axis[0]].replace(f"{names[0]}{_AXIS}", both))
-    if of_axis:
-        said = {k: words for k, words in said.items() if k in of_axis or k not in _OF_ALL_RANKS}
+    said = {**sentences, **joint}
+    if joint:
+        said = {k: words for k, words in said.items() if k in joint or k not in _OF_ALL_RANKS}
     of_one = (bugs.MICROBATCH_DROPPED, bugs.MICROBATCH_DOUBLED) if microbatches == 1 else ()
     for cause in (*of_one, bugs.GRADIENT_DOUBLED):
         if len(said) > 1:

@@ -7,20 +7,19 @@ norm, since a correct fp32 norm can be thousands of units of round-off away on l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from ... import causes as bugs
 from ...case.schema import Case
 from ...contract.semantics import Semantics
 from ...floating_point import Enclosure
 from ...protocol.verdicts import Explanation, Violation, with_attribution
 from ..assemble import RoleState
 from ..attribution.gradient import case_numbers
-from ..attribution.guard import guarded
-from ..attribution.norm import OWN_NORM, by_coefficients, squares
+from ..attribution.guard import explained, guarded
 from ..attribution.norm import attribution as norm_attribution
+from ..attribution.norm import by_coefficients, squares
 from ..clipping import (
     clipped_enclosure,
     coefficient,
@@ -33,8 +32,9 @@ from ..clipping import (
 )
 from ..compare import compare, compare_pieces, describe
 from ..context import StepContext
-from ..diagnose.clip import Norm, clip_causes, norm_explanation
+from ..diagnose.clip import Norm, clip_causes, norm_explanation, norm_together
 from ..layout import Formats, ParameterLayout
+from ..manifest_plan import cover_of
 from ..obligation import Checked, ObligationCheck
 from ..pieces import Positions, split
 
@@ -74,14 +74,14 @@ def check_norm(
     wrong: list[Norm] = []
     for rank, (norm, exact, _) in bad.items():
         elements = elements_of(gradient, rank)
-        part = gradient.parts[rank]
+        part, by_tensor = gradient.parts[rank], _by_tensor(gradient, rank, layout, case)
         wrong.append(
             Norm(
                 norm, exact, elements, gradient.parts, rank, len(part) == len(elements), previous,
                 *_norm_bound(elements, formats, case),
                 {str(format.dtype): of_elements(elements, e) for format, e in formats.parts},
-                loss_scale, case.axes.size("replicate"), _by_tensor(gradient, rank, layout, case),
-                _elsewhere(gradient, rank, case), _along(gradient, rank, layout, case),
+                loss_scale, case.axes.size("replicate"), by_tensor,
+                *_by_axis(gradient, rank, by_tensor, case),
             )
         )  # fmt: skip
     explanation = norm_explanation(wrong, case.training.norm)
@@ -142,43 +142,40 @@ def _by_tensor(
     return norms
 
 
-def _elsewhere(gradient: RoleState, rank: int, case: Case) -> dict[str, frozenset[str]]:
-    """Return the parameters that only the other ranks along an axis hold, by words for these."""
-    mesh = case.axes
+def _by_axis(
+    gradient: RoleState, rank: int, by_tensor: Mapping[str, float], case: Case
+) -> tuple[dict[str, frozenset[str]], list[tuple[str, list[float], int]]]:
+    """Return `Norm.groups` of what other ranks along an axis hold, and `Norm.along`.
+
+    The latter of the elements at each place along an axis, and of whole parameters.
+    """
+    mesh, whole = case.axes, gradient.as_of(rank)
     axes = mesh.names if mesh.parts("activations") > 1 else ()
-    held = {axis: [set[str]() for _ in range(mesh.size(axis))] for axis in axes}
+    places = {
+        axis: [
+            [plan for r, plan in enumerate(gradient.plans) if mesh.coordinate(r, axis) == place]
+            for place in range(mesh.size(axis))
+        ]
+        for axis in axes
+    }
+    names = {
+        axis: [frozenset[str]().union(*(plan.present for plan in plans)) for plans in places[axis]]
+        for axis in axes
+    }
+    missing: dict[str, frozenset[str]] = {}
+    along: list[tuple[str, list[float], int]] = []
     for axis in axes:
-        for other, plan in enumerate(gradient.plans):
-            held[axis][mesh.coordinate(other, axis)] |= plan.present
-    missing = {}
-    for axis in axes:
-        gone = gradient.present - held[axis][mesh.coordinate(rank, axis)]
-        words = f"the other ranks along {axis}"
+        here = mesh.coordinate(rank, axis)
+        gone, words = gradient.present - names[axis][here], f"the other ranks along {axis}"
         missing[words] = gone
-        words += " that all ranks along"
-        missing |= {f"{words} {one} hold": gone.intersection(*held[one]) for one in axes}
-    return {words: names for words, names in missing.items() if names}
-
-
-def _along(
-    gradient: RoleState, rank: int, layout: ParameterLayout, case: Case
-) -> list[tuple[str, list[float], int]]:
-    """Return the norms of the elements, and of the parameters, at each place along an axis."""
-    mesh, whole, covered = case.axes, gradient.as_of(rank), gradient.covered()
-    norms: list[tuple[str, list[float], int]] = []
-    for axis in mesh.names if mesh.parts("activations") > 1 else ():
-        for elements in (True, False):
-            parts = []
-            for place in range(mesh.size(axis)):
-                held = torch.zeros(len(whole), dtype=torch.bool)
-                for other, plan in enumerate(gradient.plans):
-                    if mesh.coordinate(other, axis) == place and elements:
-                        held[slice(None) if plan.index is None else plan.index] = True
-                    elif mesh.coordinate(other, axis) == place:
-                        held |= layout.spread([one.name in plan.present for one in layout.places])
-                parts.append(true_norm(whole[held if covered is None else held & covered], case))
-            norms.append((axis, parts, mesh.coordinate(rank, axis)))
-    return norms
+        for other in axes:
+            missing[f"{words} that all ranks along {other} hold"] = gone.intersection(*names[other])
+        masks = (cover_of(plans, len(whole)).mask for plans in places[axis])
+        elements = [true_norm(whole if mask is None else whole[mask], case) for mask in masks]
+        norms = ([by_tensor.get(name, 0.0) for name in its] for its in names[axis])
+        parameters = [norm_together(its, case.training.norm) for its in norms]
+        along += [(axis, elements, here), (axis, parameters, here)]
+    return {words: gone for words, gone in missing.items() if gone}, along
 
 
 def _norm_bound(elements: torch.Tensor, formats: Formats, case: Case) -> tuple[float, float]:
@@ -248,9 +245,11 @@ def check_clipped(
                 misfit.outside,
                 _local_coefficient(gradient, rank, layout, case, semantics),
             )
-            made_of = guarded(lambda: _by_coefficients(clipped, gradient, layout, case, semantics))
-            if made_of.endswith(OWN_NORM) and not explanation.causes:
-                explanation = Explanation.of((bugs.CLIPPED_IN_PARTS,), {}, made_of)
+            made_of = explained(
+                lambda: _by_coefficients(clipped, gradient, layout, case, semantics)
+            )
+            if made_of.causes and not explanation.causes:
+                explanation = made_of
             violation = describe(
                 misfit,
                 layout,
@@ -261,7 +260,7 @@ def check_clipped(
                 elements=plan.index,
                 explanation=explanation,
             )
-            return share, with_attribution(violation, made_of)
+            return share, with_attribution(violation, made_of.text)
     return share, None
 
 
@@ -271,7 +270,7 @@ def _by_coefficients(
     layout: ParameterLayout,
     case: Case,
     semantics: Semantics,
-) -> str:
+) -> Explanation:
     relative = norm_relative(gradient.whole, formats_of(gradient, layout), case)
     return by_coefficients(
         clipped, gradient, layout, lambda norm: coefficient(norm, case, semantics), relative

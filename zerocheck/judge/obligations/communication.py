@@ -144,17 +144,13 @@ def _predicted(measured: Measured, step: int) -> tuple[Call, ...] | None:
     return predicted(measured.layout, step)
 
 
-def _key(call: Call) -> tuple[object, ...]:
-    return call.kind, call.bytes, call.ranks, call.dtype
-
-
 def _among(call: Call) -> tuple[object, ...]:
     """Return what is the same on all ranks of a call."""
     return call.kind, 0 if call.kind == "all_to_all" else call.bytes, call.ranks, call.dtype
 
 
 def _place(call: Call) -> tuple[object, ...]:
-    return *_key(call), call.phase
+    return call.kind, call.bytes, call.ranks, call.dtype, call.phase
 
 
 def _first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:

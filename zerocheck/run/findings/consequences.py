@@ -51,9 +51,9 @@ def _follows(violation: Violation, source: Violation) -> bool:
         # Ranks whose gradients are not one and the same overflow each for itself.
         obligations |= {"gradient"}
     never_updated = bugs.NEVER_UPDATED in source.causes and violation.step > source.step
-    kept = bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT in violation.causes
+    uncleared = bugs.GRADIENT_OF_THE_PREVIOUS_STEP_KEPT in violation.causes
     wrong = set(violation.tensors) if violation.obligation == "gradient" else set()
-    if never_updated and (kept or (wrong and wrong <= {*source.tensors})):
+    if never_updated and (uncleared or (wrong and wrong <= {*source.tensors})):
         # Who does not have a parameter does not clear its gradient either.
         obligations |= {source.obligation}
     if violation.obligation == "gradient" and bugs.PARAMETERS_OF_THE_PREVIOUS_STEP in source.causes:

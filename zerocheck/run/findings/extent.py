@@ -172,9 +172,9 @@ def _needs(case: Case, needed: Sequence[tuple[str, Case]], *, from_world: bool) 
             met = at_least(lambda other: len(other.model.blocks))
             yield _Need(path, f"{len(value)} blocks", "with", met)
         elif type(value) is int and not _direct(case, reset, path):
-            more = value > value_at(reset, path)
-            text = f"{path} {value} or {'more' if more else 'less'}"
-            yield _Need(path, text, "with", _beyond(path, value, more=more))
+            sign = 1 if value > value_at(reset, path) else -1
+            text = f"{path} {value} or {'more' if sign > 0 else 'less'}"
+            yield _Need(path, text, "with", _beyond(path, value, sign))
         else:
             text = _lost(case, reset, path) or f"{path} {_plain(value)}"
             kind: Literal["where", "with"] = "where" if _is_clause(text) else "with"
@@ -186,9 +186,8 @@ def _having(names: Collection[str]) -> Callable[[WrongCase], bool]:
     return lambda other: not names or not {*features(other.case)}.isdisjoint(names)
 
 
-def _beyond(path: str, value: int, *, more: bool) -> Callable[[WrongCase], bool]:
-    """Return a test for a number at the path that is at least the value, or at most."""
-    sign = 1 if more else -1
+def _beyond(path: str, value: int, sign: int) -> Callable[[WrongCase], bool]:
+    """Return a test for a number at the path: at least the value, or at most, for a sign of -1."""
     return lambda other: bool(sign * value_at(other.case, path) >= sign * value)
 
 

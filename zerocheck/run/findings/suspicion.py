@@ -77,10 +77,7 @@ class Suspicion:
 
 
 def suspect(
-    bug: Bug,
-    before: CaseFinished | None,
-    ranks: RankPool,
-    obligations: Collection[Obligation],
+    bug: Bug, before: CaseFinished | None, ranks: RankPool, obligations: Collection[Obligation]
 ) -> Suspicion:
     """Run the case before that of the bug, then its own, on the same fresh rank processes.
 

@@ -206,10 +206,7 @@ def _has_fields(fixed: Mapping[str, object], fields: Mapping[str, object]) -> bo
 
 
 def complete(
-    found: list[Case],
-    options: RunOptions,
-    fixed: Mapping[str, object],
-    meshes: Sequence[MeshSizes],
+    found: list[Case], options: RunOptions, fixed: Mapping[str, object], meshes: Sequence[MeshSizes]
 ) -> None:
     """Add a case for every row of NEEDED that none of a few cases would exercise for sure.
 

@@ -114,7 +114,6 @@ class Plan:
         self._streams: defaultdict[str, list[Stream]] = defaultdict(list)
         self._replacements: dict[str, Replacements] = {}
         self.coverage: list[Coverage] = []
-        self._fixed: dict[str, Mapping[str, object]] = {}
         """What is to be exercised on each implementation."""
         queues = [
             [PlannedCase(name, case) for case in self._cases(name, described[name], ask)]
@@ -166,20 +165,21 @@ class Plan:
 
     def _cases(self, name: str, described: Description, ask: Ask) -> list[Case]:
         fixed = fixed_fields(self._options, described, own=not is_built_in(name))
-        self._fixed[name] = fixed
         ignored, model = tuple(_ignored(described, fixed)), _model(described)
         steps = bool(set(self._options.obligations) & {*EQUIVALENCE, *MEMORY})
-        cases = self._steps(name, described, ask) if steps else []
+        cases = self._steps(name, described, fixed, ignored, ask) if steps else []
         if name not in self._arrays:
             features = OF_STEPS if steps else OF_RESUME
             self.coverage.append(
                 Coverage(implementation=name, features=features, ignored=ignored, model=model)
             )
         if set(self._options.obligations) & set(RESUME):
-            cases += self._resumed(name, described, ask)
+            cases += self._resumed(name, described, fixed, ask)
         return cases
 
-    def _resumed(self, name: str, described: Description, ask: Ask) -> list[Case]:
+    def _resumed(
+        self, name: str, described: Description, fixed: Mapping[str, object], ask: Ask
+    ) -> list[Case]:
         """Cases with checkpoints; one of an implementation that has none, which says so."""
         options = self._options
         count = PROFILES[options.profile].resumed if described.resumes else 1
@@ -193,7 +193,7 @@ class Plan:
             draw_resumed,
             seed=options.seed + 1,
             world_sizes=sizes,
-            fixed=self._fixed[name],
+            fixed=fixed,
             into=described.exchanges if name in described.exchanges else (),
             having=options.features,
             replicates="replicate" in described.axes,
@@ -207,11 +207,17 @@ class Plan:
             cases, key=lambda case: sum(segment.world_size for segment in segments_of(case))
         )
 
-    def _steps(self, name: str, described: Description, ask: Ask) -> list[Case]:
+    def _steps(
+        self,
+        name: str,
+        described: Description,
+        fixed: Mapping[str, object],
+        ignored: Sequence[str],
+        ask: Ask,
+    ) -> list[Case]:
         """Cases without checkpoints."""
         options, profile = self._options, PROFILES[self._options.profile]
-        fixed, meshes = self._fixed[name], meshes_of(options, described)
-        ignored = _ignored(described, fixed)
+        meshes = meshes_of(options, described)
         found: list[Case] = []
         count = profile.cases
         if profile.covering:

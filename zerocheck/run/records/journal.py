@@ -238,11 +238,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _read(
-    path: Path,
-    decode: Callable[[Path, int, bytes], R],
-    note: Note | None,
-    *,
-    summed: bool = False,
+    path: Path, decode: Callable[[Path, int, bytes], R], note: Note | None, *, summed: bool = False
 ) -> list[R]:
     data = read_bytes(path)
     *lines, rest = data.split(b"\n")
