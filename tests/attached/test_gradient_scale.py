@@ -50,7 +50,7 @@ def seen(factor: float, sway: float = 0.003) -> tuple[float, float, float]:
     ],
 )
 def test_factors_are_named(factor: float, causes: tuple[str, ...]) -> None:
-    found = scaled([seen(factor)], TOLD, Semantics())
+    found = scaled([{"a": seen(factor)}], TOLD, Semantics())
     assert found is not None and found.causes == causes
     assert found.observed == pytest.approx(factor) and found.bound == pytest.approx(MARGIN * 0.003)
 
@@ -69,26 +69,26 @@ def test_factors_are_named(factor: float, causes: tuple[str, ...]) -> None:
 )
 def test_factors_in_words(factor: float, average: str, words: str) -> None:
     semantics = Semantics(average=average)  # type: ignore[arg-type]
-    violation = scaled([seen(factor)], TOLD, semantics)
+    violation = scaled([{"a": seen(factor)}], TOLD, semantics)
     assert violation is not None
     assert violation.explanation == f"the gradient as a whole is {words}"
 
 
 def test_a_right_length_holds() -> None:
-    assert scaled([seen(1.0, sway=0.0)], TOLD, Semantics()) is None
-    assert scaled([seen(1 + 0.99 * MARGIN * 0.003)], TOLD, Semantics()) is None
-    assert scaled([seen(1 + 1.01 * MARGIN * 0.003)], TOLD, Semantics()) is not None
+    assert scaled([{"a": seen(1.0, sway=0.0)}], TOLD, Semantics()) is None
+    assert scaled([{"a": seen(1 + 0.99 * MARGIN * 0.003)}], TOLD, Semantics()) is None
+    assert scaled([{"a": seen(1 + 1.01 * MARGIN * 0.003)}], TOLD, Semantics()) is not None
 
 
 def test_copies_on_several_ranks_count_on_both_sides() -> None:
-    once, twice = (scaled([seen(0.5)] * count, TOLD, Semantics()) for count in (1, 2))
+    once, twice = (scaled([{"a": seen(0.5)}] * count, TOLD, Semantics()) for count in (1, 2))
     assert once is not None and twice is not None
     assert (once.observed, once.bound) == pytest.approx((twice.observed, twice.bound))
 
 
 def test_what_was_not_asked_is_not_judged() -> None:
-    assert scaled([seen(2.0, sway=math.inf)], TOLD, Semantics()) is None
-    assert scaled([NO_SCALE], TOLD, Semantics()) is None
+    assert scaled([{"a": seen(2.0, sway=math.inf)}], TOLD, Semantics()) is None
+    assert scaled([{"a": NO_SCALE}], TOLD, Semantics()) is None
 
 
 def test_moves_across_a_gradient_are_none_along_it() -> None:
@@ -105,3 +105,20 @@ def test_a_move_in_pieces_is_the_whole_one() -> None:
     pieces = [Move.of(*two) for two in zip(move.split(33), gradient.split(33), strict=True)]
     assert along(pieces) == pytest.approx(along([Move.of(move, gradient)]))
     assert max(one.largest for one in pieces) == float(move.abs().max())
+
+
+def test_tensors_of_one_kind_that_are_off_are_told_from_the_rest() -> None:
+    """A coarse embedding hides them in the whole gradient."""
+    coarse, wrong = seen(1.0, sway=0.2), seen(4.0)
+    each = {
+        "embedding": coarse,
+        "blocks.0.expert": wrong,
+        "blocks.11.expert": wrong,
+        "head": seen(1),
+    }
+    found = scaled([each], TOLD, Semantics())
+    assert found is not None and found.causes == ("gradient x W",)
+    assert found.tensors == ("blocks.0.expert", "blocks.11.expert")
+    assert "gradient of blocks.0.expert and 1 more as a whole is 4 times" in found.explanation
+    assert scaled([{**each, "head": seen(0.25)}], TOLD, Semantics()) is not None
+    assert scaled([{"embedding": coarse, "head": seen(1)}], TOLD, Semantics()) is None

@@ -250,7 +250,7 @@ def _gradient(bundle: Bundle, ranks: list[Observed], local: LocalGradients) -> F
     at, found = first_right(points, every[0], semantics)
     factor = script_factor(points, every[0], semantics) if faults(found) else NO_FACTOR
     if factor != NO_FACTOR:
-        right = but_for_a_factor(judged_at((GIVEN,), factor)[GIVEN], factor)
+        right = but_for_a_factor(judged_at((GIVEN,), factor)[GIVEN], factor, every[0], semantics)
         if right is not None:
             return with_weights(right, every[0], [one.tokens for one in locals_], semantics, None)
     asked = worst(found, tensors)

@@ -34,7 +34,7 @@ from ..record.step_record import (
     RankVerdict,
     StepSummary,
 )
-from .gradient_scale import added
+from .gradient_scale import added, scaled
 from .reduced_gradient import (
     NO_FACTOR,
     Exhibit,
@@ -319,7 +319,7 @@ def joined(one: Judged, other: Judged) -> Judged:
         {**one.wrong, **other.wrong},
         one.missing + other.missing,
         one.needless + other.needless,
-        added(one.scale, other.scale),
+        {**one.scales, **other.scales},
         added(one.along, other.along),
     )
 
@@ -380,12 +380,14 @@ def _whole(
     return whole
 
 
-def but_for_a_factor(every: Sequence[Judged], factor: ScriptFactor) -> Full | None:
+def but_for_a_factor(
+    every: Sequence[Judged], factor: ScriptFactor, summary: StepSummary, semantics: Semantics
+) -> Full | None:
     """Return the verdict on gradients that are right but for a factor; None if one is wrong.
 
     every: of each rank, after the division by the factor.
     """
-    if faults(every):
+    if faults(every) or scaled([one.scales for one in every], summary, semantics) is not None:
         return None
     share = max((one.share for one in every), default=0.0)
     return Full(share, changes=multiplied(factor), factor=factor.value)
@@ -420,7 +422,8 @@ def _verdict(
     if factor != NO_FACTOR:
         again = _judged(observed, local, (GIVEN,), tensors, semantics, ranks, factor, tied)
         gathered = [msgspec.msgpack.decode(one, type=list) for one in ranks.gather(_encoded(again))]
-        found_again = but_for_a_factor([Judged(*of_rank[0]) for of_rank in gathered], factor)
+        every_again = [Judged(*of_rank[0]) for of_rank in gathered]
+        found_again = but_for_a_factor(every_again, factor, observed.summary, semantics)
         if ranks.broadcast(b"1" if not ranks.rank and found_again is not None else b""):
             return found_again or Full(), GIVEN
     by_name = {one.name: one for one in tensors}

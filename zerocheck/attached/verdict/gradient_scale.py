@@ -1,9 +1,9 @@
-"""Check of the length of the whole gradient, where its elements are too coarse to say it.
+"""Check of the length of the gradient, where its elements are too coarse to say it.
 
 In bf16 a local gradient is known to a few percent of its largest elements, and the margin on top
 lets an element be off by half. A gradient that is off by one factor, such as the number of ranks,
 is off along itself, where the errors of elements cancel: the projection of the observed gradient G'
-on the expected one G, over all tensors, is 1 for a right one,
+on the expected one G, over all tensors of a kind, is 1 for a right one,
 
     S = <G', G> / <G, G>,
 
@@ -11,13 +11,20 @@ and off by at most MARGIN times the sum over tensors of sway * |G|. The sway of 
 its local gradients move along themselves as all parameters are moved by one unit of round-off, the
 most of NARROW_REPLICAS moves, summed over ranks; so it is as if all tensors and ranks were off the
 same way. If all did move as one, a sixteenth of a standard deviation in each of four moves has the
-chance 0.05 ** 4 = 6e-6.
+chance 0.05 ** 4 = 6e-6. Two that move apart, such as one tensor on two ranks, have 1e-9: the sum of
+their largest moves is below t with the chance 0.0024 t ** 8, at t = |e| / 16 for an error e of
+variance 2, whose 8th moment is 1,680.
+
+Tensors are of one kind if their names differ in numbers only. An axis, a wrapper or a script often
+reduces some layers of each block in another way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -33,6 +40,9 @@ from ..record.step_record import StepSummary
 NARROW_REPLICAS = 4
 """Runs with parameters moved, where the model computes in bf16 or fp16."""
 
+_NUMBER = re.compile(r"\d+")
+_LEAST = 1e-300
+"""Bound in place of 0, which exact gradients have."""
 NO_SCALE = (0.0, 0.0, 0.0)
 Scale = tuple[float, float, float]
 """<G', G>, <G, G> and the bound of the first, over what a rank holds."""
@@ -100,17 +110,41 @@ def known_factors(summary: StepSummary, semantics: Semantics) -> Iterator[KnownW
     yield from factors(its)
 
 
-def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) -> Violation | None:
-    """Return the violation of a gradient that is too long or too short as a whole.
-
-    scales: of each rank. A copy that several ranks hold counts several times on both sides.
-    """
-    observed, expected, off = (math.fsum(each) for each in zip(*scales, strict=True))
+def _factor(scales: Iterable[Scale]) -> tuple[float, float]:
+    """Return the factor of tensors and how far it may be off: 1 and infinite if it is not known."""
+    observed, expected, off = (math.fsum(each) for each in zip(NO_SCALE, *scales, strict=True))
     if not expected or not math.isfinite(off) or not math.isfinite(observed):
+        return 1.0, math.inf
+    return observed / expected, off / expected
+
+
+def scaled(
+    scales: Sequence[Mapping[str, Scale]], summary: StepSummary, semantics: Semantics
+) -> Violation | None:
+    """Return the violation of a gradient that is too long or too short, or None.
+
+    It is that of the whole gradient if all tensors can be off by one factor, else that of the kind
+    that is off the most, and of those that are off as it is.
+
+    scales: by tensor, of each rank. A copy that several ranks hold counts several times on both
+    sides.
+    """
+    kinds: dict[str, dict[str, list[Scale]]] = {}
+    for name, scale in (pair for one in scales for pair in one.items()):
+        kinds.setdefault(_NUMBER.sub("*", name), {}).setdefault(name, []).append(scale)
+    found = {kind: _factor(chain(*held.values())) for kind, held in kinds.items()}
+    found = {kind: one for kind, one in found.items() if math.isfinite(one[1])}
+    if not found:
         return None
-    factor, bound = observed / expected, off / expected
+    worst, most = max(found.values(), key=lambda one: abs(one[0] - 1) / (one[1] or _LEAST))
+    alike = {kind for kind, (value, slack) in found.items() if abs(value - worst) <= slack + most}
+    wrong = {kind for kind, (value, slack) in found.items() if abs(value - 1) > slack}
+    judged = alike & wrong if wrong else found.keys()
+    factor, bound = _factor(chain(*(scale for kind in judged for scale in kinds[kind].values())))
     if abs(factor - 1) <= bound:
         return None
+    names = [name for kind in kinds if kind in judged for name in kinds[kind]]
+    tensors = () if alike == found.keys() or not wrong else tuple(names)
     every = known_factors(summary, semantics)
     fitting = [weights for weights in every if abs(factor - weights.factor) <= bound]
     known = {weights.cause: weights.words for weights in fitting}
@@ -118,13 +152,15 @@ def scaled(scales: Sequence[Scale], summary: StepSummary, semantics: Semantics) 
     said = telling(known, summary.forwards, joint).values()
     words = "; or ".join(one.removeprefix("gradient is ") for one in said)
     words = words or f"{factor:.3g} times what it must be"
+    of = f" of {tensors[0]}" if tensors else ""
+    of += f" and {len(tensors) - 1} more" * (len(tensors) > 1)
     return Violation(
         obligation="gradient",
         step=summary.number,
         role="gradient",
-        tensors=(),
+        tensors=tensors,
         ranks=tuple(range(summary.world_size)),
-        explanation=f"the gradient as a whole is {words}",
+        explanation=f"the gradient{of} as a whole is {words}",
         observed=factor,
         expected=1.0,
         bound=bound,

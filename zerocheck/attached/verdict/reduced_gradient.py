@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -89,15 +90,15 @@ class Judged(NamedTuple):
     """Judgement of one rank on the gradient.
 
     share: of the bound; wrong: its worst tensors; missing, needless: tensors with such a gradient;
-    scale: of all tensors together; along: <G', G>, <G, G> and the bound of the first, in any dtype.
+    scales: by tensor; along: <G', G>, <G, G> and the bound of the first, in any dtype.
     """
 
     share: float
     wrong: dict[str, float]
     missing: tuple[str, ...]
     needless: tuple[str, ...]
-    scale: tuple[float, float, float] = NO_SCALE
-    along: tuple[float, float, float] = NO_SCALE
+    scales: Mapping[str, Scale] = MappingProxyType({})
+    along: Scale = NO_SCALE
 
 
 def divisor_of(summary: StepSummary, semantics: Semantics) -> float:
@@ -200,7 +201,7 @@ def compare_shards(
         {tensor.name: wrong} if wrong else {},
         (tensor.name,) if missing else (),
         (tensor.name,) if needless else (),
-        scale,
+        {tensor.name: scale},
         projection,
     )
 
@@ -248,7 +249,7 @@ def first_right(
     """
 
     for point, every in found.items():
-        right = scaled([one.scale for one in every], summary, semantics) is None
+        right = scaled([one.scales for one in every], summary, semantics) is None
         if right and not faults(every):
             return point, every
     wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
@@ -287,6 +288,8 @@ def script_factor(
     wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
     own = summary.reduces or (before is not None and faults(before).isdisjoint(wrapped))
     observed, expected, off = (sum(each) for each in zip(*(o.along for o in every), strict=True))
+    swayed = sum(each[2] for one in every for each in one.scales.values())
+    off = swayed if isfinite(swayed) else off
     if not (own and faults(every) and observed > 0 and expected > 0 and isfinite(off)):
         return NO_FACTOR
     value, world = observed / expected, summary.reducing
@@ -380,8 +383,12 @@ def violation(
                 causes=(cause,),
             )
     found_of_elements = _diagnosed(asked, exhibits, summary, semantics) if asked else None
-    if found_of_elements is None:
-        return scaled([one.scale for one in found], summary, semantics)
+    if found_of_elements is None or not found_of_elements.causes:
+        of_kinds = scaled([one.scales for one in found], summary, semantics)
+        if found_of_elements is None or of_kinds is None:
+            return of_kinds or found_of_elements
+        text, causes = of_kinds.explanation, of_kinds.causes
+        found_of_elements = replace(found_of_elements, explanation=text, causes=causes)
     wrapped = {piece.name for piece in summary.pieces if not piece.left_out}
     wrong = {name for one in found for name in one.wrong}
     if wrong.isdisjoint(wrapped) and summary.reducing > 1:
