@@ -96,6 +96,7 @@ def test_moves_across_a_gradient_are_none_along_it() -> None:
     across = torch.tensor([4.0, -3.0], dtype=torch.float64)
     assert along([Move.of(across, gradient)]) == 0
     assert along([Move.of(0.1 * gradient, gradient)]) == pytest.approx(0.5)
+    assert along([Move.of(0 * gradient, gradient)], 0.01) == pytest.approx(0.01 * 337**0.5 / 5)
     assert along([Move.of(gradient, torch.zeros(2, dtype=torch.float64))]) == 5
 
 

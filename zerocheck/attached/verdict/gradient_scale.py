@@ -52,7 +52,7 @@ class Move(NamedTuple):
     """Move of a piece of a gradient, as a few numbers.
 
     largest: magnitude of the move D; size: of the gradient G; across, apart, inside: <D, G>, <D, D>
-    and <G, G>.
+    and <G, G>; fourth: the sum of the 4th powers of G.
     """
 
     largest: float
@@ -60,6 +60,7 @@ class Move(NamedTuple):
     across: float
     apart: float
     inside: float
+    fourth: float
 
     @classmethod
     def of(cls, move: torch.Tensor, gradient: torch.Tensor) -> Move:
@@ -70,14 +71,20 @@ class Move(NamedTuple):
             across=float(move @ gradient),
             apart=float(move @ move),
             inside=float(gradient @ gradient),
+            fourth=float(gradient.square().square().sum()),
         )
 
 
-def along(pieces: Sequence[Move]) -> float:
-    """Return how far the move of a gradient goes along it: <D, G> / |G|, or |D| where G is 0."""
+def along(pieces: Sequence[Move], unit: float = 0.0) -> float:
+    """Return how far the move of a gradient goes along it: <D, G> / |G|, or |D| where G is 0.
+
+    unit: how far each element is rounded at its end, up or down, relative: the gradient of a bias
+    may not move at all. It adds a standard deviation, unit * sqrt(sum of G ** 4) / |G|.
+    """
     length = math.sqrt(sum(one.inside for one in pieces))
     if length:
-        return abs(sum(one.across for one in pieces)) / length
+        rounded = unit * math.sqrt(sum(one.fourth for one in pieces))
+        return (abs(sum(one.across for one in pieces)) + rounded) / length
     return math.sqrt(sum(one.apart for one in pieces))
 
 

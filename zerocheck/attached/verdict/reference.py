@@ -207,7 +207,7 @@ class Reference:
                         apart = MARGIN * max(one.largest for one in moves)
                         rounded = unit * max(one.size for one in moves)
                         noise[name] = max(noise[name], apart, rounded)
-                        sway[name] = max(sway[name], along(moves))
+                        sway[name] = max(sway[name], along(moves, unit))
         unlike = _unlike(forwards, outputs, moves_of_outputs, unit)
         return Local(first, noise, sway, weights, unlike=unlike)
 
