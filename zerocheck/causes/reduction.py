@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .registry import cause, family
+from . import gradient
+from .registry import cause, family, registered, texts
 
 _NAMES = ("pp", "replicate", "shard", "ep", "cp", "tp", "axis")
 """Axes of a drawn case, and any other one."""
@@ -27,6 +28,19 @@ GRADIENT_OVER_AXIS = family(
     axis=_NAMES,
 )
 OF_AXES = (GRADIENT_TIMES_AXIS, GRADIENT_OVER_AXIS)
+_TEMPLATES = {one.template for one in OF_AXES}
+_ALIKE = {
+    gradient.GRADIENT_TIMES_W,
+    gradient.GRADIENT_OVER_W,
+    gradient.GRADIENT_TIMES_ROOT_W,
+    gradient.GRADIENT_OVER_ROOT_W,
+    gradient.GRADIENT_TIMES_GA,
+    gradient.GRADIENT_OVER_GA,
+    gradient.GRADIENT_TIMES_W_TIMES_GA,
+    gradient.GRADIENT_DOUBLED,
+}
+FACTORS = texts(one for one in registered() if one.text in _TEMPLATES | _ALIKE)
+"""Causes of a gradient that is off by one factor, and so is "gradient scaled"."""
 NOT_REDUCED_OVER_REPLICAS = cause(
     "not reduced over replicas",
     of=("gradient",),

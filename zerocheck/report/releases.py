@@ -1,18 +1,16 @@
-"""Page of several runs, each with another release: verdicts, cost, and which fault is in which."""
+"""Page of several runs, each with another release: verdicts, and which fault is in which."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ..case.schema import Case
 from ..catalogue import LIBRARIES
 from ..protocol.verdicts import Obligation
 from ..run.known_issues.entries import KnownIssue, ours
 from ..run.known_issues.releases import Releases, library_of
-from ..run.records.records import CaseFinished, Finding, KnownReference, Record
+from ..run.records.records import Finding, KnownReference, Record
 from ..run.records.tally import FAILING, Tally, tally
 from .known_faults import SEVERITIES, severity_of
 from .markdown import escape, table
@@ -28,26 +26,19 @@ EXPLAINED = (
     "case that would show it could be run."
 )
 
-FEW_CASES = 5
-"""Fewer cases than these say nothing of the cost."""
-
 
 @dataclass
 class Release:
-    """Run with one release. seconds: of each case that held, by implementation and case."""
+    """Run with one release."""
 
     name: str
     tally: Tally
-    seconds: dict[tuple[str, Case], float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Release:
         """Read a run from its records, which begin with RunStarted."""
         counted = tally(records)
         made = cls("", counted)
-        for record in records:
-            if isinstance(record, CaseFinished) and record.status == "holds":
-                made.seconds[record.implementation, record.case] = record.seconds
         if counted.started is not None:
             releases = Releases.of(counted.started.environment)
             libraries = {library_of(name) for name in counted.started.implementations}
@@ -94,9 +85,6 @@ def page(runs: Sequence[Sequence[Record]]) -> str:
         "## Implementations",
         _implementations(releases),
     ]
-    costs = _costs(releases)
-    if costs:
-        parts += ["## Cost", *costs]
     parts += ["## Faults of the libraries", EXPLAINED]
     for number, severity in enumerate(SEVERITIES):
         of = [fault for fault in faults if fault.severity == number]
@@ -140,32 +128,6 @@ def _implementations(releases: Sequence[Release]) -> str:
             cells.append(", ".join(texts))
         rows.append([escape(name), *cells])
     return table(["implementation", *(escape(one.name) for one in releases)], rows)
-
-
-def _costs(releases: Sequence[Release]) -> list[str]:
-    """Return the median seconds of the cases that hold in all releases of an implementation."""
-    rows = []
-    for name in _names(releases):
-        of = [one for one in releases if name in one.tally.implementations]
-        held = [{case for its, case in one.seconds if its == name} for one in of]
-        common = set.intersection(*held) if len(of) > 1 else set()
-        if len(common) < FEW_CASES:
-            continue
-        cells = [
-            f"{statistics.median(one.seconds[name, case] for case in common):.2f}"
-            if one in of
-            else UNTRIED
-            for one in releases
-        ]
-        rows.append([escape(name), str(len(common)), *cells])
-    if not rows:
-        return []
-    head = ["implementation", "cases", *(escape(one.name) for one in releases)]
-    return [
-        "Median seconds from a case's start to its verdict, over the cases that hold in every "
-        "release. Whatever else the machine did is in them.",
-        table(head, rows),
-    ]
 
 
 def faults_of(releases: Sequence[Release]) -> list[FaultRow]:

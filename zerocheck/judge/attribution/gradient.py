@@ -155,14 +155,18 @@ class GradientSearch:
         return Table(weights, more)
 
     def solution(self, group: Sequence[int], names: tuple[str, ...]) -> Solution | None:
+        """Solve for weights. Ranks that compute with the same samples have the same weight."""
         positions = torch.cat([self.cells[number].positions for number in group])
         values = torch.cat([self.cells[number].values for number in group])
         chosen = rows(len(positions))
         positions, values = positions[chosen], values[chosen]
         terms = self.evidence.passes.gradients[..., positions].to(torch.float64)
         terms = terms.reshape(-1, len(positions)) / self.evidence.divisor
+        distinct, which = torch.unique(terms, dim=0, return_inverse=True)
+        terms = torch.zeros_like(distinct).index_add_(0, which, terms)
         extra = [self.others[name][positions].to(torch.float64) for name in names]
         if extra:
+            which = torch.cat([which, torch.arange(len(extra)) + len(terms)])
             terms = torch.cat([terms, torch.stack(extra)])
         finite = terms.isfinite().all(0) & values.isfinite()
         if not bool(finite.all()):
@@ -170,7 +174,10 @@ class GradientSearch:
         # Where the right gradient is exact, as on one rank, a combination still rounds.
         bound = self.evidence.right.at(positions).bound
         bound = torch.maximum(bound, enclosed_terms(self.evidence, terms, positions).bound)
-        return solve(terms, values, bound)
+        solution = solve(terms, values, bound)
+        if solution is None:
+            return None
+        return Solution(solution.values[which], solution.uncertain[which], solution.residual)
 
     def _guess(self, number: int) -> None:
         """Try simple tables for a cell that cannot be solved: it is too short, or terms depend."""

@@ -49,7 +49,8 @@ def matrix(table: Table, ranks: Sequence[int], tables: Tables) -> str:
         " ".join("?" if value != value else f"{value:.4g}" for value in row)
         for row in table.weights.tolist()
     )
-    whose = f", on {numbered(ranks, 'rank')}" if len(tables) > 1 else ""
+    alike = all(table.fits(one) for one in tables.values())
+    whose = "" if alike else f", on {numbered(ranks, 'rank')}"
     return f" (weights, rank by rank / microbatch by microbatch, 1 is right{whose}: {rows})"
 
 

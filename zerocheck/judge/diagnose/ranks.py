@@ -116,16 +116,19 @@ CLEAR = 1e4
 def scaled_on_some(evidence: Evidence, wrong: torch.Tensor) -> Explanation | None:
     """Return the explanation if some ranks have all wrong elements times one number.
 
-    The others are right. Where the number is that of ranks, the mean may not be taken yet.
+    The others have some of them, and are right. Where the number is that of ranks, the mean may not
+    be taken yet.
     """
     ratios: dict[int, float] = {}
+    right = False
     for rank in range(len(evidence.held.parts)):
         found = _ratio_on(evidence, wrong, rank)
         if found is None:
             return None
-        if found != 1.0:
+        right |= found == 1.0
+        if found not in (0.0, 1.0):
             ratios[rank] = found
-    if not ratios or len(ratios) == len(evidence.held.parts):
+    if not (ratios and right):
         return None
     first = next(iter(ratios.values()))
     if any(abs(one - first) > abs(first) / CLEAR for one in ratios.values()):
@@ -139,9 +142,10 @@ def scaled_on_some(evidence: Evidence, wrong: torch.Tensor) -> Explanation | Non
 
 
 def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | None:
-    """Return the number that makes wrong elements of the right ones on a rank; 1.0 if it has none.
+    """Return the number that makes wrong elements of the right ones on a rank.
 
-    None if there is no such number, or too little to tell.
+    1.0 if they are right there, 0.0 if it has none of them; None if there is no such number, or too
+    little to tell.
     """
     part, plan = evidence.held.parts[rank], evidence.held.plans[rank]
     places = [
@@ -162,7 +166,7 @@ def _ratio_on(evidence: Evidence, wrong: torch.Tensor, rank: int) -> float | Non
             ratio = float(values[best] / exact[best])
             uncertain = 2 / clearest
     if right:
-        return 1.0
+        return 1.0 if any(bool(asked.any()) for _, _, asked in places) else 0.0
     if known < 2 or clearest < CLEAR or ratio == 0 or not isfinite(ratio):
         return None
     scaled = times(evidence, abs(ratio), uncertain)

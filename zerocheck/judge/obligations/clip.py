@@ -170,6 +170,7 @@ def _by_axis(
         missing[words] = gone
         for other in axes:
             missing[f"{words} that all ranks along {other} hold"] = gone.intersection(*names[other])
+        missing[f"the ranks along {axis} but the first"] = gradient.present - names[axis][0]
         masks = (cover_of(plans, len(whole)).mask for plans in places[axis])
         elements = [true_norm(whole if mask is None else whole[mask], case) for mask in masks]
         norms = ([by_tensor.get(name, 0.0) for name in its] for its in names[axis])

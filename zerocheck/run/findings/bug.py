@@ -219,7 +219,7 @@ class Bug:
     def _narrow_causes(
         self, causes: tuple[str, ...], finished: CaseFinished, violation: Violation
     ) -> bool:
-        fewer = len(causes) < len(self.causes)
+        fewer = len(causes) < len(self.causes) or not {*causes} <= {*self.causes}
         was = self.violation
         harmless = was is not None and was.mild and not violation.mild
         vague = was is not None and causes and not was.causes and violation.causes

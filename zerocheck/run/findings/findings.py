@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from ...case.schema import Case
-from ...causes import HINTS
+from ...causes import FACTORS, GRADIENT_SCALED, HINTS
 from ...protocol.verdicts import (
     RESUME,
     Status,
@@ -99,9 +99,7 @@ class Findings:
             if bug.merged is not None:
                 continue
             if bug.issue == issue and _same_kind(bug, finished, status, violation):
-                common = tuple(cause for cause in bug.causes if cause in causes)
-                if not (bug.causes and causes) and HINTS.issuperset(bug.causes or causes):
-                    common = bug.causes or causes
+                common = common_causes(bug.causes, causes)
                 if not common and not {*causes}.isdisjoint(bug.refuted):
                     common = bug.causes
                 # A crash or hang has causes only once it is traced.
@@ -143,6 +141,20 @@ class Findings:
                 faint = violation.faint or bug.violation.faint
                 if faint and _same_kind(bug, finished, "violated", violation):
                     yield bug
+
+
+def common_causes(causes: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the causes that two violations can have in common.
+
+    A hint explains what has no cause, and a factor without a name those that have one: it is 2 on
+    2 ranks, and 5 on 3.
+    """
+    common = tuple(cause for cause in causes if cause in others)
+    if common or not (causes and others):
+        return common or (causes or others if HINTS.issuperset(causes or others) else ())
+    named = others if causes == (GRADIENT_SCALED,) else causes
+    scaled = (GRADIENT_SCALED,) in (causes, others)
+    return (GRADIENT_SCALED,) if scaled and {*named} <= FACTORS else ()
 
 
 def failures_of(record: CaseFinished, causes: Collection[str] = ()) -> list[Finding]:
