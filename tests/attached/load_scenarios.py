@@ -38,16 +38,23 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     optimizer.zero_grad()
 
 
-def save(wrap: str = "fsdp2", *, directory: str, folder: str) -> dict[str, Any]:
-    """Four steps, and a checkpoint of torch.distributed.checkpoint."""
+def save(
+    wrap: str = "fsdp2", *, directory: str, folder: str, schedule: bool = False
+) -> dict[str, Any]:
+    """Four steps, and a checkpoint of torch.distributed.checkpoint; with a schedule, one more."""
     model, optimizer = made(wrap)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5 if schedule else 1.0)
     check = zerocheck.attach(model, optimizer, directory=directory)
     for step in range(4):
         with check.step():
             take(model, optimizer, step)
+        scheduler.step()
     states, of_optimizer = get_state_dict(model, optimizer)
     dcp.save({"model": states, "optimizer": of_optimizer}, checkpoint_id=folder)
     check.saved(folder, data={"epoch": 0, "samples": 4 * 5 * dist.get_world_size()})
+    if schedule:
+        with check.step():
+            take(model, optimizer, 4)
     return {"files": sorted(one.name for one in Path(folder).glob("zerocheck*"))}
 
 
@@ -61,6 +68,7 @@ def load(
     random: bool = False,
     warn: bool = True,
     due: bool = False,
+    options: bool = True,
 ) -> dict[str, Any]:
     """Load it, with a mistake, and take two more steps. due: `attach` is told of the folder."""
     model, optimizer = made(wrap)
@@ -85,7 +93,9 @@ def load(
     said = io.StringIO()
     with redirect_stderr(said):
         if not due:
-            check.loaded(folder, data=data, random=random)
+            check.loaded(folder, data=data, random=random, options=options)
+            if mistake == "scheduler":  # made after the load, it begins at step 0
+                optimizer.param_groups[0]["lr"] = 1e-2
         last = []
         for step in (4, 5):
             with check.step():

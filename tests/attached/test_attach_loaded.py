@@ -70,6 +70,19 @@ def test_a_mistake_is_named(ask: Ask, tmp_path: Path, mistake: str) -> None:
     assert "roundtrip: what is loaded is what was saved" in answer["said"]
 
 
+def test_the_next_step_has_the_options_of_the_job_that_saved(ask: Ask, tmp_path: Path) -> None:
+    """What a scheduler sets after the load is seen when the first step begins."""
+    folder = str(tmp_path / "checkpoint")
+    ask("save", 2, folder=folder, schedule=True)
+    assert ask("load", 2, folder=folder)[0]["wrong"] == 0
+    wrong = ask("load", 2, folder=folder, mistake="scheduler")[0]
+    assert wrong["wrong"] == 1 and "1 of 1 loads wrong" in wrong["summary"]
+    assert "cause       schedule not restored" in wrong["said"]
+    assert "lr of parameter group 0 is 0.01, and it was 0.000625 when the job" in wrong["said"]
+    meant = ask("load", 2, folder=folder, mistake="scheduler", options=False)[0]
+    assert (meant["wrong"], meant["said"]) == (0, "")
+
+
 def test_a_load_that_is_due_and_did_not_happen(ask: Ask, tmp_path: Path) -> None:
     """The script never says that it loaded: the first step does."""
     folder = str(tmp_path / "checkpoint")

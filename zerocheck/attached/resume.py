@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..foreign_text import one_line
 from ..protocol.verdicts import Violation
+from .record.optimizers import group_options
 from .record.ranks import AllRanks
-from .saves.loaded import JudgedLoad, judge_load
+from .saves.loaded import JudgedLoad, judge_load, judge_next_step
 from .saves.samples import Followed, Samples
-from .saves.saved_state import TrainedModel, state_of, write_saved
+from .saves.saved_state import NextStep, TrainedModel, state_of, write_saved
 from .text import say
 
 MOST_STEPS = 8
@@ -28,6 +30,8 @@ class Resume:
         self._followed = Followed()
         self._samples: Samples | None = None
         self._wanted = 0
+        self._saved_in: Path | None = None
+        self._loaded_from: Path | None = None
 
     def save(self, folder: Path, ranks: AllRanks, *, step: int, data: Any) -> Violation | None:
         """Write the record of a checkpoint, and judge the samples. Every rank calls this."""
@@ -40,19 +44,39 @@ class Resume:
                     self._followed.write(folder)
             except (UsageError, OSError) as error:
                 say(one_line(f"zerocheck: what was saved is not recorded: {error}"))
+        self._saved_in = folder
         return found
 
     def load(
-        self, folder: Path, ranks: AllRanks, *, data: Any, random: bool, required: bool
+        self, folder: Path, ranks: AllRanks, *, options: bool, **named: Any
     ) -> JudgedLoad | None:
-        """Judge a load, and go on from the samples of its checkpoint. Every rank calls this."""
-        load = judge_load(folder, self._trained, ranks, data=data, random=random, required=required)
+        """Judge a load, and go on from the samples of its checkpoint. Every rank calls this.
+
+        options: compare those of parameter groups; named: for `judge_load`.
+        """
+        load = judge_load(folder, self._trained, ranks, options=options, **named)
         if load is None:
             return None
+        self._loaded_from = folder if options and not load.judgement.violations else None
         self._loaded, self._wanted = True, MOST_STEPS
         if ranks.rank == 0:
             self._followed.read(folder)
         return load
+
+    @property
+    def compares_next_step(self) -> bool:
+        """True if the next step is the first one after a save or a load."""
+        return self._saved_in is not None or self._loaded_from is not None
+
+    def next_step(self, step: int, ranks: AllRanks) -> Violation | None:
+        """Record the options of a step after a save, and judge them after a load."""
+        options = group_options(self._trained.optimizers)
+        saved, loaded = self._saved_in, self._loaded_from
+        self._saved_in = self._loaded_from = None
+        if saved is not None and ranks.rank == 0:
+            with suppress(OSError):
+                NextStep(step, options).write(saved)
+        return None if loaded is None else judge_next_step(loaded, options, ranks, step=step)
 
     def epoch(
         self, number: int, data_ranks: int | None, step: Callable[[], int], ranks: AllRanks

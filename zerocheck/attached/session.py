@@ -120,6 +120,10 @@ class Attached:
         if self._due is not None:  # the script has not said that it loaded
             self.loaded(self._due)
         self.taken += 1
+        if self._resume.compares_next_step:
+            found = self._with_ranks(partial(self._resume.next_step, self.taken))
+            self._summary.wrong_loads += found is not None
+            self._handle_found(found)
 
     def after(self) -> None:
         """End a step that began with `before`."""
@@ -148,9 +152,12 @@ class Attached:
 
     def _handle_samples(self, found: Violation | None) -> None:
         """Print samples that came again, and raise if that is wanted."""
+        self._summary.wrong_samples += found is not None
+        self._handle_found(found)
+
+    def _handle_found(self, found: Violation | None) -> None:
         if found is not None:
             judgement = Judgement(statuses={found.obligation: "violated"}, violations=(found,))
-            self._summary.wrong_samples += 1
             self._handle(judgement, f"step {found.step}", found.step)
 
     def _handle(self, judgement: Judgement, place: str, number: int) -> None:
@@ -163,18 +170,21 @@ class Attached:
         *,
         data: Any = None,
         random: bool = False,
+        options: bool = True,
         required: bool = True,
     ) -> None:
         """Judge that what the script just loaded is what was saved. Every rank calls this.
 
         On any number of ranks: parameters, optimizer states, step counts, options and buffers; with
-        `data` the position in the data, and with `random` the random states of as many ranks. Steps
-        are counted on, and the next is checked. Raises Violated if it is not, with
+        `data` the position in the data, and with `random` the random states of as many ranks. When
+        the next step begins, options of parameter groups, which a scheduler sets, are compared with
+        those that the job that saved had then; options=False compares none. Steps are counted on,
+        and the next is checked. Raises Violated if it is not, with
         on_violation="raise", and UsageError for a folder without a record, if it is required.
         """
         self._due = None
         judge = partial(self._resume.load, Path(directory), required=required)
-        load = self._with_ranks(partial(judge, data=data, random=random))
+        load = self._with_ranks(partial(judge, data=data, random=random, options=options))
         if load is None:
             return
         self._done += load.step - self.taken

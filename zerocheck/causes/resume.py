@@ -12,6 +12,13 @@ NOT_LOADED = cause(
     usual="Names do not match, and mismatches are ignored.",
     attributed=r"(?<!frozen parameter)(?<![\])]) (is|are) (that|those) of the model before",
 )
+SCHEDULE_NOT_RESTORED = cause(
+    "schedule not restored",
+    of=("roundtrip",),
+    shows="The first step after a load has other options than the step after the save had.",
+    usual="A learning-rate scheduler is made after the load, is not loaded, or was saved before it "
+    "counted its step.",
+)
 MOMENTS_LOST = cause(
     "moments lost",
     of=("roundtrip",),

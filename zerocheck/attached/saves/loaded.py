@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from ... import causes as bugs
 from ...optimizers import STATES
 from ...protocol.verdicts import Judgement, Status, Violation
 from ..record.digests import WholeDigest, wrong_ranges
-from ..record.ranks import AllRanks
-from .saved_state import NAME, LiveState, SavedState, TrainedModel, read_saved, state_of
+from ..record.ranks import AllRanks, agreed
+from ..record.step_record import GroupOptions
+from .saved_state import NAME, LiveState, NextStep, SavedState, TrainedModel, read_saved, state_of
 
 ROLES = ("parameter", *STATES, "buffer")
 """Order in which roles are judged: the first that is wrong is named first."""
@@ -31,9 +32,13 @@ class _Wrong(msgspec.Struct, frozen=True):
 
 
 def compare_states(
-    saved: SavedState, live: LiveState, *, data: bool, random: bool
+    saved: SavedState, live: LiveState, *, data: bool, random: bool, options: bool = True
 ) -> Iterator[Violation]:
-    """Yield what differs. data, random: compare the position in the data, and random states."""
+    """Yield what differs.
+
+    data, random, options: compare the position in the data, random states, and options of parameter
+    groups.
+    """
     now = live.saved
     for role in ROLES:
         yield from _of_role(role, saved, now)
@@ -41,7 +46,8 @@ def compare_states(
         text = f"{role} of {name} is another on {_ranks(ranks)} than on the first rank that has it"
         yield _violation(now, role, (name,), text, bugs.COPIES_DIFFER, ranks=ranks)
     yield from _counts(saved, now)
-    yield from _options(saved, now)
+    for text in other_options(saved.options, now.options, "{!r} was saved") if options else ():
+        yield _violation(now, "options", (), text, "")
     if data and saved.data != now.data:
         text = f"the position in the data is {now.data!r}, and {saved.data!r} was saved"
         yield _violation(now, "data", (), text, "")
@@ -135,17 +141,45 @@ def _number(count: float | None) -> str:
     return "missing" if count is None else f"{count:g}"
 
 
-def _options(saved: SavedState, now: SavedState) -> Iterator[Violation]:
-    if len(saved.options) != len(now.options):
-        text = f"the optimizer has {len(now.options)} parameter groups, and {len(saved.options)} "
-        yield _violation(now, "options", (), f"{text}were saved", "")
+def other_options(
+    saved: Sequence[GroupOptions], now: Sequence[GroupOptions], words: str
+) -> Iterator[str]:
+    """Yield which options of parameter groups differ. words: of the saved value."""
+    if len(saved) != len(now):
+        yield f"the optimizer has {len(now)} parameter groups, and {len(saved)} were saved"
         return
-    for number, (before, after) in enumerate(zip(saved.options, now.options, strict=True)):
+    for number, (before, after) in enumerate(zip(saved, now, strict=True)):
         for field in before.__struct_fields__:
             old, new = getattr(before, field), getattr(after, field)
             if old != new:
-                text = f"{field} of parameter group {number} is {new!r}, and {old!r} was saved"
-                yield _violation(now, "options", (), text, "")
+                yield f"{field} of parameter group {number} is {new!r}, and {words.format(old)}"
+
+
+def judge_next_step(
+    directory: Path, options: Sequence[GroupOptions], ranks: AllRanks, *, step: int
+) -> Violation | None:
+    """Judge the options with which the first step after a load begins. Every rank calls this.
+
+    They are those with which the job that saved began its next step, whatever sets them: the same
+    script runs there.
+    """
+    before = NextStep.read(directory) if ranks.rank == 0 else None
+    found: Violation | None = None
+    if before is not None and before.step == step:
+        words = "it was {!r} when the job that saved began the same step"
+        text = next(other_options(before.options, options, words), None)
+        if text is not None:
+            found = Violation(
+                obligation="roundtrip",
+                step=step,
+                role="options",
+                tensors=(),
+                ranks=tuple(range(ranks.size)),
+                explanation=f"{text}. If that is intended, use check.loaded(..., options=False)",
+                causes=(bugs.SCHEDULE_NOT_RESTORED,),
+            )
+    (found,) = agreed((found,), tuple[Violation | None], ranks)
+    return found
 
 
 def _random(saved: SavedState, now: SavedState) -> Iterator[Violation]:
@@ -201,6 +235,7 @@ def judge_load(
     *,
     data: Any,
     random: bool,
+    options: bool,
     required: bool,
 ) -> JudgedLoad | None:
     """Judge what was loaded from a folder. Every rank calls this, in `attempt`.
@@ -217,7 +252,8 @@ def judge_load(
     if saved is not None and live is not None:
         now = msgspec.structs.replace(live.saved, step=saved.step)
         live = msgspec.structs.replace(live, saved=now)
-        found = [*compare_states(saved, live, data=data is not None, random=random)]
+        given = data is not None
+        found = [*compare_states(saved, live, data=given, random=random, options=options)]
         status: Status = "violated" if found else "holds"
         judgement = Judgement(
             statuses={"roundtrip": status}, violations=tuple(found[:1]), further=tuple(found[1:])

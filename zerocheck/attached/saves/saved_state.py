@@ -2,6 +2,7 @@
 
     checkpoint-1000/
       zerocheck.json             digests of all tensors, options, step counts, random states
+      zerocheck-next.json        options with which the next step began
       zerocheck-samples.safetensors   samples that were given in this epoch, where they are followed
 
 It is read on any number of ranks.
@@ -34,6 +35,7 @@ from ..record.ranks import AllRanks
 from ..record.step_record import GroupOptions
 
 NAME = "zerocheck.json"
+NEXT = "zerocheck-next.json"
 FORMAT = 1
 
 
@@ -189,6 +191,26 @@ def write_saved(directory: Path, state: SavedState) -> None:
             "checkpoint is written there"
         )
     (directory / NAME).write_bytes(encode(state))
+
+
+class NextStep(msgspec.Struct, frozen=True):
+    """Options of the parameter groups when the step after a save began."""
+
+    step: int
+    options: tuple[GroupOptions, ...]
+
+    def write(self, directory: Path) -> None:
+        """Write them next to a record, unless the checkpoint was moved or deleted."""
+        if has_record(directory):
+            (directory / NEXT).write_bytes(encode(self))
+
+    @classmethod
+    def read(cls, directory: Path) -> NextStep | None:
+        """Read them; None where the job ended before its next step, or while it wrote them."""
+        try:
+            return msgspec.json.decode((directory / NEXT).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return None
 
 
 def read_saved(directory: Path) -> SavedState:
