@@ -260,15 +260,11 @@ def _cell(cell: Cell) -> Text:
 
 
 def print_findings(console: Console, counted: Tally, *, detail: Detail = "normal") -> None:
-    """Print known issues, unreproduced failures, findings, and stale issues.
+    """Print unreproduced failures, findings, and stale issues; verbose: known issues before them.
 
     Those that fail the run are last.
     """
     known = counted.known if detail == "verbose" else []
-    if counted.known and detail == "normal":
-        for line in fault_lines(counted):
-            console.print(Text(line, style="yellow"))
-        console.print()
     for finding in (*known, *counted.unreproduced, *counted.findings):
         print_finding(console, finding)
     for stale in counted.stale:
@@ -324,6 +320,8 @@ def print_outcome(console: Console, counted: Tally, *, detail: Detail = "normal"
         console.print(Text(one_line(line)))
     if any_judged(counted) and (missing := not_exercised(counted)):
         console.print(Text(missing))
+    for line in fault_lines(counted) if detail == "normal" else ():
+        console.print(Text(line, style="yellow"))
     for line in () if detail == "quiet" else next_lines(counted):
         console.print(Text(line))
 
