@@ -52,6 +52,7 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .attached.attach import attach as attach
     from .attached.record.axes import SequenceAxis as SequenceAxis
+    from .attached.saves.published import compare_weights as compare_weights
     from .cli.python_run import run as run
     from .contract.build import Built as Built
     from .contract.build import BuiltImplementation as BuiltImplementation
@@ -89,6 +90,7 @@ _WHERE = {
     "UsageError": "errors",
     "Violated": "errors",
     "attach": "attached.attach",
+    "compare_weights": "attached.saves.published",
     "groups": "contract.groups",
     "parametrize_with_checks": "testing.checks",
     "run": "cli.python_run",

@@ -137,7 +137,10 @@ def test_a_finding_that_is_told_better_says_so() -> None:
 def test_known_and_stale_issues(terminal: bool) -> None:
     text = shown(known(), terminal=terminal)
     line = "KNOWN upstream divides by nothing (cases: zero2 1; reports/findings/a.md)\n"
-    assert 0 < text.index("no new finding") < text.index(line) and "the reduced gradient is 4 times too large" not in text
+    assert (
+        0 < text.index("no new finding") < text.index(line)
+        and "the reduced gradient is 4 times too large" not in text
+    )
     whole = shown(known(), terminal=terminal, detail="verbose")
     assert "KNOWN zero2: the reduced gradient is 4 times too large\n  known       upstream" in whole
     assert line not in whole

@@ -32,7 +32,7 @@ from .record.step_record import Observed
 from .recorded_steps import RecordedSteps
 from .resume import Resume
 from .same_model import check_same_model, pipeline_stages, schedule_divides
-from .saves.saved_state import TrainedModel, has_record
+from .saves.saved_state import TrainedModel, has_record, record_weights
 from .step_context import NOTHING, ObservedStep
 from .summary import CheckedSteps
 from .text import holds_line, say, stopped_text
@@ -139,6 +139,14 @@ class Attached:
         folder = Path(directory)
         save = partial(self._resume.save, folder, step=self.taken, data=data)
         self._handle_samples(self._with_ranks(save))
+
+    def published(self, directory: str | Path) -> None:
+        """Record the weights in a folder, for `zerocheck.compare_weights`. Every rank calls this.
+
+        Parameters and buffers alone, as they are now. Creates the folder if it is missing.
+        """
+        weights = TrainedModel(self._model, JobOptimizers(()), self._axes.parts)
+        self._with_ranks(partial(record_weights, Path(directory), weights, step=self.taken))
 
     def epoch(self, number: int, *, data_ranks: int | None = None) -> None:
         """Follow the samples of this epoch: each may come once, over all ranks and resumes.

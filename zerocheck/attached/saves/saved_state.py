@@ -193,6 +193,14 @@ def write_saved(directory: Path, state: SavedState) -> None:
     (directory / NAME).write_bytes(encode(state))
 
 
+def record_weights(directory: Path, weights: TrainedModel, ranks: AllRanks, *, step: int) -> None:
+    """Write the record of a model alone. Every rank calls this."""
+    state = state_of(weights, ranks, step=step, data=None)
+    if state is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_saved(directory, state.saved)
+
+
 class NextStep(msgspec.Struct, frozen=True):
     """Options of the parameter groups when the step after a save began."""
 

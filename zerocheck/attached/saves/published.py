@@ -1,0 +1,169 @@
+"""Weights that another process computes with, compared with those that were trained.
+
+A rollout or serving engine gets weights by a broadcast, by shared memory or as a file. Nothing is
+shared here: training writes digests, and the engine compares its own tensors with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import nn
+
+from ...contract.names import unwrapped
+from ...errors import UsageError, did_you_mean
+from ...protocol.observations import Entry
+from ..record.digests import WholeDigest, digest_of, whole_of
+from .loaded import ROLES, Wrong, judged
+from .saved_state import NAME, SavedState, read_saved
+
+Names = Mapping[str, str | Sequence[str]]
+_PART = r"([^.]+)"
+
+
+def compare_weights(
+    weights: nn.Module | Mapping[str, torch.Tensor],
+    directory: str | Path,
+    *,
+    names: Names | None = None,
+) -> tuple[str, ...]:
+    """Return what differs between weights and those that training recorded; nothing if all agree.
+
+    Values are equal bit for bit, or bf16 where training has fp32: rounded to nearest.
+
+    Args:
+        weights: a model that is not sharded, or whole tensors by name, on any device.
+        directory: folder that `check.published` or `check.saved` wrote into.
+        names: names in training by the name here, where they differ. Several are joined along dim
+            0, as in a fused QKV. `*` is one part of a name, such as the number of a layer.
+
+    Raises UsageError for a folder without a record, and for unknown names in training.
+    """
+    names = names or {}
+    saved = read_saved(Path(directory))
+    trained = _tensors(saved)
+    if isinstance(weights, nn.Module):
+        weights = weights.state_dict()
+    weights = {
+        unwrapped(name): one.detach()
+        for name, one in weights.items()
+        if isinstance(one, torch.Tensor)
+    }
+    aliases = {_place(one) for name, one in weights.items() if name in trained}
+    found: dict[Wrong, dict[str, str]] = {}
+    known: set[str] = set()
+    for name, tensor in weights.items():
+        parts = _in_training(name, names)
+        for part in parts if parts != (name,) else ():
+            if part not in trained:
+                raise UsageError(f"{name} is {part!r} by names=, and training has no such tensor"
+                                 f"{did_you_mean(part, trained)}")  # fmt: skip
+        known.update(parts)
+        if parts[0] not in trained and _place(tensor) in aliases:  # tied
+            continue
+        for wrong in _wrong(tensor, parts, saved, trained):
+            details = found.setdefault(msgspec.structs.replace(wrong, detail=""), {})
+            details.setdefault(name, wrong.detail)
+    missing = [name for name in saved.tensors.get("parameter", {}) if name not in known]
+    if missing:
+        found[Wrong("", "was trained, and is missing here")] = dict.fromkeys(missing, "")
+    wrong_names = {name for details in found.values() for name in details}
+    step = None
+    if 2 * len(wrong_names) > len(weights):
+        step = _other_step(weights, Path(directory), names)
+    if step is not None:
+        return (f"all weights are those of step {step}, and step {saved.step} was recorded",)
+    return tuple(_sentence(wrong.text, details) for wrong, details in found.items())
+
+
+def _sentence(text: str, details: Mapping[str, str]) -> str:
+    (name, detail), *others = details.items()
+    more = f" and {len(others)} more" if others else ""
+    return f"{name}{more} {text}{': ' * bool(detail)}{detail}"
+
+
+def _in_training(name: str, names: Names) -> tuple[str, ...]:
+    for pattern, given in names.items():
+        found = re.fullmatch(re.escape(pattern).replace(r"\*", _PART), name)
+        if found is not None:
+            every = (given,) if isinstance(given, str) else given
+            return tuple(_filled(one, found.groups()) for one in every)
+    return (name,)
+
+
+def _filled(pattern: str, parts: Sequence[str]) -> str:
+    left = iter(parts)
+    return re.sub(r"\*", lambda _: next(left, "*"), pattern)
+
+
+def _wrong(
+    tensor: torch.Tensor,
+    parts: Sequence[str],
+    saved: SavedState,
+    trained: Mapping[str, WholeDigest],
+) -> Iterator[Wrong]:
+    """Yield what is wrong with a tensor that these tensors of training make."""
+    if parts[0] not in trained:
+        yield Wrong("", "is not in the record of training (another name there: names=)")
+        return
+    rows = [trained[part].shape[0] if trained[part].shape else 1 for part in parts]
+    if len(parts) > 1 and (not tensor.dim() or sum(rows) != len(tensor)):
+        yield Wrong("", "has another shape than its parts in training", f"{list(tensor.shape)}")
+        return
+    for part, piece in zip(
+        parts, torch.split(tensor, rows) if len(parts) > 1 else [tensor], strict=True
+    ):
+        wrong = _judged(part, piece, saved, trained)
+        if wrong is not None:
+            detail = f"{part}{', ' * bool(wrong.detail)}{wrong.detail}" * (len(parts) > 1)
+            yield msgspec.structs.replace(wrong, detail=detail or wrong.detail)
+
+
+def _judged(
+    name: str, tensor: torch.Tensor, saved: SavedState, trained: Mapping[str, WholeDigest]
+) -> Wrong | None:
+    """Return what is wrong with a tensor; one in bf16 is looked up among rounded ones."""
+    role = next(role for role in ROLES if name in saved.tensors.get(role, {}))
+    one = trained[name]
+    if (str(tensor.dtype), one.dtype) != ("torch.bfloat16", "torch.float32"):
+        return judged(role, name, one, _digest(name, tensor), saved)
+    live = _digest(name, tensor.float())
+    if live.shape != one.shape or (one.nonzero and not live.nonzero):
+        return judged(role, name, one, live, saved)
+    if live.total == one.rounded:
+        return None
+    others = (other for other, digest in trained.items() if digest.rounded == live.total)
+    other = next(others, "")
+    if other:
+        return Wrong("", "holds that of another", f"of {other}, rounded to bf16")
+    return Wrong("", "is not what was saved, rounded to bf16")
+
+
+def _tensors(saved: SavedState) -> dict[str, WholeDigest]:
+    return saved.tensors.get("parameter", {}) | saved.tensors.get("buffer", {})
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
+
+
+def _digest(name: str, tensor: torch.Tensor) -> WholeDigest:
+    entry = Entry(name, tuple(tensor.shape), 0, tensor.numel())
+    whole = whole_of([digest_of(tensor, entry, rounds=False)])
+    return whole or WholeDigest(entry.shape, str(tensor.dtype), (), 0, 0)
+
+
+def _other_step(weights: Mapping[str, torch.Tensor], directory: Path, names: Names) -> int | None:
+    """Return the step of a record beside this one that has all of these weights."""
+    for record in sorted(directory.parent.glob(f"*/{NAME}")):
+        if record.parent != directory:
+            saved = read_saved(record.parent)
+            trained = _tensors(saved)
+            every = ((_in_training(name, names), one) for name, one in weights.items())
+            if all(not [*_wrong(one, parts, saved, trained)] for parts, one in every):
+                return saved.step
+    return None
