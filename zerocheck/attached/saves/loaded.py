@@ -23,7 +23,7 @@ ROLES = ("parameter", *STATES, "buffer")
 OTHER = "is not what was saved"
 
 
-class Wrong(msgspec.Struct, frozen=True):
+class WrongTensor(msgspec.Struct, frozen=True):
     """Why one tensor is wrong: cause, and the sentence about all tensors of which it is true."""
 
     cause: str
@@ -58,7 +58,7 @@ def compare_states(
 def _of_role(role: str, saved: SavedState, now: SavedState) -> Iterator[Violation]:
     """Yield one violation for each way in which tensors of a role are wrong."""
     before, after = saved.tensors.get(role, {}), now.tensors.get(role, {})
-    groups: dict[Wrong, list[tuple[str, str]]] = {}
+    groups: dict[WrongTensor, list[tuple[str, str]]] = {}
     for name, one in before.items():
         found = None
         for live in (after.get(name), *now.buffers.get(name, ())):
@@ -90,36 +90,36 @@ def _of_role(role: str, saved: SavedState, now: SavedState) -> Iterator[Violatio
 
 def judged(
     role: str, name: str, one: WholeDigest, live: WholeDigest | None, saved: SavedState
-) -> Wrong | None:
+) -> WrongTensor | None:
     """Return what is wrong with a tensor: its value is looked up among all that was saved."""
     lost = bugs.MOMENTS_LOST if role in STATES else ""
     if live is None:
-        return Wrong(lost, "was saved, and the run has none")
+        return WrongTensor(lost, "was saved, and the run has none")
     if live.shape != one.shape:
         text = "has another shape than was saved"
-        return Wrong("", text, f"{list(live.shape)} in place of {list(one.shape)}")
+        return WrongTensor("", text, f"{list(live.shape)} in place of {list(one.shape)}")
     if live.dtype != one.dtype:
-        return Wrong("", f"is {live.dtype}, and {one.dtype} was saved")
+        return WrongTensor("", f"is {live.dtype}, and {one.dtype} was saved")
     if live.blocks == one.blocks:
         return None
     if not live.nonzero:
-        return Wrong(lost, "is 0")
+        return WrongTensor(lost, "is 0")
     for other_role, tensors in saved.tensors.items():
         if other_role != role and _same(tensors.get(name), live):
             cause = bugs.MOMENTS_SWAPPED if {role, other_role} <= {*STATES} else ""
-            return Wrong(cause, f"holds the {other_role} of the same")
+            return WrongTensor(cause, f"holds the {other_role} of the same")
     for other, digest in saved.tensors[role].items():
         if other != name and _same(digest, live):
-            return Wrong(bugs.TENSORS_EXCHANGED, "holds that of another", f"of {other}")
+            return WrongTensor(bugs.TENSORS_EXCHANGED, "holds that of another", f"of {other}")
     if live.total == one.rounded:
         cause = "" if role == "parameter" else bugs.ROUNDED_TO_BF16
-        return Wrong(cause, "was rounded to bf16")
+        return WrongTensor(cause, "was rounded to bf16")
     ranges = [*wrong_ranges(one.numel, one.blocks, live.blocks)]
     where = ", ".join(f"[{low}, {high})" for low, high in ranges[:3])
     where += f" and {len(ranges) - 3} more" if len(ranges) > 3 else ""
     if ranges == [(0, one.numel)]:
-        return Wrong("", OTHER)
-    return Wrong("", "is what was saved in part only", f"elements in {where} differ")
+        return WrongTensor("", OTHER)
+    return WrongTensor("", "is what was saved in part only", f"elements in {where} differ")
 
 
 def _same(one: WholeDigest | None, other: WholeDigest) -> bool:

@@ -18,7 +18,7 @@ from ...contract.names import unwrapped
 from ...errors import UsageError, did_you_mean
 from ...protocol.observations import Entry
 from ..record.digests import WholeDigest, digest_of, whole_of
-from .loaded import ROLES, Wrong, judged
+from .loaded import ROLES, WrongTensor, judged
 from .saved_state import NAME, SavedState, read_saved
 
 Names = Mapping[str, str | Sequence[str]]
@@ -54,7 +54,7 @@ def compare_weights(
         if isinstance(one, torch.Tensor)
     }
     aliases = {_place(one) for name, one in weights.items() if name in trained}
-    found: dict[Wrong, dict[str, str]] = {}
+    found: dict[WrongTensor, dict[str, str]] = {}
     known: set[str] = set()
     for name, tensor in weights.items():
         parts = _in_training(name, names)
@@ -70,7 +70,7 @@ def compare_weights(
             details.setdefault(name, wrong.detail)
     missing = [name for name in saved.tensors.get("parameter", {}) if name not in known]
     if missing:
-        found[Wrong("", "was trained, and is missing here")] = dict.fromkeys(missing, "")
+        found[WrongTensor("", "was trained, and is missing here")] = dict.fromkeys(missing, "")
     wrong_names = {name for details in found.values() for name in details}
     step = None
     if 2 * len(wrong_names) > len(weights):
@@ -105,14 +105,16 @@ def _wrong(
     parts: Sequence[str],
     saved: SavedState,
     trained: Mapping[str, WholeDigest],
-) -> Iterator[Wrong]:
+) -> Iterator[WrongTensor]:
     """Yield what is wrong with a tensor that these tensors of training make."""
     if parts[0] not in trained:
-        yield Wrong("", "is not in the record of training (another name there: names=)")
+        yield WrongTensor("", "is not in the record of training (another name there: names=)")
         return
     rows = [trained[part].shape[0] if trained[part].shape else 1 for part in parts]
     if len(parts) > 1 and (not tensor.dim() or sum(rows) != len(tensor)):
-        yield Wrong("", "has another shape than its parts in training", f"{list(tensor.shape)}")
+        yield WrongTensor(
+            "", "has another shape than its parts in training", f"{list(tensor.shape)}"
+        )
         return
     for part, piece in zip(
         parts, torch.split(tensor, rows) if len(parts) > 1 else [tensor], strict=True
@@ -125,7 +127,7 @@ def _wrong(
 
 def _judged(
     name: str, tensor: torch.Tensor, saved: SavedState, trained: Mapping[str, WholeDigest]
-) -> Wrong | None:
+) -> WrongTensor | None:
     """Return what is wrong with a tensor; one in bf16 is looked up among rounded ones."""
     role = next(role for role in ROLES if name in saved.tensors.get(role, {}))
     one = trained[name]
@@ -139,8 +141,8 @@ def _judged(
     others = (other for other, digest in trained.items() if digest.rounded == live.total)
     other = next(others, "")
     if other:
-        return Wrong("", "holds that of another", f"of {other}, rounded to bf16")
-    return Wrong("", "is not what was saved, rounded to bf16")
+        return WrongTensor("", "holds that of another", f"of {other}, rounded to bf16")
+    return WrongTensor("", "is not what was saved, rounded to bf16")
 
 
 def _tensors(saved: SavedState) -> dict[str, WholeDigest]:
