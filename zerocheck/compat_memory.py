@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 
 from .errors import Unsupported
 
@@ -368,3 +370,16 @@ def with_data(call: Callable[[], torch.Tensor]) -> torch.Tensor:
 
     with unset_fake_temporarily():
         return call()
+
+
+def placed_over(parameters: Collection[Any], mesh: DeviceMesh) -> Callable[[Any], Any]:
+    """Return FSDP2's `shard_placement_fn` that shards some parameters over a mesh of their own.
+
+    Raises Unsupported for a torch whose FSDP2 has one mesh for all parameters of a unit.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
+    if not hasattr(common, "ShardPlacementResult"):
+        raise Unsupported(f"FSDP2 of torch {torch.__version__} shards a unit over one mesh")
+    own = common.ShardPlacementResult(Shard(0), common.FSDPMeshInfo(mesh, shard_mesh_dim=0))
+    return lambda parameter: own if parameter in parameters else None

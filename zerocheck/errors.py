@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
@@ -213,3 +214,15 @@ def not_installed(error: BaseException) -> str | None:
         f"zerocheck needs {package}, which is not installed here; in its source tree: "
         "pip install -c constraints.txt -e ."
     )
+
+
+@contextmanager
+def failing(words: str) -> Iterator[None]:
+    """Turn errors of other code into a UsageError that begins with these words."""
+    try:
+        yield
+    except ZerocheckError:
+        raise
+    except Exception as error:
+        message = (str(error).splitlines() or [""])[0]
+        raise UsageError(f"{words}: {type(error).__name__}: {message}") from error

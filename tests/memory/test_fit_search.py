@@ -17,7 +17,7 @@ from zerocheck.memory.fit.choices import Choice, Restriction, meshes
 from zerocheck.memory.fit.recommend import words_of
 from zerocheck.memory.fit.result import FitReport
 from zerocheck.memory.fit.search import FitSearch, numbers_of_ranks
-from zerocheck.memory.setup import Setup
+from zerocheck.memory.setup import AxisSizes, Setup
 from zerocheck.memory.source import source
 from zerocheck.memory.verdict import CUDA_CONTEXT, Reserved, room
 
@@ -106,7 +106,7 @@ def test_the_optimizer_step_does_not_depend_on_what_is_not_sharded() -> None:
     """It bounds the peak of choices that were not simulated."""
     updates: dict[tuple[str, int, int, int], set[int]] = {}
     for (choice, ranks), point in everything().points.items():
-        key = choice.implementation, choice.microbatches, choice.replicas, ranks
+        key = choice.implementation, choice.microbatches, choice.axes, ranks
         updates.setdefault(key, set()).add(point.update.total)
     assert {key: sizes for key, sizes in updates.items() if len(sizes) > 1} == {}
 
@@ -142,7 +142,7 @@ def test_replicas_are_not_tried_where_the_fewest_ranks_are_asked_for() -> None:
     assert meshes("fsdp2", 12, 3) == (3,)
     assert meshes("ddp", 12, 3) == () and meshes("ddp", 12, None) == (1,)
     assert meshes("zero2", 12, None) == (1,) and meshes("zero2", 12, 2) == (2,)
-    choice = Choice("fsdp2", "block", True, False, 1, 3)
+    choice = Choice("fsdp2", "block", True, False, 1, AxisSizes(3))
     assert [ranks for ranks in range(1, 13) if choice.runs_on(ranks)] == [6, 9, 12]
 
 

@@ -19,14 +19,13 @@ from zerocheck.compat_device import DEVICE, simulated_device
 from zerocheck.compat_memory import fake_mode
 from zerocheck.errors import UsageError
 from zerocheck.memory.analyse import analyse, run
-from zerocheck.memory.apart import simulate_apart
 from zerocheck.memory.fit.assemble import fit
 from zerocheck.memory.fit.choices import Restriction
-from zerocheck.memory.fused_attention import fused_attention
+from zerocheck.memory.gpu_kernels import fused_attention
 from zerocheck.memory.host import simulated_host
 from zerocheck.memory.log import Log, Moment, Storage
 from zerocheck.memory.setup import Setup
-from zerocheck.memory.simulate import Simulation, simulate
+from zerocheck.memory.simulate import Simulation, simulate, simulate_apart
 from zerocheck.memory.source import source
 from zerocheck.memory.text import render
 from zerocheck.memory.timeline import timeline

@@ -8,7 +8,13 @@ import pytest
 
 from zerocheck.errors import Unsupported, UsageError
 from zerocheck.memory.analyse import analyse
-from zerocheck.memory.optimizer_parts import case_optimizer, parts_of, total_of, words_of
+from zerocheck.memory.optimizer_parts import (
+    OptimizerPart,
+    case_optimizer,
+    parts_of,
+    total_of,
+    words_of,
+)
 from zerocheck.memory.setup import OPTIMIZERS, Setup
 from zerocheck.memory.source import source
 from zerocheck.optimizers import OPTIMIZERS as KNOWN
@@ -27,7 +33,10 @@ def setup(name: str = "ddp", optimizer: str = "muon", **more: object) -> Setup:
 def test_muon_has_the_matrices_in_blocks() -> None:
     given = setup()
     model = source(given.model).build()
-    assert parts_of(given, model) == ((IN_BLOCKS, "muon", 0), (ELSE, "adamw", 0))
+    assert parts_of(given, model) == (
+        OptimizerPart(IN_BLOCKS, "muon"),
+        OptimizerPart(ELSE, "adamw"),
+    )
     assert case_optimizer(given, model).fallback == ("embedding.weight", "head.weight")
     parts = parts_of(given, model)
     assert total_of(parts, 4, 1) == Fraction(8 * (IN_BLOCKS + ELSE)) + IN_BLOCKS + 2 * ELSE
@@ -41,7 +50,7 @@ def test_muon_has_the_matrices_in_blocks() -> None:
 def test_another_optimizer_has_one_part() -> None:
     given = setup(optimizer="adagrad")
     parts = parts_of(given, source(given.model).build())
-    assert parts == ((IN_BLOCKS + ELSE, "adagrad", 0),)
+    assert parts == (OptimizerPart(IN_BLOCKS + ELSE, "adagrad"),)
     assert words_of(parts, 3) == "12 Psi/N"
 
 
@@ -49,7 +58,7 @@ def test_without_a_list_of_blocks_all_matrices_are_muons() -> None:
     given = Setup(model="small_models:plain", optimizer="muon")
     model = source(given.model).build()
     matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
-    assert parts_of(given, model)[0] == (matrices, "muon", 0)
+    assert parts_of(given, model)[0] == OptimizerPart(matrices, "muon")
     assert matrices
 
 
@@ -65,7 +74,7 @@ def test_what_adafactor_holds_is_rows_and_columns() -> None:
     biases = 101 + 3 * (4 * 37 + 37)
     means = 3 * 2 * (37 + 4 * 37) + 2 * (101 + 37) + biases
     parts = parts_of(given, source(given.model).build())
-    assert parts == ((IN_BLOCKS + ELSE, "adafactor", means),)
+    assert parts == (OptimizerPart(IN_BLOCKS + ELSE, "adafactor", means),)
     assert words_of(parts, 1) == f"8 Psi + 4 M/N, M = {means:,} means"
     found = analyse(given).between
     assert found.formula == 8 * (IN_BLOCKS + ELSE) + 4 * means

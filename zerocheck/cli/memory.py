@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,91 +19,67 @@ PROGRESS_S = 10.0
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+def _option(name: str, metavar: str, default: int | str, words: str) -> Callable[[Any], Any]:
+    """Return an option with a default that its help text shows."""
+    kind = INTEGER if isinstance(default, int) else str
+    return click.option(
+        name, type=kind, metavar=metavar, default=default, show_default=True, help=words
+    )
+
+
 @click.command()
 @click.argument("model", metavar="[MODEL]", required=False)
-@click.option(
+@_option(
     "--implementation",
-    metavar="NAME",
-    default=RECOMMENDED[3],
-    show_default=True,
-    help="A built-in name, package.module:Name or path/to/file.py:Name.",
+    "NAME",
+    RECOMMENDED[3],
+    "A built-in name, package.module:Name or path/to/file.py:Name.",
 )
-@click.option(
-    "--world-size",
-    type=INTEGER,
-    metavar="N",
-    default=8,
-    show_default=True,
-    help="Number of ranks.",
-)
-@click.option(
-    "--replicas",
-    type=INTEGER,
-    metavar="R",
-    default=1,
-    show_default=True,
-    help="Of HSDP: each is sharded over N / R ranks.",
-)
-@click.option(
+@_option("--world-size", "N", 8, "Number of ranks.")
+@_option("--replicas", "R", 1, "Of HSDP: each is sharded over N / R ranks.")
+@_option(
     "--tensor-parallel",
-    type=INTEGER,
-    metavar="T",
-    default=1,
-    show_default=True,
-    help="Each layer is sharded over T ranks, which read the same samples, then over the others.",
+    "T",
+    1,
+    "Each layer is sharded over T ranks, which read the same samples, then over the others.",
+)
+@_option(
+    "--expert-parallel",
+    "E",
+    1,
+    "Ranks that the experts of each block are divided over; N / E ranks share each expert.",
+)
+@_option(
+    "--pipeline-parallel",
+    "P",
+    1,
+    "Pipeline stages of N / P ranks each, with the schedule 1F1B over --microbatches.",
 )
 @click.option(
     "--rank",
     type=INTEGER,
     metavar="R",
-    default=0,
-    show_default=True,
-    help="The rank that is counted.",
+    help="Counted rank.  [default: 0, or the first of the pipeline stage that needs the most]",
 )
-@click.option(
-    "--batch",
-    type=INTEGER,
-    metavar="B",
-    default=1,
-    show_default=True,
-    help="Samples of one microbatch of one rank.",
-)
-@click.option(
-    "--sequence",
-    type=INTEGER,
-    metavar="S",
-    default=1024,
-    show_default=True,
-    help="Positions of each sample.",
-)
-@click.option(
+@_option("--batch", "B", 1, "Samples of one microbatch of one rank.")
+@_option("--sequence", "S", 1024, "Positions of each sample.")
+@_option(
     "--precision",
-    metavar="NAME",
-    default="mixed",
-    show_default=True,
-    help="mixed: compute in bf16, weights, gradients and states in fp32; or fp32.",
+    "NAME",
+    "mixed",
+    "mixed: compute in bf16, weights, gradients and states in fp32; or fp32.",
 )
 @click.option("--checkpoint-activations", is_flag=True, help="Run each block again in backward.")
-@click.option(
-    "--wrap",
-    metavar="NAME",
-    default="block",
-    show_default=True,
-    help="Units of FSDP and ZeRO-3: block, layer or whole.",
-)
-@click.option(
+@_option("--wrap", "NAME", "block", "Units of FSDP and ZeRO-3: block, layer or whole.")
+@_option(
     "--optimizer",
-    metavar="NAME",
-    default="adamw",
-    show_default=True,
-    help="adamw, with two moments; sgd, with a momentum buffer; muon, for the matrices in blocks, "
-    "with adamw for all else; or another one of torch.",
+    "NAME",
+    "adamw",
+    "adamw, with two moments; sgd, with a momentum buffer; muon, for the matrices in blocks, with "
+    "adamw for all else; or another one of torch.",
 )
 @click.option(
-    "--momentum",
-    type=float,
-    metavar="M",
-    help="Of sgd; with 0 it keeps no state.  [default: 0.9]",
+    "--momentum", type=float, metavar="M", help="Of sgd; with 0 it keeps no state.  [default: 0.9]"
 )
 @click.option(
     "--reshard/--no-reshard",
@@ -109,20 +87,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Units of FSDP2 and ZeRO-3 are released after the forward, or stay gathered.",
 )
-@click.option(
+@_option(
     "--offload",
-    metavar="KIND",
-    default="none",
-    show_default=True,
-    help="Shards with their gradients and states are in pinned or pageable memory of the host.",
+    "KIND",
+    "none",
+    "Shards with their gradients and states are in pinned or pageable memory of the host.",
 )
-@click.option(
-    "--microbatches",
-    type=INTEGER,
-    metavar="M",
-    default=1,
-    show_default=True,
-    help="Microbatches of --batch samples that are accumulated in a step.",
+@_option(
+    "--microbatches", "M", 1, "Microbatches of --batch samples that are accumulated in a step."
 )
 @click.option(
     "--fit",
@@ -244,16 +216,9 @@ def _fit(
     from ..memory.fit.result import Speeds
     from ..memory.fit.text import render_fit
 
-    restriction = Restriction(
-        implementation=setup.implementation if "implementation" in given else None,
-        wrap=setup.wrap if "wrap" in given else None,
-        checkpoint=setup.checkpoint if "checkpoint_activations" in given else None,
-        reshard=setup.reshard if "reshard" in given else None,
-        microbatches=setup.microbatches if "microbatches" in given else None,
-        replicas=setup.replicas if "replicas" in given else None,
-        tensor_parallel=setup.tensor_parallel if "tensor_parallel" in given else None,
-        offload=setup.offload if "offload" in given else None,
-    )
+    kept = {name.removesuffix("_activations") for name in given}
+    names = kept & {field.name for field in fields(Restriction)}
+    restriction = Restriction(**{name: getattr(setup, name) for name in names})
     report = fit(
         setup,
         limit,

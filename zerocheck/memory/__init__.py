@@ -3,7 +3,6 @@
 - `advice.py`: advice on what would fit: each alternative is simulated before it is reported
 - `allocation_tracker.py`: allocation tracker of one rank: origin, module, phase and release
 - `analyse.py`: analysis of a setup: simulation, extrapolation where it is proven, and report
-- `apart.py`: simulation in a process of its own, which has an accelerator from then on
 - `caching_allocator.py`: model of the caching allocator of CUDA tensors: which memory it takes from
   the driver, and keeps
 - `collectives.py`: bytes that one rank sends in a collective, by the algorithms of a ring
@@ -12,16 +11,14 @@
 - `fixed.py`: fields that an implementation fixes, such as a user's config
 - `fit/`: search for what fits into a device's memory: `zerocheck memory MODEL --fit`
 - `formulas.py`: formulas of the ZeRO paper for bytes per rank and communication per step
-- `fp32_attention.py`: attention in fp32 as on a GPU, whose kernel lays its result out by positions
-- `fused_attention.py`: attention in one kernel on the simulated device, for which torch has a
-  composition only
-- `fused_norm.py`: RMS norm in one kernel, as on a GPU, where torch's CPU takes several operators
+- `gpu_kernels.py`: kernels of a GPU that torch's CPU or its simulated device does not have
 - `host.py`: memory of the host that a rank takes whose shards are offloaded, and what is copied
 - `huggingface.py`: model of a config.json of Hugging Face transformers
 - `kernel_workspace.py`: memory that torch's kernel for sums takes while it runs
 - `log.py`: log of the allocation tracker: storages, when their sizes changed, and collectives
 - `operations.py`: floating-point operations of a forward, counted from the shapes of its operators
 - `optimizer_parts.py`: parts of a model by optimizer, and the formulas for the bytes of them all
+- `pipeline.py`: pipeline parallelism: the stage of a rank, and the schedule of its microbatches
 - `presets.py`: shapes and parameter counts of known models, as data
 - `reserved.py`: memory that the caching allocator of a GPU would reserve for a simulated run
 - `result.py`: result of a simulation, as data: `zerocheck memory --json` writes it

@@ -24,8 +24,8 @@ def advise(setup: Setup, judge: Judge) -> Iterator[Alternative]:
     A change that grows by steps (fewer samples, more ranks) is taken as far as is needed.
     """
     fits = False
-    for steps in _changes(setup):
-        one = _first_that_fits(list(steps), judge)
+    for change in (_checkpointed, _smaller, _higher, _finer, _offloaded, _more_ranks):
+        one = _first_that_fits([*change(setup)], judge)
         if one is not None:
             yield one
             fits = fits or one.fits
@@ -58,21 +58,13 @@ def _tried(words: str, other: Setup, judge: Judge) -> Alternative | None:
     return Alternative(change=words, command=other.command(), verdict=verdict)
 
 
-def _changes(setup: Setup) -> Iterator[Iterator[Change]]:
-    yield _checkpointed(setup)
-    yield _smaller(setup)
-    yield _higher(setup)
-    yield _finer(setup)
-    yield _offloaded(setup)
-    yield _more_ranks(setup)
-
-
 def _combined(setup: Setup, judge: Judge) -> Iterator[Alternative]:
     """Combine changes, those that need no more machines first."""
     words: list[str] = []
-    for change in (_highest, _checkpointed, _smallest, _finer, _offloaded, _more_ranks):
+    for change in (_higher, _checkpointed, _smaller, _finer, _offloaded, _more_ranks):
         last: Change | None = None
-        for step in change(setup):
+        steps = [*change(setup)]
+        for step in steps[-1:] if change in (_higher, _smaller) else steps:
             last = step
             found = _tried(" + ".join([*words, step[0]]), step[1], judge)
             if found is None:
@@ -98,23 +90,12 @@ def _smaller(setup: Setup) -> Iterator[Change]:
         yield f"a microbatch of {batch}", replace(setup, batch=batch)
 
 
-def _smallest(setup: Setup) -> Iterator[Change]:
-    if setup.batch > 1:
-        yield "a microbatch of 1", replace(setup, batch=1)
-
-
 def _higher(setup: Setup) -> Iterator[Change]:
     if setup.stage is None:
         return
     for stage, name in RECOMMENDED.items():
         if stage > setup.stage:
             yield f"stage {stage} ({name})", replace(setup, implementation=name)
-
-
-def _highest(setup: Setup) -> Iterator[Change]:
-    if setup.stage is not None and setup.stage < 3:
-        name = RECOMMENDED[3]
-        yield f"stage 3 ({name})", replace(setup, implementation=name)
 
 
 def _finer(setup: Setup) -> Iterator[Change]:

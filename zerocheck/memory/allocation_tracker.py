@@ -15,7 +15,7 @@ Not seen: what a kernel allocates and frees inside of itself; that of sums is co
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..adapters.shared.simulation import CollectiveStreams
 from ..compat import Operators, arguments_of, group_size, work_from_future
 from ..compat_memory import active_fake_mode, on_resize, shapes_only, storage_key, with_data
 from ..contract import Shard
+from ..contract.names import unwrapped
 from ..protocol.layout import OF_ROLE, Category, Phase
 from .collectives import collective_kind, sent_bytes
 from .kernel_workspace import workspace_of
@@ -100,9 +101,9 @@ class AllocationTracker(Operators):
         self._open.close()
 
     def name(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        """Give modules their paths; of several for one module the last counts."""
+        """Give modules their paths, without wrappers; of several the last counts."""
         for path, module in modules:
-            self._paths[module] = path
+            self._paths[module] = path_of(path)
 
     def enter(self, phase: Phase, step: int) -> None:
         """Begin a phase. A forward after a backward of the same step is of the next microbatch."""
@@ -169,7 +170,8 @@ class AllocationTracker(Operators):
             self._over_the_bus(func, args, kwargs, result)
         if taken := workspace_of(name, args):
             self.log.workspaces.append((len(self.log.changes), taken))
-        if self._bucket and self._bucket == _elements_of_empty(func, result):
+        empty = func is torch.ops.aten.empty.memory_format
+        if self._bucket and empty and self._bucket == result.numel():
             self._is("bucket", result)
         elif func is torch.ops.aten.cat.default and self._gathered(args[0]):
             self._is("gathered", result)
@@ -369,9 +371,10 @@ class AllocationTracker(Operators):
             if self._hooked is not None and self._hooked() is tensor:
                 continue  # a module inside put it out
             self._hooked = weakref.ref(tensor)
-            tensor.register_hook(lambda _, path=path: self._in_backward(path))  # type: ignore[no-untyped-call]
+            tensor.register_hook(lambda _, path=path: self.in_backward(path))  # type: ignore[no-untyped-call]
 
-    def _in_backward(self, path: str) -> None:
+    def in_backward(self, path: str) -> None:
+        """Note the module whose backward begins."""
         self._backward = path
 
     def _end_scope(self) -> None:
@@ -380,6 +383,11 @@ class AllocationTracker(Operators):
             if storage.alive and not storage.held and not storage.evidence:
                 storage.kind, storage.evidence = "activation", 1
         self._scope = None
+
+
+def path_of(wrapped: str) -> str:
+    """Return the path of a module without wrappers around it."""
+    return unwrapped(f"{wrapped}.").rstrip(".")
 
 
 def _over(tensors: list[torch.Tensor]) -> Any:
@@ -397,11 +405,6 @@ def _all_indices(tree: Any) -> bool:
     return all(one.dtype == torch.int32 for one in _tensors(tree))
 
 
-def _elements_of_empty(func: Any, result: Any) -> int:
-    """Return the elements of an empty tensor that was just made; 0 of another operator."""
-    return int(result.numel()) if func is torch.ops.aten.empty.memory_format else 0
-
-
 def _bytes(tree: Any) -> int:
     return sum(one.numel() * one.element_size() for one in _tensors(tree))
 
@@ -411,11 +414,6 @@ def _counts(tensor: torch.Tensor) -> bool:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return list(_walk(tree))
-
-
-def _walk(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield tensors with memory. In the boxed arguments of c10d, tensors are in lists."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor) and _counts(leaf):
-            yield leaf
+    """Return the tensors with memory. In the boxed arguments of c10d, tensors are in lists."""
+    leaves = tree_leaves(tree)
+    return [one for one in leaves if isinstance(one, torch.Tensor) and _counts(one)]

@@ -12,7 +12,6 @@ from msgspec import structs
 from ..models.parts import block_list
 from ..protocol.layout import CATEGORIES
 from .advice import advise
-from .apart import simulate_apart
 from .collectives import StepTraffic, step_traffic, with_more_blocks
 from .extrapolate import TRIED, NotUniform, extrapolate, grown, refuse_early
 from .fixed import check_fixed, fixed_values
@@ -36,11 +35,13 @@ from .result import (
     ModulePeak,
 )
 from .setup import Setup
-from .simulate import MIDDLE, STEPS, Simulation, simulate
+from .simulate import MIDDLE, STEPS, Simulation, simulate, simulate_apart
 from .source import ModelSource, alike, source
 from .timeline import HeldBytes, Timeline, of_shards, timeline
 from .verdict import MemoryVerdict, Reserved, judge_memory, room
 
+SHARED = set(MemoryReport.__struct_fields__) & {*dir(Setup)} - {"command"}
+"""Fields of a report that say what its setup does."""
 MANY = 2 * max(TRIED)
 """Blocks from which on it is cheaper to simulate a few three times."""
 
@@ -50,7 +51,8 @@ class SimulatedRank:
     """Timeline of the whole model, and its origin.
 
     counts: bytes of step counts; traffic: of the last step; log: None where it was extrapolated;
-    host: None where no shards are offloaded; simulated, reason, left_out: see MemoryReport.
+    host: None where no shards are offloaded; simulated, reason, left_out: see MemoryReport; rank:
+    the one that was counted.
     """
 
     timeline: Timeline
@@ -62,6 +64,7 @@ class SimulatedRank:
     simulated: tuple[int, ...] = ()
     reason: str = ""
     left_out: int = 0
+    rank: int = 0
 
 
 Notify = Callable[[str], None]
@@ -95,28 +98,19 @@ def analyse(
     whole = given.build()
     sizes = {name: parameter.numel() for name, parameter in whole.named_parameters()}
     found = block_list(whole)
-    whole_parts = parts_of(setup, whole)
-    sharded = setup.tensor_parallel > 1
-    parts = parts_of(setup, given.part(setup)) if sharded else whole_parts
+    command, one_stage = setup.command(), setup.pipeline_parallel > 1 and setup.rank is None
     done = run(setup, given, exact=exact, notify=notify)
+    setup = replace(setup, rank=done.rank)
+    undivided = replace(setup, tensor_parallel=1, expert_parallel=1)
+    parts = parts_of(setup, given.part(setup))
+    whole_parts = parts_of(undivided, given.part(undivided))
     device = None if limit is None else _device(setup, parts, done, limit)
     held, unheld = reserved_of(setup, done)
     report = MemoryReport(
-        model=setup.model,
-        implementation=setup.implementation,
-        world_size=setup.world_size,
-        rank=setup.rank,
-        replicas=setup.replicas,
-        tensor_parallel=setup.tensor_parallel,
-        batch=setup.batch,
-        sequence=setup.sequence,
+        **{name: getattr(setup, name) for name in SHARED},
         inputs=given.samples(setup).words,
-        precision=setup.precision,
-        autocast=setup.autocast,
         checkpoint_activations=setup.checkpoint,
-        offload=setup.offload,
-        wrap=setup.wrap,
-        command=setup.command(),
+        command=command,
         elements=sum(sizes.values()),
         tensors=len(sizes),
         blocks=len(found[1]) if found else 0,
@@ -127,7 +121,7 @@ def analyse(
         between=_between(setup, parts, whole_parts, done),
         peak=done.timeline.peak(),
         rows=tuple(_rows(done)),
-        assumes=given.assumes(setup),
+        assumes=(*given.assumes(setup), *((HIGHEST_STAGE,) if one_stage else ())),
         device=device,
         reserved=held,
         unreserved=unheld,
@@ -168,6 +162,7 @@ def verdict_of(setup: Setup, done: SimulatedRank, limit: int) -> MemoryVerdict:
     return judge_memory(limit, done.timeline.peak().total, *reserved_of(setup, done))
 
 
+HIGHEST_STAGE = "counted: the pipeline stage that needs the most; --rank selects another one"
 TYPICAL = 5
 """Microbatches that are simulated of a step of more: two, two that must be alike, and the last.
 Each one that is left out is as those two. DeepSpeed's stage 3 learns the order of parameters in
@@ -177,10 +172,23 @@ the first two of a training."""
 def run(
     setup: Setup, given: ModelSource, *, exact: bool = False, notify: Notify = silent
 ) -> SimulatedRank:
-    """Return the timeline of the whole model, of TYPICAL microbatches where they are alike."""
+    """Return the timeline of the whole model, of TYPICAL microbatches where they are alike.
+
+    Of a pipeline all are simulated, since each has buffers of its own, and the stage is counted
+    that needs the most.
+    """
     check_fixed(setup)
+    done = [
+        replace(_of_rank(replace(setup, rank=rank), given, exact, notify), rank=rank)
+        for rank in setup.counted
+    ]
+    return max(done, key=lambda one: one.timeline.peak().total)
+
+
+def _of_rank(setup: Setup, given: ModelSource, exact: bool, notify: Notify) -> SimulatedRank:
     obeys = setup.traits.obeys_microbatches or "microbatches" not in fixed_values(setup)
-    left_out = 0 if exact or not obeys else max(0, setup.microbatches - TYPICAL)
+    all_of_them = exact or not obeys or setup.pipeline_parallel > 1
+    left_out = 0 if all_of_them else max(0, setup.microbatches - TYPICAL)
     if left_out:
         fewer = replace(setup, microbatches=TYPICAL)
         with suppress(_UnlikeMicrobatches):
@@ -220,7 +228,7 @@ def _check_alike(one: Simulation) -> None:
 def _run(
     setup: Setup, given: ModelSource, *, exact: bool, notify: Notify, left_out: int = 0
 ) -> SimulatedRank:
-    found = block_list(given.build())
+    found = block_list(given.held(setup))
     if exact or found is None or len(found[1]) < MANY:
         return _whole(setup, given, notify, left_out=left_out)
     path, blocks = found
@@ -329,7 +337,7 @@ def _between(
         paper_words=paper_words(parts),
         unlike="weights and gradients" if setup.held_kind == "fp32" else "gradients",
         copy=words_of(whole, 0, setup.held_kind),
-        copies=float(setup.world_size * ours / total_of(whole, 1, 0, setup.held_kind)),
+        copies=float(setup.stage_ranks * ours / total_of(whole, 1, 0, setup.held_kind)),
         communicated=paper_elements(setup, elements),
         bucket=held.get("bucket", 0),
         buffer=held.get("buffer", 0),
@@ -338,16 +346,18 @@ def _between(
 
 def _formula_words(setup: Setup, parts: Sequence[OptimizerPart], stage: int) -> str:
     words = words_of(parts, stage, setup.held_kind)
-    if setup.replicas * setup.tensor_parallel > 1:
+    if max(setup.axes) > 1:
         words += f", N = {setup.shards}"
     if setup.tensor_parallel > 1:
         words += f", Psi = {sum(one.elements for one in parts):,} of a rank"
+    elif setup.pipeline_parallel > 1 and len(parts) == 1:
+        words += f", Psi = {parts[0].elements:,} of the stage"
     return words
 
 
 def paper_elements(setup: Setup, elements: int) -> int | None:
     """Return the elements that the ZeRO paper has a step move, or None where it says nothing."""
-    if setup.stage is None or setup.replicas * setup.tensor_parallel > 1:
+    if setup.stage is None or max(setup.axes) > 1:
         return None
     return communicated(elements, setup.stage)
 

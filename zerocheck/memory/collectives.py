@@ -11,18 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
-CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast"]
-
-_KINDS: tuple[tuple[str, CollectiveKind], ...] = (
-    ("allgather", "all-gather"),
-    ("reducescatter", "reduce-scatter"),
-    ("allreduce", "all-reduce"),
-    ("alltoall", "all-to-all"),
-    ("broadcast", "broadcast"),
-)
-"""Parts of operators' names, without underscores."""
+CollectiveKind = Literal[
+    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast", "send"
+]
 
 
 def collective_kind(operator: str) -> CollectiveKind | None:
@@ -31,13 +24,14 @@ def collective_kind(operator: str) -> CollectiveKind | None:
     if library.strip("_") not in ("c10d", "c10d_functional"):
         return None
     plain = name.replace("_", "")
-    return next((kind for part, kind in _KINDS if part in plain), None)
+    kinds: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+    return next((kind for kind in kinds if kind.replace("-", "") in plain), None)
 
 
 def sent_bytes(kind: CollectiveKind, size: int, ranks: int) -> Fraction:
     """Return the bytes that a rank sends. size: bytes of the whole tensor."""
     share = Fraction(ranks - 1, ranks)
-    if kind == "broadcast":
+    if kind in ("broadcast", "send"):
         return Fraction(size if ranks > 1 else 0)
     return size * share * (2 if kind == "all-reduce" else 1)
 

@@ -64,7 +64,9 @@ def extrapolate(given: Sequence[Timeline], blocks: str, wanted: int) -> Timeline
 
 
 def _parts(given: Timeline, count: int) -> list[_Part]:
-    runs = [(block, list(group)) for block, group in groupby(given.events, lambda e: e.block)]
+    # In a pipeline a forward may follow a backward with nothing between their blocks.
+    groups = groupby(given.events, lambda event: (event.block, event.block >= 0 and event.phase))
+    runs = [(block, list(group)) for (block, _), group in groups]
     parts: list[_Part] = []
     place = 0
     while place < len(runs):

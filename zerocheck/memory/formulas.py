@@ -16,52 +16,29 @@ All of it is persistent memory: activations, buckets and what is gathered for a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
+from ..case.schema import OptimizerKind
 from ..errors import UsageError, unknown
 
 STAGES = (0, 1, 2, 3)
-StateKind = Literal[
-    "sgd",
-    "momentum",
-    "adam",
-    "adamw",
-    "amsgrad",
-    "nadam",
-    "radam",
-    "adamax",
-    "adagrad",
-    "adadelta",
-    "rmsprop",
-    "rprop",
-    "asgd",
-    "adafactor",
-    "muon",
-]
+StateKind = Literal[OptimizerKind, "momentum", "amsgrad"]
+"""Optimizer by its states: `momentum` is sgd with them, `amsgrad` adam."""
 PrecisionKind = Literal["mixed", "fp32"]
 HeldKind = Literal["mixed", "mixed with fp32 gradients", "fp32", "fp32 with masters"]
 """Way in which weights and gradients are held. The last: in fp32, and the optimizer updates a copy
 of the weights, as DeepSpeed does from stage 1 on. The second: `grad_accum_dtype` of DeepSpeed."""
 
-STATES: dict[StateKind, int] = {
-    "sgd": 0,
-    "momentum": 1,
-    "adam": 2,
-    "adamw": 2,
-    "amsgrad": 3,
-    "nadam": 2,
-    "radam": 2,
-    "adamax": 2,
-    "adagrad": 1,
-    "adadelta": 2,
-    "rmsprop": 1,
-    "rprop": 2,
-    "asgd": 1,
-    "adafactor": 0,
-    "muon": 1,
+_WITH: Mapping[int, tuple[StateKind, ...]] = {
+    0: ("sgd", "adafactor"),
+    1: ("momentum", "adagrad", "rmsprop", "asgd", "muon"),
+    2: ("adam", "adamw", "nadam", "radam", "adamax", "adadelta", "rprop"),
+    3: ("amsgrad",),
 }
+STATES = {kind: count for count, kinds in _WITH.items() for kind in kinds}
 """Tensors of a parameter's size that the optimizer keeps: none, the momentum, two moments, and
 with amsgrad the largest second moment. Of torch's others, as torch/optim makes them; the step count
 and other numbers (4 bytes each per tensor in torch) aside. Muon: of its matrices; the rest of a

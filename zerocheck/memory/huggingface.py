@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalogue import MODEL_LIBRARY, missing
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError, did_you_mean, failing
 from .presets import Architecture
 
 CONFIG_ENDING = ".json"
@@ -90,7 +90,7 @@ def model_of_config(name: str) -> Any:
             f"{name}: unknown model_type {kind!r}{near} (allowed: those of transformers "
             f"{transformers.__version__}); for a model of your own give path/to/file.py:factory"
         )
-    try:
+    with failing(f"{name}: transformers cannot build it"):
         parsed = transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
         parsed.get_text_config().use_cache = False  # as in training
         for named in config.get("architectures") or ():
@@ -100,11 +100,6 @@ def model_of_config(name: str) -> Any:
         return transformers.AutoModelForCausalLM.from_config(
             parsed, dtype=torch.float32, trust_remote_code=False
         )
-    except Exception as error:
-        message = (str(error).splitlines() or [""])[0]
-        raise UsageError(
-            f"{name}: transformers cannot build it: {type(error).__name__}: {message}"
-        ) from error
 
 
 class _Keys:

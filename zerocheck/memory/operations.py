@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..errors import UsageError
+from ..errors import failing
 from ..models.parts import block_list
 from ..models.user import call_with
 from .setup import Setup
@@ -50,14 +50,8 @@ def forward_operations(given: ModelSource, setup: Setup) -> ForwardOperations:
     found = block_list(model)
     counter = FlopCounterMode(display=False, depth=DEPTH)
     samples = given.samples(setup).on("meta")
-    try:
-        with counter, torch.no_grad():
-            call_with(model, samples.inputs, samples.keywords)
-    except Exception as error:
-        message = (str(error).splitlines() or [""])[0]
-        raise UsageError(
-            f"{setup.model} fails on the meta device: {type(error).__name__}: {message}"
-        ) from error
+    with failing(f"{setup.model} fails on the meta device"), counter, torch.no_grad():
+        call_with(model, samples.inputs, samples.keywords)
     modules = {path: sum(counts.values()) for path, counts in counter.get_flop_counts().items()}
     root = type(model).__name__
     path, blocks = found if found is not None else ("", nn.ModuleList())

@@ -20,19 +20,29 @@ from ..case.optimizer_options import is_matrix_of_muon
 from ..case.schema import Optimizer
 from ..models.parts import block_list
 from ..optimizers import factored, state_elements
-from .formulas import MEANS, HeldKind, StateKind, persistent, recipe, total, words
+from .experts import expert_parameters
+from .formulas import MEANS, HeldKind, StateKind, persistent, recipe, words
 from .setup import Setup
 
 
 class OptimizerPart(NamedTuple):
     """Number of elements of all parameters that have the same states.
 
-    means: of rows, columns and elements of vectors, which Adafactor keeps in their place.
+    means: of rows, columns and elements of vectors, which Adafactor keeps in their place; divided:
+    ranks that experts are divided over, so that as many times fewer ranks share each of these.
     """
 
     elements: int
     states: StateKind
     means: int = 0
+    divided: int = 1
+
+    def shares(self, ranks: int, stage: int, held: HeldKind) -> dict[str, Fraction]:
+        """Return the bytes that a rank holds, by parameter, gradient and optimizer."""
+        ranks //= self.divided
+        each = persistent(self.elements, ranks, stage, recipe(held, self.states))
+        means = persistent(self.means, ranks, stage, MEANS)
+        return {name: size + means[name] for name, size in each.items()}
 
 
 def case_optimizer(setup: Setup, model: nn.Module) -> Optimizer:
@@ -50,62 +60,53 @@ def case_optimizer(setup: Setup, model: nn.Module) -> Optimizer:
 
 
 def parts_of(setup: Setup, model: nn.Module) -> tuple[OptimizerPart, ...]:
-    """Return the parts of a whole model."""
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    every = sum(sizes.values())
-    if setup.optimizer != "muon":
-        return (OptimizerPart(every, setup.states, _means(setup, model)),)
-    options = case_optimizer(setup, model)
-    matrices = sum(
-        p.numel()
-        for name, p in model.named_parameters()
-        if is_matrix_of_muon(options, name, p.shape)
-    )
-    return OptimizerPart(matrices, "muon"), OptimizerPart(every - matrices, "adamw")
-
-
-def _means(setup: Setup, model: nn.Module) -> int:
-    """Return the number of elements of factored states, and of others where there are some."""
-    options = setup.options
-    if not factored(options):
-        return 0
-    shapes = [(name, tuple(one.shape)) for name, one in model.named_parameters()]
-    return sum(sum(state_elements(options, *one).values()) for one in shapes)
+    """Return the parts of a model: of each optimizer, experts that are divided apart."""
+    options, divided = case_optimizer(setup, model), setup.expert_parallel
+    experts = expert_parameters(model) if divided > 1 else ()
+    kinds: list[StateKind] = [setup.states] if setup.optimizer != "muon" else ["muon", "adamw"]
+    parts = {(kind, 1): OptimizerPart(0, kind) for kind in kinds}
+    for name, one in model.named_parameters():
+        matrix = setup.optimizer != "muon" or is_matrix_of_muon(options, name, one.shape)
+        key = kinds[0 if matrix else 1], divided if one in experts else 1
+        part = parts.get(key, OptimizerPart(0, key[0]))
+        means = 0  # elements of factored states, and of others where there are some
+        if factored(options):
+            means = sum(state_elements(options, name, tuple(one.shape)).values())
+        sizes = part.elements + one.numel(), key[0], part.means + means
+        parts[key] = OptimizerPart(*sizes, key[1])
+    return tuple(parts.values())
 
 
 def total_of(
     parts: Sequence[OptimizerPart], ranks: int, stage: int, held: HeldKind = "fp32"
 ) -> Fraction:
     """Return the bytes that a rank holds between steps, of all parts (Figure 1, Table 1)."""
-    shares = [total(one.elements, ranks, stage, recipe(held, one.states)) for one in parts]
-    means = [total(one.means, ranks, stage, MEANS) for one in parts]
-    return sum(shares + means, Fraction(0))
+    shares = [one.shares(ranks, stage, held) for one in parts]
+    return sum((size for each in shares for size in each.values()), Fraction(0))
 
 
 def gradients_of(
     parts: Sequence[OptimizerPart], ranks: int, stage: int, held: HeldKind = "fp32"
 ) -> Fraction:
     """Return the bytes of gradients among `total_of`."""
-    kinds = [(one.elements, recipe(held, one.states)) for one in parts]
-    shares = [persistent(count, ranks, stage, kind)["gradient"] for count, kind in kinds]
-    return sum(shares, Fraction(0))
+    return sum((one.shares(ranks, stage, held)["gradient"] for one in parts), Fraction(0))
 
 
 def words_of(parts: Sequence[OptimizerPart], stage: int, held: HeldKind = "fp32") -> str:
     """Return the formula of a stage, `"4 Psi + 12 Psi/N"`, for each part."""
-    each = [words(stage, recipe(held, one.states)) + _of_means(one, stage) for one in parts]
+    each = []
+    for one in parts:
+        term, share = words(stage, recipe(held, one.states)), "/N" if stage >= 1 else ""
+        if one.means:  # they are shared out as states are
+            term += f" + 4 M{share}, M = {one.means:,} means"
+        each.append(term.replace("/N", f"/(N/{one.divided})" if one.divided > 1 else "/N"))
     if len(parts) == 1:
         return each[0]
     named = zip(each, parts, strict=True)
     return " + ".join(f"({one} of {part.elements:,} by {part.states})" for one, part in named)
 
 
-def _of_means(part: OptimizerPart, stage: int) -> str:
-    """Return the term of a part's means, which are shared out as states are."""
-    share = "/N" if stage >= 1 else ""
-    return f" + 4 M{share}, M = {part.means:,} means" if part.means else ""
-
-
 def paper_words(parts: Sequence[OptimizerPart]) -> str:
     """Return the bytes per parameter of mixed precision: `"2 + 2 + 12"`."""
-    return " or ".join(f"2 + 2 + {recipe('mixed', one.states).states}" for one in parts)
+    each = [f"2 + 2 + {recipe('mixed', one.states).states}" for one in parts]
+    return " or ".join(dict.fromkeys(each))

@@ -50,99 +50,55 @@ class Architecture:
         return self.head_size or self.width // self.heads
 
     def elements(self) -> int:
-        """Return the number of parameters (Psi), counted from the shape."""
-        outside = self.vocabulary * self.width * (1 if self.tied else 2)
-        if self.family == "gpt":
-            outside += self.positions * self.width + 2 * self.width
-            return outside + self.blocks * _gpt_block(self)
-        return outside + self.width + self.blocks * _llama_block(self)
+        """Return the number of parameters (Psi). Imports torch."""
+        from .transformer import build
+
+        return sum(parameter.numel() for parameter in build(self).parameters())
 
     def with_blocks(self, blocks: int) -> Architecture:
         """Return this architecture with another number of blocks."""
         return replace(self, blocks=blocks, published=None)
 
 
-def _gpt_block(shape: Architecture) -> int:
-    width, hidden = shape.width, shape.hidden
-    attention = 4 * width * width + 4 * width
-    return attention + 2 * width * hidden + hidden + width + 4 * width
-
-
-def _llama_block(shape: Architecture) -> int:
-    width = shape.width
-    wide, narrow = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
-    attention = 2 * width * wide + 2 * width * narrow
-    if shape.query_bias:
-        attention += wide + 2 * narrow
-    mlps = 3 * width * shape.hidden * max(shape.experts, 1)
-    return attention + mlps + width * shape.experts + 2 * width
-
-
-def _gpt_shape(
-    blocks: int,
-    width: int,
-    heads: int,
-    *,
-    positions: int = 1024,
-    published: int | None = None,
-    source: str = "",
-) -> Architecture:
+def _gpt(blocks: int, width: int, heads: int, source: str, **more: int) -> Architecture:
+    sizes = {"key_value_heads": heads, "hidden": 4 * width, "positions": 1024, **more}
     return Architecture(
-        family="gpt", blocks=blocks, width=width, heads=heads, key_value_heads=heads,
-        hidden=4 * width, vocabulary=50257, positions=positions, tied=True, published=published,
-        source=source,
+        family="gpt", blocks=blocks, width=width, heads=heads, vocabulary=50257, tied=True,
+        source=source, **sizes,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def _llama_shape(
-    blocks: int,
-    width: int,
-    heads: int,
-    key_value_heads: int,
-    hidden: int,
-    vocabulary: int,
-    positions: int,
-    published: int,
-    source: str,
-) -> Architecture:
-    return Architecture(
-        family="llama", blocks=blocks, width=width, heads=heads, key_value_heads=key_value_heads,
-        hidden=hidden, vocabulary=vocabulary, positions=positions, published=published,
-        source=source,
-    )  # fmt: skip
+_LLAMA_SIZES = (
+    "blocks", "width", "heads", "key_value_heads", "hidden", "vocabulary", "positions", "published"
+)  # fmt: skip
+
+
+def _llama(source: str, *sizes: int, **more: int) -> Architecture:
+    named = dict(zip(_LLAMA_SIZES, sizes, strict=True))
+    return Architecture(family="llama", source=source, **named, **more)  # type: ignore[arg-type]
 
 
 _GPT2, _GPT3, _ZERO = "Radford et al. 2019", "Brown et al. 2020", "Rajbhandari et al. 2020"
 _LLAMA, _LLAMA3 = "Touvron et al. 2023", "Grattafiori et al. 2024"
 _MIXTRAL = "Jiang et al. 2024"
 
-_LLAMA3_8B = _llama_shape(
-    32, 4096, 32, 8, 14336, 128256, 8192, 8_030_261_248, _LLAMA3
-)  # fmt: skip
+_LLAMA3_8B = _llama(_LLAMA3, 32, 4096, 32, 8, 14336, 128256, 8192, 8_030_261_248)
 
 PRESETS: dict[str, Architecture] = {
-    "gpt2": _gpt_shape(12, 768, 12, published=124_439_808, source=_GPT2),
-    "gpt2-medium": _gpt_shape(24, 1024, 16, published=354_823_168, source=_GPT2),
-    "gpt2-large": _gpt_shape(36, 1280, 20, published=774_030_080, source=_GPT2),
-    "gpt2-xl": _gpt_shape(48, 1600, 25, published=1_557_611_200, source=_GPT2),
-    "gpt3-175b": _gpt_shape(96, 12288, 96, positions=2048, source=_GPT3),
-    "zero-7.5b": _gpt_shape(36, 4096, 32, source=_ZERO),
-    "llama-7b": _llama_shape(
-        32, 4096, 32, 32, 11008, 32000, 2048, 6_738_415_616, _LLAMA
-    ),
-    "llama-13b": _llama_shape(
-        40, 5120, 40, 40, 13824, 32000, 2048, 13_015_864_320, _LLAMA
-    ),
+    "gpt2": _gpt(12, 768, 12, _GPT2, published=124_439_808),
+    "gpt2-medium": _gpt(24, 1024, 16, _GPT2, published=354_823_168),
+    "gpt2-large": _gpt(36, 1280, 20, _GPT2, published=774_030_080),
+    "gpt2-xl": _gpt(48, 1600, 25, _GPT2, published=1_557_611_200),
+    "gpt3-175b": _gpt(96, 12288, 96, _GPT3, positions=2048),
+    "zero-7.5b": _gpt(36, 4096, 32, _ZERO),
+    "llama-7b": _llama(_LLAMA, 32, 4096, 32, 32, 11008, 32000, 2048, 6_738_415_616),
+    "llama-13b": _llama(_LLAMA, 40, 5120, 40, 40, 13824, 32000, 2048, 13_015_864_320),
     "llama-8b": _LLAMA3_8B,
     "llama3-8b": _LLAMA3_8B,
-    "llama-70b": _llama_shape(
-        80, 8192, 64, 8, 28672, 128256, 8192, 70_553_706_496, _LLAMA3
-    ),
-    "llama-405b": _llama_shape(
-        126, 16384, 128, 8, 53248, 128256, 8192, 405_853_388_800, _LLAMA3
-    ),
-    "mixtral-8x7b": replace(
-        _llama_shape(32, 4096, 32, 8, 14336, 32000, 32768, 46_702_792_704, _MIXTRAL),
+    "llama-70b": _llama(_LLAMA3, 80, 8192, 64, 8, 28672, 128256, 8192, 70_553_706_496),
+    "llama-405b": _llama(_LLAMA3, 126, 16384, 128, 8, 53248, 128256, 8192, 405_853_388_800),
+    "mixtral-8x7b": _llama(
+        _MIXTRAL, 32, 4096, 32, 8, 14336, 32000, 32768, 46_702_792_704,
         experts=8, active_experts=2,
     ),
 }  # fmt: skip

@@ -111,6 +111,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     replicas: int
     tensor_parallel: int
+    expert_parallel: int
+    pipeline_parallel: int
     rank: int
     batch: int
     sequence: int

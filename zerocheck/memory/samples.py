@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..errors import UsageError
+from ..errors import UsageError, failing
 from ..models.user import Parts
 from .setup import Setup
 
@@ -28,16 +28,17 @@ class MicrobatchSamples:
     loss_of: Callable[[Any, torch.Tensor], torch.Tensor]
     own: bool
 
-    def on(self, device: str, *, data: bool = False) -> MicrobatchSamples:
+    def on(self, device: str, *, data: bool = False, times: int = 1) -> MicrobatchSamples:
         """Return samples of the same shapes and dtypes, made on the device in the active mode.
 
-        data: with the same values, else with any.
+        data: with the same values, else with any; times: so many of them in one tensor.
         """
         made: dict[int, torch.Tensor] = {}
         for tensor in (*self.inputs, self.target):
             if id(tensor) not in made:
-                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                made[id(tensor)] = empty.copy_(tensor) if data else empty
+                whole = tensor if times == 1 else torch.cat([tensor] * times)
+                empty = torch.empty(whole.shape, dtype=whole.dtype, device=device)
+                made[id(tensor)] = empty.copy_(whole) if data else empty
         inputs = tuple(made[id(tensor)] for tensor in self.inputs)
         return replace(self, inputs=inputs, target=made[id(self.target)])
 
@@ -66,14 +67,8 @@ def samples_of(setup: Setup, parts: Parts | None) -> MicrobatchSamples:
                 f"{option} {value} is of token ids, and {parts.name} draws its batches itself; for "
                 "token ids name a factory that returns the model alone"
             )
-    try:
+    with failing(f"the batch function of {parts.name} fails"):
         drawn = parts.drawn(torch.Generator().manual_seed(0))
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"the batch function of {parts.name} fails: {type(error).__name__}: {error}"
-        ) from error
     return MicrobatchSamples(drawn.inputs, drawn.target, drawn.keywords, parts.loss_of, own=True)
 
 

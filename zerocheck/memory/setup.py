@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from msgspec.structs import replace
 
 from ..adapters.shared.simulation import SimulationTraits, traits_of
 from ..case.codec import merged
+from ..case.mesh import AxisName
 from ..case.schema import (
     Block,
     Case,
@@ -27,6 +29,9 @@ from ..case.schema import (
 from ..catalogue import RECOMMENDED
 from ..errors import UsageError, unknown
 from .formulas import BytesRecipe, HeldKind, PrecisionKind, StateKind, recipe
+
+if TYPE_CHECKING:
+    from ..contract import Implementation
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = tuple(
     kind for kind in get_args(OptimizerKind) if kind != "user"
@@ -52,6 +57,38 @@ OFFLOADS: tuple[OffloadKind, ...] = get_args(OffloadKind)
 WRAPS: tuple[Wrap, ...] = ("block", "layer", "whole")
 
 
+class AxisSizes(NamedTuple):
+    """Sizes of the axes that ranks are divided among, by their fields of a setup; 1 is none."""
+
+    replicas: int = 1
+    tensor_parallel: int = 1
+    expert_parallel: int = 1
+    pipeline_parallel: int = 1
+
+
+NO_SIZES = AxisSizes()
+AXES: Mapping[str, tuple[AxisName, str, str, str]] = {
+    "replicas": ("replicate", "HSDP of {} replicas", "has no replicate axis (HSDP)", "one replica"),
+    "tensor_parallel": ("tp", "layers sharded over {}", "shards no layers", "whole layers"),
+    "expert_parallel": ("ep", "experts divided over {}", "divides no experts", "undivided experts"),
+    "pipeline_parallel": ("pp", "{} pipeline stages", "has no pipeline stages", "one stage"),
+}
+"""Axis of the mesh, words of a choice that has it, of an implementation and a choice without it."""
+COMMANDED = (
+    "precision", "checkpoint", "wrap", "reshard", "microbatches", *AXES, "offload", "optimizer",
+    "momentum",
+)  # fmt: skip
+"""Fields that stand in a command where they are not the default, those of FLAGS as these."""
+FLAGS = {"checkpoint": "--checkpoint-activations", "reshard": "--no-reshard"}
+TOGETHER = (("replicas", "offload"), ("expert_parallel", "pipeline_parallel"))
+"""AxisSizes, and offload, that are simulated together; all other pairs are not."""
+
+
+def option_of(field: str) -> str:
+    """Return the option of a field: `--tensor-parallel`."""
+    return f"--{field.replace('_', '-')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """One simulation.
@@ -59,17 +96,19 @@ class Setup:
     model: as the user names it; batch: samples of one microbatch of one rank; sequence: positions
     per sample; precision: mixed (compute in bf16, weights, gradients and states in fp32) or fp32;
     checkpoint: activation checkpointing of every block; wrap: granularity of units; rank: the one
-    whose memory is counted; momentum: of SGD, 0 is without a buffer; reshard: units are released
-    after the forward; microbatches: accumulated before each optimizer step; replicas: of HSDP, each
-    sharded over as many ranks as it has; tensor_parallel: ranks that each layer is sharded over,
-    which read the same samples (see tensor_parallel.py); offload: kind of host memory that has the
-    shards with their gradients and states, none: that of the device has them.
+    whose memory is counted, None for the first of the pipeline stage that needs the most; momentum:
+    of SGD, 0 is without a buffer; reshard: units are released after the forward; microbatches:
+    accumulated before each optimizer step; replicas: of HSDP, each sharded over as many ranks as it
+    has; tensor_parallel: ranks that each layer is sharded over, which read the same samples (see
+    tensor_parallel.py); expert_parallel: ranks that experts are divided over (experts.py);
+    pipeline_parallel: stages (pipeline.py); offload: kind of host memory that has the shards with
+    their gradients and states, none: that of the device has them.
     """
 
     model: str
     implementation: str = RECOMMENDED[3]
     world_size: int = 8
-    rank: int = 0
+    rank: int | None = None
     batch: int = 1
     sequence: int = 1024
     precision: PrecisionKind = "mixed"
@@ -81,54 +120,49 @@ class Setup:
     microbatches: int = 1
     replicas: int = 1
     tensor_parallel: int = 1
+    expert_parallel: int = 1
+    pipeline_parallel: int = 1
     offload: OffloadKind = "none"
 
     def check(self) -> None:
         """Raise UsageError for invalid numbers and names."""
-        for option, value in (
-            ("--world-size", self.world_size),
-            ("--batch", self.batch),
-            ("--sequence", self.sequence),
-            ("--microbatches", self.microbatches),
-            ("--replicas", self.replicas),
-            ("--tensor-parallel", self.tensor_parallel),
-        ):
-            if value < 1:
-                raise UsageError(f"{option} {value}: it must be 1 or more")
-        if self.microbatches > MAX_MICROBATCHES:
-            raise UsageError(f"--microbatches {self.microbatches}: at most {MAX_MICROBATCHES}")
-        if self.world_size > MAX_RANKS:
-            raise UsageError(f"--world-size {self.world_size}: at most {MAX_RANKS}")
-        if self.replicas > 1 and self.tensor_parallel > 1:
-            raise UsageError("--replicas and --tensor-parallel: give one of them")
-        if self.world_size % self.tensor_parallel:
-            raise UsageError(
-                f"--tensor-parallel {self.tensor_parallel}: it must divide --world-size "
-                f"{self.world_size}"
-            )
+        for field in ("world_size", "batch", "sequence", "microbatches", *AXES):
+            if (value := getattr(self, field)) < 1:
+                raise UsageError(f"{option_of(field)} {value}: it must be 1 or more")
+        for field, most in (("microbatches", MAX_MICROBATCHES), ("world_size", MAX_RANKS)):
+            if (value := getattr(self, field)) > most:
+                raise UsageError(f"{option_of(field)} {value}: at most {most}")
+        self._check_together()
+        ranks = self.world_size
+        for field in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
+            if ranks % (size := getattr(self, field)):
+                of = "--world-size" if ranks == self.world_size else "the ranks of a stage,"
+                raise UsageError(f"{option_of(field)} {size}: it must divide {of} {ranks}")
+            ranks //= size
         if self.replicas > 1 and (self.world_size % self.replicas or self.shards == 1):
             raise UsageError(
                 f"--replicas {self.replicas}: it must divide --world-size {self.world_size}, and "
                 "leave each replica two ranks or more"
             )
-        if not 0 <= self.rank < self.world_size:
+        if not 0 <= (self.rank or 0) < self.world_size:
             raise UsageError(f"--rank {self.rank}: it must be 0 to {self.world_size - 1}")
-        if self.wrap not in WRAPS:
-            raise unknown("wrap", self.wrap, WRAPS)
-        if self.offload not in OFFLOADS:
-            raise unknown("offload", self.offload, OFFLOADS)
-        self._check_offload()
         recipe(self.precision)
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        for field, allowed in (("wrap", WRAPS), ("offload", OFFLOADS), ("optimizer", OPTIMIZERS)):
+            if (name := getattr(self, field)) not in allowed:
+                raise unknown(field, name, allowed)
         if self.momentum is not None and self.optimizer != "sgd":
             raise UsageError(f"--momentum {self.momentum:g} is of --optimizer sgd")
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise UsageError(f"--momentum {self.momentum:g}: it must be 0 or more, and below 1")
 
-    def _check_offload(self) -> None:
-        if self.offload != "none" and self.tensor_parallel > 1:
-            raise UsageError("--offload and --tensor-parallel: give one of them")
+    def _check_together(self) -> None:
+        fields = dict.fromkeys(("replicas", "offload", *AXES))
+        used = [field for field in fields if getattr(self, field) not in (1, "none")]
+        for pair in combinations(used, 2):
+            if pair not in TOGETHER:
+                raise UsageError(f"{' and '.join(map(option_of, pair))}: give one of them")
+        if self.expert_parallel > 1 and self.optimizer == "muon":
+            raise UsageError("--expert-parallel and --optimizer muon: give one of them")
         if self.offload != "none" and self.optimizer == "muon":
             raise UsageError(
                 f"--offload {self.offload}: muon gathers its matrices where its shards are, which "
@@ -136,28 +170,48 @@ class Setup:
             )
 
     @property
+    def axes(self) -> AxisSizes:
+        """Sizes of its axes."""
+        return AxisSizes(*(getattr(self, field) for field in AxisSizes._fields))
+
+    @property
     def shards(self) -> int:
-        """Number of ranks that one copy of what is sharded is divided among."""
-        return self.world_size // (self.replicas * self.tensor_parallel)
+        """Number of ranks that one copy of what is sharded is divided among, experts aside."""
+        return self.stage_ranks // (self.replicas * self.tensor_parallel)
+
+    @property
+    def stage_ranks(self) -> int:
+        """Number of ranks of a pipeline stage."""
+        return self.world_size // self.pipeline_parallel
+
+    @property
+    def place(self) -> int:
+        """Place of the counted rank's stage in the pipeline, from 0."""
+        return (self.rank or 0) // self.stage_ranks
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Ranks of which the one with the highest peak is counted.
+
+        Of stages between the first and the last, the second has the most blocks and microbatches.
+        """
+        if self.rank is not None:
+            return (self.rank,)
+        places = sorted({0, min(1, self.pipeline_parallel - 1), self.pipeline_parallel - 1})
+        return tuple(place * self.stage_ranks for place in places)
 
     def check_axes(self) -> None:
         """Raise UsageError for mesh axes, and an offload, that the implementation does not have.
 
         Imports torch.
         """
-        from ..contract.loading import load
-
-        self._check_offload()
-        if self.replicas > 1 and "replicate" not in load(self.implementation).axes:
-            raise UsageError(
-                f"--replicas {self.replicas}: {self.implementation} has no replicate axis (HSDP)"
-            )
-        if self.tensor_parallel > 1 and "tp" not in load(self.implementation).axes:
-            raise UsageError(
-                f"--tensor-parallel {self.tensor_parallel}: {self.implementation} shards no layers "
-                f"(allowed: {RECOMMENDED[3]})"
-            )
-
+        self._check_together()
+        for field, (_, _, lacks, _) in AXES.items():
+            if (size := getattr(self, field)) > 1 and not has_axis(self.implementation, field):
+                allowed = "" if field == "replicas" else f" (allowed: {RECOMMENDED[3]})"
+                raise UsageError(
+                    f"{option_of(field)} {size}: {self.implementation} {lacks}{allowed}"
+                )
         if self.offload != "none" and not self.traits.offload:
             raise UsageError(
                 f"--offload {self.offload}: {self.implementation} is not simulated with it "
@@ -167,9 +221,7 @@ class Setup:
     @property
     def stage(self) -> int | None:
         """Stage of the ZeRO paper that the implementation declares, or None. Imports torch."""
-        from ..contract.loading import load
-
-        return load(self.implementation).stage
+        return _load(self.implementation).stage
 
     @property
     def held_stage(self) -> int | None:
@@ -183,16 +235,12 @@ class Setup:
     @property
     def traits(self) -> SimulationTraits:
         """Traits of the implementation in a simulation. Imports torch."""
-        from ..contract.loading import load
-
-        return traits_of(load(self.implementation))
+        return traits_of(_load(self.implementation))
 
     @property
     def fixed(self) -> Mapping[str, Any]:
         """Fields of cases that the implementation fixes, nested. Imports torch."""
-        from ..contract.loading import load
-
-        return load(self.implementation).fixed
+        return _load(self.implementation).fixed
 
     @property
     def autocast(self) -> bool:
@@ -252,7 +300,7 @@ class Setup:
         wrap: WrapKind = self.wrap
         # From stage 2 on each microbatch is reduced: else whole gradients would be accumulated.
         case = Case(
-            mesh=(self.replicas, self.shards) if self.replicas > 1 else (self.world_size,),
+            mesh=(self.replicas, self.shards) if self.replicas > 1 else (self.stage_ranks,),
             model=Model(blocks=(Block(kind="mlp"),) * blocks),
             data=Data(batch=self.batch, length=self.sequence),
             optimizer=self.options if optimizer is None else optimizer,
@@ -284,29 +332,26 @@ class Setup:
             f"zerocheck memory {self.model} --implementation {self.implementation}",
             f"--world-size {self.world_size} --batch {self.batch} --sequence {self.sequence}",
         ]
-        if self.precision != "mixed":
-            words.append(f"--precision {self.precision}")
-        if self.checkpoint:
-            words.append("--checkpoint-activations")
-        if self.wrap != "block":
-            words.append(f"--wrap {self.wrap}")
-        if not self.reshard:
-            words.append("--no-reshard")
-        if self.microbatches > 1:
-            words.append(f"--microbatches {self.microbatches}")
-        if self.replicas > 1:
-            words.append(f"--replicas {self.replicas}")
-        if self.tensor_parallel > 1:
-            words.append(f"--tensor-parallel {self.tensor_parallel}")
-        if self.offload != "none":
-            words.append(f"--offload {self.offload}")
-        if self.optimizer != "adamw":
-            words.append(f"--optimizer {self.optimizer}")
-        if self.momentum is not None:
-            words.append(f"--momentum {self.momentum:g}")
-        if self.rank:
+        for field in COMMANDED:
+            value = getattr(self, field)
+            if value not in (Setup.__dataclass_fields__[field].default, None):
+                word = f"{value:g}" if isinstance(value, float) else value
+                words.append(FLAGS.get(field, f"{option_of(field)} {word}"))
+        if self.rank or (self.rank is not None and self.pipeline_parallel > 1):
             words.append(f"--rank {self.rank}")
         return " ".join(words)
+
+
+def _load(implementation: str) -> type[Implementation]:
+    from ..contract.loading import load
+
+    return load(implementation)
+
+
+def has_axis(implementation: str, field: str) -> bool:
+    """Return True if an implementation has the axis of a setup's field. Imports torch."""
+    kind = _load(implementation)
+    return AXES[field][0] in {*kind.axes, *traits_of(kind).axes}
 
 
 def _with_fixed(case: Case, fixed: Mapping[str, Any], *, source: str) -> Case:

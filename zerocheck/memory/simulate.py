@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -16,22 +21,29 @@ from torch.distributed.tensor.parallel import loss_parallel
 from ..adapters.shared.simulation import traits_of
 from ..case.schema import Case
 from ..compat_device import DEVICE, simulated_device
-from ..compat_memory import fake_mode, fake_ranks
+from ..compat_memory import fake_mode, fake_ranks, placed_over
 from ..contract import Implementation, Microbatch, Step
 from ..contract.implementation import Call
 from ..contract.loading import load
-from ..contract.names import unwrapped
-from ..errors import UsageError, ZerocheckError
-from ..models.parts import block_list, parameter_places, show_blocks, show_sharded_layers, tie
+from ..errors import UsageError, failing
+from ..machine.signals import die_with
+from ..models.parts import (
+    block_list,
+    parameter_places,
+    show_blocks,
+    show_sharded_layers,
+    tie,
+)
 from .allocation_tracker import AllocationTracker
-from .fp32_attention import fp32_attention
-from .fused_attention import fused_attention
-from .fused_norm import fused_norm
+from .experts import MixtureOfExperts, expert_parameters
+from .gpu_kernels import fp32_attention, fused_attention, fused_norm
 from .log import Log
 from .optimizer_parts import case_optimizer
+from .pipeline import Pipeline, between_stages
 from .samples import MicrobatchSamples
 from .setup import NUMBERS_READ, Setup
 from .source import ModelSource
+from .source import source as source_of
 
 STEPS = 2
 """In the first the optimizer makes its states and DDP its final buckets; the second is as all
@@ -88,7 +100,7 @@ def simulate(
     setup.check_axes()
     if device is None:
         device = "cpu" if setup.offload == "none" else DEVICE
-    model, samples = source.build(blocks), source.samples(setup)
+    model, samples = source.held(setup, blocks), source.samples(setup)
     found = block_list(model)
     path, inside = found if found is not None else ("", nn.ModuleList())
     case = setup.case(len(inside), case_optimizer(setup, model))
@@ -99,13 +111,16 @@ def simulate(
     show_blocks(model)
     plan = source.sharded_layers(setup, model)
     show_sharded_layers(model, {path: layer.style for path, layer in plan.items()})
+    if setup.pipeline_parallel > 1:
+        with failing(f"{setup.model} fails on the meta device"):
+            hidden = between_stages(setup, source.build(1), samples)
     fake = None if data else fake_mode()
     number = NUMBERS_READ.get(setup.optimizer, 1.0)
     tracker = AllocationTracker(
         fake,
         number,
         setup.traits.streams,
-        sharded_layers=setup.tensor_parallel > 1,
+        sharded_layers=setup.tensor_parallel * setup.expert_parallel > 1,
         device=device,
         bucket=case.sharding.bucket if setup.traits.whole_bucket else 0,
         notify=notify,
@@ -119,15 +134,24 @@ def simulate(
         if not data:  # as on a GPU
             stack.enter_context(fused_norm())
             stack.enter_context(fp32_attention())
-        stack.enter_context(fake_ranks(setup.world_size, setup.rank))
-        mesh = init_device_mesh(device, case.axes.sizes, mesh_dim_names=case.axes.names)
-        with _errors_of_setup(setup):
+        stack.enter_context(fake_ranks(setup.world_size, setup.rank or 0))
+        sizes, names = case.axes.sizes, case.axes.names
+        if setup.pipeline_parallel > 1:
+            sizes, names = (setup.pipeline_parallel, *sizes), ("pp", *names)
+        ranks = init_device_mesh(device, sizes, mesh_dim_names=names)
+        mesh = ranks[case.axes.names] if setup.pipeline_parallel > 1 else ranks
+        if setup.expert_parallel > 1:
+            _place_experts(setup, model, device)
+        with failing(f"{setup.model} with {setup.implementation} fails on tensors without data"):
             kind = load(setup.implementation)
             stack.enter_context(traits_of(kind).alone(device))
             tracker.enter("built", -1)
             implementation, wrapped = built(kind, model, case, mesh, on, tracker)
-            names = [(_path(path), module) for path, module in wrapped.named_modules()]
-            tracker.name(names)
+            if setup.pipeline_parallel > 1:
+                pipeline = Pipeline(setup, wrapped, hidden, ranks, tracker)
+                sharder: Any = implementation
+                sharder.built = replace(sharder.built, forward_backward=pipeline)
+            tracker.name(wrapped.named_modules())
             with on, tracker, loss_parallel() if plan else nullcontext():
                 tracker.claim(implementation.shards())
                 _steps(setup, samples, implementation, tracker, device)
@@ -178,7 +202,8 @@ def _steps(
     tracker: AllocationTracker,
     device: str,
 ) -> None:
-    samples = samples.on(device, data=tracker.fake is None)
+    parts = setup.microbatches if setup.pipeline_parallel > 1 else 1
+    samples = samples.on(device, data=tracker.fake is None, times=parts)
     tracker.claim_rest([*samples.inputs, samples.target], "inputs")
     autocast = setup.autocast
     for index in range(STEPS):
@@ -209,16 +234,23 @@ def _steps(
         tracker.claim(implementation.shards())
 
 
+def _place_experts(setup: Setup, model: nn.Module, device: str) -> None:
+    """Give the experts of a model their ranks, and FSDP2 those that have the same experts."""
+    count = setup.expert_parallel
+    sizes = setup.pipeline_parallel, setup.stage_ranks // count, count
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=("pp", "shard", "ep"))
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.group = mesh.get_group("ep")
+    vars(model)["shard_placement"] = placed_over(expert_parameters(model), mesh["shard"])
+
+
 def _checkpoint(blocks: nn.ModuleList) -> None:
     """Run the forward of each block again in the backward."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     for index, block in enumerate(blocks):
         blocks[index] = checkpoint_wrapper(block)
-
-
-def _path(wrapped: str) -> str:
-    return unwrapped(f"{wrapped}.").rstrip(".")
 
 
 @contextmanager
@@ -238,16 +270,41 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def _errors_of_setup(setup: Setup) -> Iterator[None]:
-    """Turn errors of the implementation or the model into a UsageError for the user."""
+def simulate_apart(
+    setup: Setup, blocks: int | None = None, notify: Callable[[str], None] = lambda words: None
+) -> Simulation:
+    """Simulate with the model's first blocks, or all, in another process, kept for the next one.
+
+    It has an accelerator from then on: compat_device.py. What torch's autograd cannot pass on as an
+    error ends that process, and not this one.
+
+    notify: called with words while it runs, often.
+
+    Raises UsageError as `simulate`, and where the process ends.
+    """
     try:
-        yield
-    except ZerocheckError:
-        raise
-    except Exception as error:
-        message = (str(error).splitlines() or [""])[0]
+        future = _process().submit(_simulate, setup, blocks)
+        while not wait([future], timeout=1.0).done:
+            notify("in a process of its own")
+        return future.result()
+    except BrokenProcessPool as error:
+        _process.cache_clear()
         raise UsageError(
-            f"{setup.model} with {setup.implementation} fails on tensors without data: "
-            f"{type(error).__name__}: {message}"
+            f"{setup.model} with {setup.implementation} and --offload {setup.offload} ends the "
+            "process that simulates it: its own lines stand above"
         ) from error
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    spawn = get_context("spawn")
+    return ProcessPoolExecutor(1, spawn, initializer=die_with, initargs=(os.getpid(),))
+
+
+@cache
+def _source(name: str) -> ModelSource:
+    return source_of(name)
+
+
+def _simulate(setup: Setup, blocks: int | None) -> Simulation:
+    return simulate(setup, _source(setup.model), blocks)

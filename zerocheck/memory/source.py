@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..catalogue import check_factory
-from ..errors import UsageError, unknown
+from ..errors import UsageError, failing, unknown
 from ..models.parts import block_list, model_of
 from ..models.user import Parts, parts_in
 from ..user_code import import_user_code
-from .experts import EVEN_ROUTING
+from .experts import EVEN_ROUTING, divide_experts
 from .huggingface import is_model_config, model_of_config, read_architecture
+from .pipeline import cut
 from .presets import PRESETS, Architecture
 from .samples import MicrobatchSamples, samples_of
 from .setup import Setup
@@ -60,15 +62,28 @@ class ModelSource:
             del found[1][blocks:]
         return model
 
+    def held(self, setup: Setup, blocks: int | None = None) -> nn.Module:
+        """Return the model that the counted rank shards: its stage, with its experts.
+
+        blocks: the stage has so many of the model's first blocks.
+        """
+        model = self.build(blocks)
+        if setup.pipeline_parallel > 1:
+            cut(setup, model, few=blocks is not None)
+        if setup.expert_parallel > 1:
+            tokens = setup.batch * setup.sequence
+            divide_experts(self.name, model, setup.expert_parallel, tokens)
+        return model
+
     def sharded_layers(self, setup: Setup, model: nn.Module) -> Plan:
         """Return the layers of the model that tensor parallelism shards, by their paths."""
         return plan_for(self.name, model, setup.tensor_parallel, setup.sequence)
 
     def part(self, setup: Setup) -> nn.Module:
         """Return the model with the shapes that the counted rank computes with."""
-        model = self.build()
+        model = self.held(setup)
         plan = self.sharded_layers(setup, model)
-        shrink(model, plan, setup.tensor_parallel, setup.rank % setup.tensor_parallel)
+        shrink(model, plan, setup.tensor_parallel, (setup.rank or 0) % setup.tensor_parallel)
         return model
 
     def assumes(self, setup: Setup) -> tuple[str, ...]:
@@ -77,7 +92,8 @@ class ModelSource:
             return (EVEN_ROUTING,) if self.shape.experts else ()
         modules = [*self.build().modules()]
         casts = setup.precision == "mixed" and not setup.autocast
-        own = casts and any(map(_has_statistics, modules))
+        norms = [one for one in modules if isinstance(one, _BatchNorm)]
+        own = casts and any(norm.track_running_stats for norm in norms)
         convolves = any(isinstance(one, _ConvNd) for one in modules)
         return (*((OWN_POLICY,) if own else ()), *((CUDNN,) if convolves else ()))
 
@@ -96,15 +112,8 @@ class ModelSource:
         return parts_in(self.name, made) if has_functions else None
 
     def _made(self) -> Any:
-        with torch.device("meta"):
-            try:
-                return self.make()
-            except UsageError:
-                raise
-            except Exception as error:
-                raise UsageError(
-                    f"{self.name} fails on the meta device: {type(error).__name__}: {error}"
-                ) from error
+        with torch.device("meta"), failing(f"{self.name} fails on the meta device"):
+            return self.make()
 
     def _check(self, model: nn.Module) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -113,10 +122,6 @@ class ModelSource:
                     f"{self.name} puts {name} on {tensor.device}; leave the device to torch, so "
                     "that the model is built without memory"
                 )
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
 
 
 def source(name: str) -> ModelSource:

@@ -29,15 +29,9 @@ RANKS = (1, 4, 16, 64, 256, 1024)
 
 FP32_ELEMENTS, FP32_RANKS = 7_000_000_000, 8
 SMALL = Architecture(
-    family="gpt",
-    blocks=2,
-    width=48,
-    heads=4,
-    key_value_heads=4,
-    hidden=192,
-    vocabulary=211,
+    family="gpt", blocks=2, width=48, heads=4, key_value_heads=4, hidden=192, vocabulary=211,
     positions=32,
-)
+)  # fmt: skip
 """Small enough to be run with data; 211 and 48 are not multiples of all numbers of ranks."""
 SMALL_RANKS = 3
 
@@ -116,17 +110,9 @@ def fp32_table() -> str:
 
 def simulated_fp32() -> str:
     """Llama 7B on 8 ranks in fp32, by stage: the formula and the simulated bytes."""
-    rows = []
-    for name in COMPARED:
-        setup = Setup(
-            model="llama-7b",
-            implementation=name,
-            world_size=FP32_RANKS,
-            precision="fp32",
-            sequence=16,
-        )
-        rows.append(_row_of(setup))
-    return _table(HEADERS, rows)
+    fields: Any = {"world_size": FP32_RANKS, "precision": "fp32", "sequence": 16}
+    setups = [Setup(model="llama-7b", implementation=name, **fields) for name in COMPARED]
+    return _table(HEADERS, [_row_of(setup) for setup in setups])
 
 
 def simulated_shards(model: str, worlds: tuple[int, ...]) -> str:
@@ -136,14 +122,8 @@ def simulated_shards(model: str, worlds: tuple[int, ...]) -> str:
     )
 
 
-HEADERS = [
-    "implementation",
-    "N",
-    "formula, bytes",
-    "simulated, bytes",
-    "more, bytes",
-    "buckets, bytes",
-]
+COLUMNS = "implementation", "N", "formula", "simulated", "more", "buckets"
+HEADERS = [*COLUMNS[:2], *(f"{name}, bytes" for name in COLUMNS[2:])]
 
 
 def _row_of(setup: Setup) -> list[object]:
@@ -168,14 +148,8 @@ def measured_table(names: Iterable[str] = tuple(BUILT_IN)) -> str:
     rows: list[list[object]] = []
     stages = {name: load(name).stage or 0 for name in names}
     for name, stage in sorted(stages.items(), key=lambda one: one[1]):
-        setup = Setup(
-            model="small",
-            implementation=name,
-            world_size=SMALL_RANKS,
-            precision="fp32",
-            batch=2,
-            sequence=SMALL.positions,
-        )
+        sizes: Any = {"world_size": SMALL_RANKS, "batch": 2, "sequence": SMALL.positions}
+        setup = Setup(model="small", implementation=name, precision="fp32", **sizes)
         held = run(setup, given).timeline.at_end("step", STEPS - 1)
         measured = measure(setup, given).ends[STEPS - 1, "step"]
         ideal = total(SMALL.elements(), SMALL_RANKS, stage, setup.held)

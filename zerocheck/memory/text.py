@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tabulate import tabulate
 
 from ..protocol.layout import CATEGORIES, Category
 from ..sizes import binary
 from .result import Alternative, Device, HostMemory, MemoryReport
-from .timeline import HeldBytes, terms
+from .timeline import HeldBytes
 from .verdict import MemoryVerdict, room, words_of
 
 NOT_IN_IT = (
@@ -36,13 +36,9 @@ def render(report: MemoryReport) -> str:
         notes.append(AUTOCAST)
     parts.append(iter(notes))
     if report.device is not None and not report.device.verdict.fits:
-        parts.append(_alternatives(report.device.tried))
+        tried = map(words_of_alternative, report.device.tried)
+        parts.append(iter(["what was tried (simulated):", *tried]))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
-
-
-def _alternatives(tried: Sequence[Alternative]) -> Iterator[str]:
-    yield "what was tried (simulated):"
-    yield from map(words_of_alternative, tried)
 
 
 def words_of_alternative(one: Alternative) -> str:
@@ -63,6 +59,10 @@ def _head(report: MemoryReport) -> Iterator[str]:
     axes = f" in {report.replicas} replicas" if report.replicas > 1 else ""
     if report.tensor_parallel > 1:
         axes = f", layers sharded over {report.tensor_parallel}"
+    if report.expert_parallel > 1:
+        axes = f", experts divided over {report.expert_parallel}"
+    if (stages := report.pipeline_parallel) > 1:
+        axes += f", stage {report.rank * stages // report.world_size} of {stages}"
     yield (
         f"{report.implementation}, rank {report.rank} of {report.world_size:,}{axes}, "
         f"{samples}, {report.precision} precision, units: {report.wrap}{checkpointing}"
@@ -151,8 +151,7 @@ def _reserved(report: MemoryReport) -> str:
 
 def _peak(report: MemoryReport) -> Iterator[str]:
     yield f"peak: {binary(report.peak.total)} {where(report.peak)}"
-    for category, size in terms(report.peak.bytes):
-        yield f"  {_named(category):<18}{_short(size):>12}"
+    yield from _terms(report.peak)
     yield _reserved(report)
     yield ""
     rows = [
@@ -174,10 +173,15 @@ def _peak(report: MemoryReport) -> Iterator[str]:
     )
 
 
+def _terms(held: HeldBytes) -> Iterator[str]:
+    for category in CATEGORIES:
+        if size := held.bytes.get(category):
+            yield f"  {_named(category):<18}{_short(size):>12}"
+
+
 def _host(host: HostMemory) -> Iterator[str]:
     yield f"memory of the host: peak {binary(host.peak.total)} {where(host.peak)}"
-    for category, size in terms(host.peak.bytes):
-        yield f"  {_named(category):<18}{_short(size):>12}"
+    yield from _terms(host.peak)
     if host.rounded:
         yield (
             f"with {binary(host.rounded)} by which torch rounds pinned tensors up to powers of two "
@@ -203,8 +207,7 @@ def _device(device: Device) -> Iterator[str]:
         before = over.total - over.asked
         if over.phase != "built":
             yield f"  it asks for {binary(over.asked)} while {binary(before)} are held; with it:"
-        for category, size in terms(over.bytes):
-            yield f"  {_named(category):<18}{_short(size):>12}"
+        yield from _terms(over)
     yield from words_of(verdict)
     if device.stages:
         yield ""
@@ -228,17 +231,18 @@ def _briefly(verdict: MemoryVerdict) -> str:
 
 def asked(device: Device) -> str:
     """Return a sentence on the stage that the bottleneck needs."""
-    match device.asks:
-        case 0:
-            return "all of it fits on every rank: stage 0 (DDP) will do"
-        case 1:
-            return "optimizer states are too much for one rank: stage 1"
-        case 2:
-            return "gradients and optimizer states are too much for one rank: stage 2"
-        case 3:
-            return "parameters, gradients and optimizer states are too much: stage 3"
-        case _:
-            return "no stage is enough: activations and temporaries must shrink, or ranks be added"
+    return ASKED.get(
+        device.asks,
+        "no stage is enough: activations and temporaries must shrink, or ranks be added",
+    )
+
+
+ASKED: dict[int | None, str] = {
+    0: "all of it fits on every rank: stage 0 (DDP) will do",
+    1: "optimizer states are too much for one rank: stage 1",
+    2: "gradients and optimizer states are too much for one rank: stage 2",
+    3: "parameters, gradients and optimizer states are too much: stage 3",
+}
 
 
 def where(held: HeldBytes) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import msgspec
 
 from ..protocol.layout import CATEGORIES, PHASES, Category, Line, Phase
-from .log import Log, Moment
+from .log import Log
 
 Bytes = tuple[int, ...]
 """Bytes of each category, in the order of CATEGORIES."""
@@ -161,7 +161,8 @@ def timeline(log: Log, blocks: str, *, host: bool = False) -> Timeline:
 
     def close() -> None:
         if current is not None:
-            events.append(_event(log.moments[current], block, allocated, freed))
+            at = log.moments[current]
+            events.append(AllocatingOperator(*at, block, tuple(allocated), tuple(freed)))
 
     for moment, number, more in log.changes:
         if log.moments[moment].phase == "closed":
@@ -182,21 +183,6 @@ def timeline(log: Log, blocks: str, *, host: bool = False) -> Timeline:
             freed[place[storage.kind]] -= more
     close()
     return Timeline(_built_as_one(events))
-
-
-def _event(
-    moment: Moment, block: int, allocated: Sequence[int], freed: Sequence[int]
-) -> AllocatingOperator:
-    return AllocatingOperator(
-        moment.step,
-        moment.phase,
-        moment.module,
-        moment.operator,
-        moment.again,
-        block,
-        tuple(allocated),
-        tuple(freed),
-    )
 
 
 def _built_as_one(events: Sequence[AllocatingOperator]) -> list[AllocatingOperator]:
@@ -222,8 +208,3 @@ def _block(path: str, blocks: str) -> int:
         return -1
     number = path.removeprefix(f"{blocks}.").partition(".")[0]
     return int(number) if number.isdigit() else -1
-
-
-def terms(held: Mapping[Category, int]) -> Iterable[tuple[Category, int]]:
-    """Return the categories with bytes, in the order of CATEGORIES."""
-    return [(category, held[category]) for category in CATEGORIES if held.get(category)]

@@ -122,6 +122,8 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """Embedding, `blocks`, norm, head. No dropout."""
 
+    pp_plan = ("embedding", "positions", "blocks", "norm", "head")
+
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
         gpt = shape.family == "gpt"
@@ -136,7 +138,7 @@ class Transformer(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids (batch, sequence) -> (batch, sequence, vocabulary)."""
         x = self.embedding(tokens)
-        if self.positions is not None:
+        if isinstance(self.positions, nn.Embedding):
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)

@@ -55,7 +55,7 @@ from ..shared.units import in_order_of_calls, unit_modules
 from . import collectives as predicted_calls
 from .layout import fsdp2_layout
 from .refusals import refusal
-from .tensor_parallel import clip, parallelized, split_groups
+from .tensor_parallel import by_mesh, clip, parallelized, split_groups
 
 # Our models write to no output in place; the warning would come for every Linear of every case.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -114,6 +114,7 @@ class Fsdp2(BuiltImplementation):
     simulated = SimulationTraits(
         mixed=FP32_REDUCTION,
         on_meta=True,
+        axes=frozenset({"ep", "pp"}),
         offload=True,
         streams=CollectiveStreams(gather_input=1, gather_output=1, reduce_output=2),
     )
@@ -163,6 +164,7 @@ class Fsdp2(BuiltImplementation):
             mesh=mesh,
             mp_policy=fsdp2_policy(case),
             offload_policy=_offloading(case),
+            shard_placement_fn=getattr(model, "shard_placement", None),
         )
         compile_model(
             units or [model], case
@@ -188,7 +190,7 @@ class Fsdp2(BuiltImplementation):
         parallelized(model, case, mesh)
 
     def make_optimizer(self, model: nn.Module, case: Case) -> Any:
-        if not case.axes.has("tp"):
+        if not case.axes.has("tp") and len(by_mesh(model.parameters())) == 1:
             return make_optimizer(model, case)
         return torch_optimizer(case)(split_groups(groups(model, case)))
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...case.mesh import AxisName
 from ...case.option_set import OptionValue
 from ...case.schema import Precision
 
@@ -56,6 +57,8 @@ class SimulationTraits:
     """Context in which it runs as one rank without the others, on tensors with or without data;
     given the type of the device."""
     streams: CollectiveStreams = field(default_factory=CollectiveStreams)
+    axes: frozenset[AxisName] = frozenset()
+    """Axes that it has in a simulation only; the model has `shard_placement` for `fully_shard`."""
     offload: bool = False
     """True if it obeys `sharding.offload` in a simulation: its shards are on the CPU, next to a
     simulated device."""

@@ -12,7 +12,7 @@ from ...catalogue import BY_STAGE, OF_EXTRAS
 from ...errors import UsageError
 from ..analyse import paper_elements
 from ..operations import ForwardOperations, forward_operations
-from ..setup import Setup
+from ..setup import AXES, Setup, option_of
 from ..source import source
 from ..verdict import judge_memory, room
 from .choices import Choice, Restriction, options_of, searched
@@ -24,7 +24,7 @@ from .step_time import paper_schedule
 NOT_TRIED = (
     "numbers of ranks between powers of two",
     "smaller units that stay gathered: all of them are whole at the end of the forward",
-    "pipeline, context and expert parallelism",
+    "context parallelism",
 )
 
 
@@ -117,14 +117,11 @@ def fit(
         not_tried.append("activation checkpointing: the model has no list of blocks")
     advice = advise_on(rows, place, unfit, verdict, too_large)
     return FitReport(
-        model=base.model,
+        **{name: getattr(base, name) for name in ("model", "sequence", "precision", "optimizer")},
         elements=search.model.elements,
         blocks=search.blocks,
         batch=base.batch * base.microbatches,
-        sequence=base.sequence,
         inputs=given.samples(base).words,
-        precision=base.precision,
-        optimizer=base.optimizer,
         limit=limit,
         most_ranks=most,
         given_ranks=given_ranks,
@@ -146,8 +143,11 @@ FittingRow = tuple[FitRow, Choice]
 LOOKED_AT = 12
 """Times that the caching allocator is asked at most: all blocks are simulated for each."""
 NOT_LOOKED_AT = f"it was computed for {LOOKED_AT} cheaper choices, and none fits"
-LAYERS_OVER = (2, 4, 8)
-"""Ranks that layers are sharded over: those of a node, whose links are the fastest."""
+SIZES = (2, 4, 8)
+"""Ranks that layers, experts and blocks are divided over: those of a node, whose links are the
+fastest."""
+TRIED_LAST = ("tensor_parallel", "expert_parallel", "pipeline_parallel")
+"""AxisSizes that are tried where nothing fits without, in this order."""
 
 
 def _found(
@@ -155,17 +155,26 @@ def _found(
 ) -> tuple[list[Fewest], list[str]]:
     """Return the fewest ranks of all choices, and what was not tried where something fits.
 
-    Tensor parallelism is tried where nothing fits with whole layers, over as few ranks as it takes,
-    and the memory of the host where that is not enough.
+    Each axis of TRIED_LAST is tried where nothing fits with those before, over as few ranks as it
+    takes, and the memory of the host where that is not enough.
     """
     found = search.fewest(restriction, exhaustive=exhaustive)
     left: list[str] = []
-    if not _any_fits(found):
-        more, left = _layers_sharded(search, restriction, exhaustive=exhaustive)
-        found = [*found, *more]
-    elif restriction.tensor_parallel is None and restriction.offload in (None, "none"):
-        left = ["tensor parallelism (--tensor-parallel): something fits with whole layers"]
-    if restriction.offload is not None or restriction.tensor_parallel not in (None, 1):
+    free = all(getattr(restriction, field) in (None, 1) for field in TRIED_LAST)
+    within = free and restriction.offload in (None, "none")
+    for field in TRIED_LAST if within else ():
+        name = field.replace("_parallel", " parallelism")
+        known = field != "expert_parallel" or search.experts
+        if getattr(restriction, field) is not None or not known:
+            continue
+        if _any_fits(found):
+            left.append(f"{name} ({option_of(field)}): something fits with {AXES[field][-1]}")
+        elif restriction.replicas not in (None, 1):
+            left.append(f"{name}: with replicas it is not simulated")
+        else:
+            more, reasons = _divided(search, restriction, field, exhaustive=exhaustive)
+            found, left = [*found, *more], [*left, *(f"{name}: {reason}" for reason in reasons)]
+    if restriction.offload is not None or not free:
         return found, left
     if _any_fits(found):
         return found, [*left, "CPU offload (--offload): something fits without"]
@@ -179,22 +188,19 @@ def _any_fits(found: Sequence[Fewest]) -> bool:
     return any(one.ranks is not None for one in found)
 
 
-def _layers_sharded(
-    search: FitSearch, restriction: Restriction, *, exhaustive: bool
+def _divided(
+    search: FitSearch, restriction: Restriction, field: str, *, exhaustive: bool
 ) -> tuple[list[Fewest], list[str]]:
-    """Return the choices with tensor parallelism, and what of it was not tried."""
+    """Return the choices with an axis, and why larger sizes of it were not tried."""
     found: list[Fewest] = []
-    if restriction.tensor_parallel is not None or restriction.offload not in (None, "none"):
-        return found, []
-    if restriction.replicas not in (None, 1):
-        return found, ["tensor parallelism: with replicas it is not simulated"]
-    for count in LAYERS_OVER:
-        sharded = replace(restriction, tensor_parallel=count)
+    for count in SIZES:
+        size: dict[str, Any] = {field: count}
+        divided = replace(restriction, **size)
         try:
-            search.given.part(replace(search.base, tensor_parallel=count))  # can it be sharded so?
-            more = search.fewest(sharded, exhaustive=exhaustive)
+            search.given.part(replace(search.base, world_size=count, **size))  # can it be so?
+            more = search.fewest(divided, exhaustive=exhaustive)
         except UsageError as error:
-            return found, [f"tensor parallelism: {error}"]
+            return found, [str(error)]
         found += more
         if _any_fits(more):
             break
@@ -234,7 +240,7 @@ def _row(
 def _paper(
     search: FitSearch, setup: Setup, point: SimulatedPoint, speeds: Speeds
 ) -> PaperTime | None:
-    if setup.tensor_parallel > 1 or setup.offload != "none":
+    if max(setup.axes._replace(replicas=1)) > 1 or setup.offload != "none":
         return None
     operations = forward_operations(search.given, setup)
     model = search.given.build()
@@ -263,7 +269,6 @@ def _described(search: FitSearch, choice: Choice) -> dict[str, Any]:
         "checkpoint_activations": choice.checkpoint,
         "microbatches": choice.microbatches,
         "batch": setup.batch,
-        "replicas": choice.replicas,
-        "tensor_parallel": choice.tensor_parallel,
+        **choice.axes._asdict(),
         "offload": choice.offload,
     }

@@ -3,8 +3,9 @@
 Source: Rajbhandari et al. 2020, section 5 (see `memory/formulas.py`), with the dtypes that the
 model's parameters have and with frozen parameters, which have neither gradient nor state. At the
 end of an optimizer step parameters, gradients and states are there together, so no peak is lower.
-Units that are not resharded are whole at the end of the forward, next to the shards and the states
-(PyTorch, `fully_shard`: `reshard_after_forward=False`).
+Of experts that are divided over E ranks, E times fewer ranks share each. Units that are not
+resharded are whole at the end of the forward, next to the shards and the states (PyTorch,
+`fully_shard`: `reshard_after_forward=False`).
 """
 
 from __future__ import annotations
@@ -13,26 +14,37 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..experts import expert_parameters
 from ..formulas import persistent, recipe
 from ..setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBytes:
-    """Sizes of a model: its elements, bytes of all parameters, and of those that train."""
+    """Sizes of a model: its elements, bytes of all parameters, and of those that train.
+
+    whole: bytes of all parameters, without the factor of experts.
+    """
 
     elements: int
     parameters: int
     trained: int
+    whole: int
 
 
-def model_bytes(model: nn.Module) -> ModelBytes:
-    """Measure a model; tied parameters count once."""
-    found = list(model.parameters())
+def model_bytes(model: nn.Module, divided: int = 1) -> ModelBytes:
+    """Measure a model; tied parameters count once.
+
+    divided: ranks that experts are divided over; bytes of experts count so many times.
+    """
+    experts = expert_parameters(model) if divided > 1 else ()
+    sizes = {p: p.numel() * p.element_size() for p in model.parameters()}
+    shares = {p: size * (divided if p in experts else 1) for p, size in sizes.items()}
     return ModelBytes(
-        sum(p.numel() for p in found),
-        sum(p.numel() * p.element_size() for p in found),
-        sum(p.numel() * p.element_size() for p in found if p.requires_grad),
+        sum(p.numel() for p in sizes),
+        sum(shares.values()),
+        sum(size for p, size in shares.items() if p.requires_grad),
+        sum(sizes.values()),
     )
 
 
@@ -58,7 +70,7 @@ def lower_bound(setup: Setup, model: ModelBytes) -> dict[str, int]:
     }
     if setup.reshard or ranks == 1 or stage < 3:
         return held
-    whole = model.elements * 2 if setup.precision == "mixed" else model.parameters
+    whole = model.elements * 2 if setup.precision == "mixed" else model.whole
     forward = {name: size for name, size in held.items() if name != "gradients"}
     forward["gathered parameters"] = whole
     return max(held, forward, key=lambda one: sum(one.values()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 
 from ...adapters.shared.simulation import traits_of
 from ...case.schema import OffloadKind
 from ...catalogue import BY_STAGE
 from ...contract.loading import load
-from ..setup import Setup, Wrap
+from ..setup import NO_SIZES, AxisSizes, Setup, Wrap, has_axis
 
 SEARCHED_WRAPS: tuple[Wrap, ...] = ("block", "layer")
 """Units of the search, larger ones first."""
@@ -32,6 +34,8 @@ class Restriction:
     microbatches: int | None = None
     replicas: int | None = None
     tensor_parallel: int | None = None
+    expert_parallel: int | None = None
+    pipeline_parallel: int | None = None
     offload: OffloadKind | None = None
 
 
@@ -39,10 +43,9 @@ class Restriction:
 class Choice:
     """One way to train the model, on any number of ranks.
 
-    microbatches: the samples of a step in so many microbatches, accumulated; replicas: of
-    HSDP, with 1 everything is sharded over all ranks; tensor_parallel: ranks that each layer is
-    sharded over, which read the same samples: so many times those of a rank; offload: kind of host
-    memory that has the shards.
+    microbatches: the samples of a step in so many microbatches, accumulated; axes: sizes of those
+    among which ranks are divided, next to full sharding; offload: kind of host memory that has the
+    shards.
     """
 
     implementation: str
@@ -50,8 +53,7 @@ class Choice:
     reshard: bool
     checkpoint: bool
     microbatches: int
-    replicas: int = 1
-    tensor_parallel: int = 1
+    axes: AxisSizes = NO_SIZES
     offload: OffloadKind = "none"
 
     def setup(self, base: Setup, ranks: int) -> Setup:
@@ -63,18 +65,18 @@ class Choice:
             wrap=self.wrap,
             reshard=self.reshard,
             checkpoint=self.checkpoint,
-            batch=base.batch * base.microbatches * self.tensor_parallel // self.microbatches,
+            batch=samples_of_ranks(base, self.axes) // self.microbatches,
             microbatches=self.microbatches,
-            replicas=self.replicas,
-            tensor_parallel=self.tensor_parallel,
             offload=self.offload,
+            **self.axes._asdict(),
         )
 
     def runs_on(self, ranks: int) -> bool:
         """Return True if so many ranks can be divided so: replicas are of two ranks or more."""
-        if ranks % self.tensor_parallel:
+        replicas, *inner = self.axes
+        if ranks % prod(inner):
             return False
-        return self.replicas == 1 or (ranks % self.replicas == 0 and ranks >= 2 * self.replicas)
+        return replicas == 1 or (ranks % replicas == 0 and ranks >= 2 * replicas)
 
     def replaces(self, other: Choice) -> bool:
         """Return True if `other` is this choice with more recomputation, smaller units or batches.
@@ -85,12 +87,16 @@ class Choice:
         same = self._kind() == other._kind()
         return same and one != its and all(a <= b for a, b in zip(one, its, strict=True))
 
-    def _kind(self) -> tuple[str, bool, int, int, OffloadKind]:
-        axes = self.replicas, self.tensor_parallel
-        return self.implementation, self.reshard, *axes, self.offload
+    def _kind(self) -> tuple[str, bool, AxisSizes, OffloadKind]:
+        return self.implementation, self.reshard, self.axes, self.offload
 
     def _burden(self) -> tuple[bool, bool, int]:
         return self.checkpoint, self.wrap == "layer", self.microbatches
+
+
+def samples_of_ranks(base: Setup, axes: AxisSizes) -> int:
+    """Return the samples of a step of ranks that read the same: so many times those of a rank."""
+    return base.batch * base.microbatches * axes.tensor_parallel * axes.pipeline_parallel
 
 
 def options_of(implementation: str) -> tuple[str, ...]:
@@ -133,12 +139,14 @@ def choices(
     blocks: the model has blocks to checkpoint; ranks: as many as the user has, 0 if not given; own:
     the factory draws the samples of a microbatch, always as many.
     """
-    layers, offload = given.tensor_parallel or 1, given.offload or "none"
+    given_axes = AxisSizes(*(getattr(given, field) or 1 for field in AxisSizes._fields))
+    inner, offload = given_axes._replace(replicas=1), given.offload or "none"
     elementwise = base.optimizer not in OF_MATRICES
-    samples = base.batch * base.microbatches * layers
+    samples = samples_of_ranks(base, inner)
     names = [given.implementation] if given.implementation else searched(base)
     for name in names:
-        if layers > 1 and "tp" not in load(name).axes:
+        fields = [field for field, size in inner._asdict().items() if size > 1]
+        if not all(has_axis(name, field) for field in fields):
             continue
         if offload != "none" and not (traits_of(load(name)).offload and elementwise):
             continue
@@ -152,15 +160,14 @@ def choices(
         again = (False, True) if blocks else (False,)
         if given.checkpoint is not None:
             again = (given.checkpoint,)
-        parts = [samples] if own else [n for n in range(1, samples + 1) if samples % n == 0]
+        least = inner.pipeline_parallel
+        parts = [samples] if own else [n for n in range(least, samples + 1) if samples % n == 0]
         if given.microbatches is not None:
             parts = [given.microbatches]
-        for reshard in reshards:
-            for microbatches in parts:
-                for wrap in wraps if reshard else wraps[:1]:
-                    for checkpoint in again:
-                        for replicas in (1,) if layers > 1 else meshes(name, ranks, given.replicas):
-                            axes = replicas, layers
-                            yield Choice(
-                                name, wrap, reshard, checkpoint, microbatches, *axes, offload
-                            )
+        replicas = (1,) if fields else meshes(name, ranks, given.replicas)
+        for reshard, microbatches, wrap, checkpoint, copies in product(
+            reshards, parts, wraps, again, replicas
+        ):
+            if reshard or wrap == wraps[0]:
+                axes = inner._replace(replicas=copies)
+                yield Choice(name, wrap, reshard, checkpoint, microbatches, axes, offload)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...sizes import binary, decimal
+from ..setup import AXES
 from ..verdict import MemoryVerdict
 from ..verdict import words_of as verdict_words
 from .result import FitRow, PaperTime, Unfit
@@ -41,10 +42,8 @@ def words_of(choice: FitRow | Unfit) -> str:
         words.append(f"units: {choice.wrap}")
     if not choice.reshard:
         words.append("units stay gathered")
-    if choice.replicas > 1:
-        words.append(f"HSDP of {choice.replicas} replicas")
-    if choice.tensor_parallel > 1:
-        words.append(f"layers sharded over {choice.tensor_parallel}")
+    sizes = {field: getattr(choice, field) for field in AXES}
+    words += [AXES[field][1].format(size) for field, size in sizes.items() if size > 1]
     if choice.offload != "none":
         words.append(f"offloaded to {choice.offload} memory")
     if choice.checkpoint_activations:
@@ -106,8 +105,9 @@ def advise_on(
             )
         return
     reason = _reason(first, rows, unfit)
-    if first.tensor_parallel > 1 and any(one.tensor_parallel == 1 for one in unfit):
-        reason = f"with whole layers nothing fits on up to {on_ranks(unfit[0].ranks)}; {reason}"
+    for field, (*_, without) in [*AXES.items()][1:]:
+        if getattr(first, field) > 1 and any(getattr(one, field) == 1 for one in unfit):
+            reason = f"with {without} nothing fits on up to {on_ranks(unfit[0].ranks)}; {reason}"
     yield f"take {words_of(first)} on {on_ranks(first.ranks)}: {reason}"
     yield _headroom(first, verdict.limit)
     if first.host:

@@ -38,6 +38,8 @@ class ChoiceFields(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     replicas: int
     tensor_parallel: int
+    expert_parallel: int = 1
+    pipeline_parallel: int = 1
     offload: str
 
 

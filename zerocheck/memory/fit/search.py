@@ -16,8 +16,9 @@ from ...errors import UsageError
 from ...models.parts import block_list
 from ..analyse import SimulatedRank, reserved_of, run
 from ..collectives import StepTraffic
+from ..experts import expert_parameters
 from ..result import HostMemory
-from ..setup import Setup
+from ..setup import AxisSizes, Setup
 from ..source import ModelSource
 from ..timeline import HeldBytes
 from ..verdict import Reserved, room
@@ -28,7 +29,7 @@ MOST_RANKS = 1024
 """Bound of the search where the user gives none."""
 
 
-UpdateKey = tuple[str, int, int, int, int, str]
+UpdateKey = tuple[str, int, AxisSizes, int, str]
 
 
 def numbers_of_ranks(most: int) -> tuple[int, ...]:
@@ -86,8 +87,9 @@ class FitSearch:
         found = block_list(whole)
         self.blocks = len(found[1]) if found else 0
         self.model: ModelBytes = model_bytes(whole)
-        self._parts: dict[int, ModelBytes] = {1: self.model}
-        """Sizes of the counted rank's part, by the number of ranks that layers are sharded over."""
+        self.experts = len(expert_parameters(whole)) > 0
+        self._parts: dict[AxisSizes, list[ModelBytes]] = {}
+        """Sizes of the parts of the ranks that are simulated, by all but the replicas."""
         self.points: dict[tuple[Choice, int], SimulatedPoint] = {}
         self.by_formula: set[tuple[Choice, int]] = set()
         self.by_update: set[tuple[Choice, int]] = set()
@@ -136,15 +138,15 @@ class FitSearch:
         """Simulate a choice on a number of ranks.
 
         From the second microbatch on each is as the one before, so that more than two are not
-        simulated: the collectives of the second are repeated.
+        simulated: the collectives of the second are repeated. Of a pipeline all are.
         """
         key = choice, ranks
         if key not in self.points:
             setup = choice.setup(self.base, ranks)
             many = setup.microbatches
-            two = self._simulated(replace(setup, microbatches=min(many, 2)))
+            two = self._simulated(self._of_two(setup))
             traffic = two.traffic
-            if many > 2:
+            if many > 2 and setup.pipeline_parallel == 1:
                 one = self._simulated(replace(setup, microbatches=1)).traffic
                 traffic = traffic.plus(many - 2, traffic.plus(-1, one))
             host = None if two.host is None else two.host.memory
@@ -157,8 +159,12 @@ class FitSearch:
         All blocks are simulated for that, and two microbatches, as for the peak.
         """
         setup = choice.setup(self.base, ranks)
-        two = replace(setup, microbatches=min(setup.microbatches, 2))
+        two = self._of_two(setup)
         return reserved_of(two, self._simulated(two, exact=True))
+
+    def _of_two(self, setup: Setup) -> Setup:
+        few = setup.microbatches if setup.pipeline_parallel > 1 else min(setup.microbatches, 2)
+        return replace(setup, microbatches=few)
 
     def _simulated(self, setup: Setup, *, exact: bool = False) -> SimulatedRank:
         return run(setup, self.given, exact=exact or self.exact, notify=self.notify)
@@ -166,9 +172,14 @@ class FitSearch:
     def bound(self, choice: Choice, ranks: int) -> dict[str, int]:
         """Return the lower bound of a peak."""
         setup = choice.setup(self.base, ranks)
-        if setup.tensor_parallel not in self._parts:
-            self._parts[setup.tensor_parallel] = model_bytes(self.given.part(setup))
-        return lower_bound(setup, self._parts[setup.tensor_parallel])
+        axes = setup.axes._replace(replicas=1)
+        if axes not in self._parts:
+            self._parts[axes] = [
+                model_bytes(self.given.part(replace(setup, rank=rank)), axes.expert_parallel)
+                for rank in setup.counted
+            ]
+        bounds = [lower_bound(setup, part) for part in self._parts[axes]]
+        return max(bounds, key=lambda one: sum(one.values()))
 
     def _by_all(self, choice: Choice, ranks: Sequence[int]) -> Fewest:
         fitting = [one for one in ranks if self._fits(choice, one)]
@@ -231,8 +242,7 @@ class FitSearch:
 
 def _update_key(choice: Choice, ranks: int) -> UpdateKey:
     # The inputs of a microbatch are held.
-    axes = choice.replicas, choice.tensor_parallel, ranks
-    return choice.implementation, choice.microbatches, *axes, choice.offload
+    return choice.implementation, choice.microbatches, choice.axes, ranks, choice.offload
 
 
 def _similar(choice: Choice) -> tuple[str, bool, str]:
