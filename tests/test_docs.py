@@ -79,7 +79,6 @@ RUN = {
     ),
     "zerocheck run fsdp2 zero3 --obligations resume": Row(RESUMED, message=NOTHING_NEW),
     "zerocheck run fsdp2 --profile ci": LEFT_OUT,
-    f"{OWN} --history runs": Row(FEW, message=ALL_HOLD),
     f"{OWN} --report-dir before": Row(FEW, message=ALL_HOLD),
     f"{OWN} --report-dir now": Row(FEW, message=ALL_HOLD),
     f"{OWN} --shard 1/2 --report-dir shards/1": Row(FEW, message="shard 1/2: all obligations hold"),

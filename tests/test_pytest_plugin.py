@@ -138,10 +138,7 @@ def test_a_stale_known_issue_fails(here: pytest.Pytester) -> None:
     result = session(here)
     result.assert_outcomes(passed=COUNT - 1, failed=1, skipped=SKIPPED)
     result.stdout.fnmatch_lines(
-        [
-            "STALE *: a known issue does not show any more",
-            "*to do *remove known.toml*",
-        ]
+        ["STALE *: a known issue does not show any more", "*to do *remove known.toml*"]
     )
 
 

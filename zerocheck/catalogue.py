@@ -47,9 +47,7 @@ OF_EXTRAS: dict[str, str] = {
 MODEL_LIBRARY = "transformers"
 """Extra, and library, that builds the model of any config.json."""
 
-WITH_OPTIMIZERS: dict[str, str] = {
-    "fsdp2-muon": "zerocheck.adapters.fsdp2.gathered_muon:Fsdp2Muon",
-}
+WITH_OPTIMIZERS: dict[str, str] = {"fsdp2-muon": "zerocheck.adapters.fsdp2.gathered_muon:Fsdp2Muon"}
 """Implementations with an optimizer of their own. They run where they are named."""
 
 _CODE_OF = {"fsdp2-muon": "fsdp2"}

@@ -33,10 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         files = setting.kind == "files"
         kind: Literal["linelist", "string"] = "linelist" if files else "string"
         parser.addini(
-            _PREFIX + setting.name,
-            f"zerocheck: {setting.description}",
-            type=kind,
-            default=None,
+            _PREFIX + setting.name, f"zerocheck: {setting.description}", type=kind, default=None
         )
         group.addoption(
             f"--zerocheck-{setting.option}",

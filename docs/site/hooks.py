@@ -20,12 +20,7 @@ from zerocheck.case.features import FEATURES
 from zerocheck.protocol.verdicts import OBLIGATION_SETS, TITLES, VACUOUS
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = (
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "reports/**/*.md",
-)
+OUTSIDE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "reports/**/*.md")
 """Pages outside of docs/."""
 CODE_OR_LINK = re.compile(
     r"^```[\s\S]*?^```$"  # a block of code

@@ -7,14 +7,7 @@ Every refusal of an argument is a ValueError.
 from .adamw import AdamWOptions, AdamWState, adamw_step, bias_correction, initial_state
 from .clip import CLIP_RULES, ClipRule, clip_coefficient, gradient_norm
 from .gradient import LocalPass, average, local_pass
-from .muon import (
-    Adjustment,
-    MuonOptions,
-    MuonState,
-    adjusted,
-    muon_step,
-    orthogonalized,
-)
+from .muon import Adjustment, MuonOptions, MuonState, adjusted, muon_step, orthogonalized
 from .optimizer import OptimizerOptions, OptimizerState
 from .precision import half_ulp, round_to, smallest_subnormal, unit_roundoff
 from .schedule import constant, cosine, linear_warmup

@@ -47,11 +47,7 @@ def gradient_norm(gradients: Sequence[Tensor], *, p: float = 2.0) -> Tensor:
 
 
 def clip_coefficient(
-    norm: float,
-    max_norm: float,
-    *,
-    rule: ClipRule = "min(1, c/(norm+eps))",
-    eps: float = 1e-6,
+    norm: float, max_norm: float, *, rule: ClipRule = "min(1, c/(norm+eps))", eps: float = 1e-6
 ) -> float:
     """The factor by which a gradient of norm `norm` is multiplied, for the maximum c = `max_norm`.
 

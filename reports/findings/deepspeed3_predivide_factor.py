@@ -34,11 +34,7 @@ def engine_of(model: nn.Module, stage: int, factor: float) -> Any:
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "gradient_predivide_factor": factor,
-        "zero_optimization": {
-            "stage": stage,
-            "reduce_bucket_size": 1024,
-            "reduce_scatter": False,
-        },
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1024, "reduce_scatter": False},
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

@@ -87,10 +87,7 @@ def steps(compiles: bool, set_to_none: bool) -> str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             mp.start_processes(
-                run,
-                args=(folder, compiles, set_to_none),
-                nprocs=WORLD_SIZE,
-                start_method="fork",
+                run, args=(folder, compiles, set_to_none), nprocs=WORLD_SIZE, start_method="fork"
             )
         except mp.ProcessExitedException:
             with open(f"{folder}/wrong") as file:

@@ -39,10 +39,7 @@ def run(rank: int, rendezvous: str) -> None:
     expected = torch.autograd.grad(layer(inputs).square().sum(), layer.weight)[0]
     model = DistributedDataParallel(layer)
     ZeroRedundancyOptimizer(
-        model.parameters(),
-        optimizer_class=torch.optim.SGD,
-        lr=0.1,
-        parameters_as_bucket_view=True,
+        model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1, parameters_as_bucket_view=True
     )
     for step in range(3):
         model.zero_grad()

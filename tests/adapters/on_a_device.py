@@ -115,16 +115,7 @@ def moved(model: torch.nn.Module) -> torch.nn.Module:
 
 def steps(name: str) -> dict[str, list[str]]:
     """{role: devices of its shards}, after two steps of the implementation."""
-    from zerocheck.case.schema import (
-        Block,
-        Case,
-        Data,
-        Model,
-        Optimizer,
-        Sharding,
-        Start,
-        Training,
-    )
+    from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Sharding, Start, Training
     from zerocheck.contract import Microbatch, Step
     from zerocheck.contract.start import initial_state
     from zerocheck.drive.rank import load

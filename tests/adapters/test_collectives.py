@@ -138,10 +138,7 @@ def test_the_volume_is_that_of_the_paper(name: str, wrap: WrapKind) -> None:
     elif name == "zero-redundancy":
         wanted = Fraction(3)
     case = Case(
-        mesh=(2,),
-        model=EQUAL,
-        training=Training(steps=4),
-        sharding=Sharding(wrap=wrap, prefetch=1),
+        mesh=(2,), model=EQUAL, training=Training(steps=4), sharding=Sharding(wrap=wrap, prefetch=1)
     )
     layout = load(name).layout(build_model(case), case, 0)
     assert layout is not None and layout.calls is not None

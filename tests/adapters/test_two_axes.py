@@ -64,11 +64,7 @@ def test_all_holds(pool: Pool, name: str, mesh: Mesh, sync: SyncKind, answer: bo
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "save", "load_on"),
-    [
-        ("zero3", (2, 2), (3,)),
-        ("fsdp2", (2, 2), (1, 3)),
-        ("fsdp1", (2, 2), (2,)),
-    ],
+    [("zero3", (2, 2), (3,)), ("fsdp2", (2, 2), (1, 3)), ("fsdp1", (2, 2), (2,))],
 )
 def test_checkpoints_go_from_mesh_to_mesh(pool: Pool, name: str, save: Mesh, load_on: Mesh) -> None:
     case = Case(mesh=save, model=MODEL, resume=(TrainingSegment(mesh=load_on),))

@@ -90,11 +90,7 @@ def test_the_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
     for attached in (False, True):
         model, optimizer = parts()
         check = zerocheck.attach(
-            model,
-            optimizer,
-            steps=range(1, 9) if attached else (),
-            every=None,
-            directory=tmp_path,
+            model, optimizer, steps=range(1, 9) if attached else (), every=None, directory=tmp_path
         )
         for _ in range(5):
             with check.step():
@@ -391,11 +387,7 @@ def test_a_closure_is_observed(tmp_path: Path, named: bool) -> None:
     """It runs within `step`; the gradient is that of after it."""
     model, optimizer = parts()
     check = zerocheck.attach(
-        model,
-        optimizer,
-        reference=lambda: parts()[0],
-        directory=tmp_path,
-        on_violation="warn",
+        model, optimizer, reference=lambda: parts()[0], directory=tmp_path, on_violation="warn"
     )
     optimizer.wrong = 3
     for number in range(3):

@@ -87,11 +87,7 @@ def test_right_steps_hold(
     assert violated(kind, tmp_path, **options) == ""
 
 
-ROLES = {
-    torch.optim.Adam: "exp_avg",
-    torch.optim.Adagrad: "sum",
-    torch.optim.RMSprop: "square_avg",
-}
+ROLES = {torch.optim.Adam: "exp_avg", torch.optim.Adagrad: "sum", torch.optim.RMSprop: "square_avg"}
 
 
 @pytest.mark.parametrize("kind", ROLES)

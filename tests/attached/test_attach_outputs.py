@@ -90,11 +90,7 @@ def judged(tmp_path: Path, step: Any, model: nn.Module | None = None) -> Any:
     model = model or Both()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     check = zerocheck.attach(
-        model,
-        optimizer,
-        reference=Both,
-        directory=tmp_path / "kept",
-        on_violation="warn",
+        model, optimizer, reference=Both, directory=tmp_path / "kept", on_violation="warn"
     )
     with check.step():
         step(model)

@@ -14,8 +14,7 @@ from zerocheck.cli import main
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    "wrap",
-    ["ddp", "compiled_ddp", "fsdp1", "flat_fsdp1", "unsharded_fsdp1", "fsdp2"],
+    "wrap", ["ddp", "compiled_ddp", "fsdp1", "flat_fsdp1", "unsharded_fsdp1", "fsdp2"]
 )
 def test_what_is_right_holds(ask: Ask, wrap: str) -> None:
     for answer in ask("steps", wrap=wrap):

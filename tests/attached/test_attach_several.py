@@ -181,10 +181,7 @@ def test_what_needs_no_optimizer(tmp_path: Path, kind: str) -> None:
         (lambda model: [], "an empty list of optimizers"),
         (lambda model: [torch.optim.SGD(model.parameters())] * 2, "the same optimizer twice"),
         (
-            lambda model: [
-                torch.optim.SGD(model.parameters()),
-                torch.optim.AdamW([model[2].bias]),
-            ],
+            lambda model: [torch.optim.SGD(model.parameters()), torch.optim.AdamW([model[2].bias])],
             r"2.bias is in several optimizers \(SGD, AdamW; allowed: one optimizer for each",
         ),
         (

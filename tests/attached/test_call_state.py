@@ -157,12 +157,7 @@ def test_a_check_draws_nothing_from_the_run(tmp_path: Path) -> None:
         model = OfPython()
         optimizer = torch.optim.AdamW(model.parameters())
         check = zerocheck.attach(
-            model,
-            optimizer,
-            reference=factory,
-            steps=steps,
-            every=None,
-            directory=tmp_path,
+            model, optimizer, reference=factory, steps=steps, every=None, directory=tmp_path
         )
         with check.step():
             loss(model).backward()  # type: ignore[no-untyped-call]

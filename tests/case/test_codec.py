@@ -115,10 +115,7 @@ def test_no_flipped_byte_raises_anything_else(data: st.DataObject) -> None:
             b'{"training":{"clip":-1}}',
             "c.json: training.clip is -1; allowed: a number > 0.0 and <= 1e+30 or null",
         ),
-        (
-            b'{"model":{"calls":[0,-1]}}',
-            "c.json: model.calls[1] is -1; allowed: an integer >= 0",
-        ),
+        (b'{"model":{"calls":[0,-1]}}', "c.json: model.calls[1] is -1; allowed: an integer >= 0"),
         (b'{"training":{"set_to_none":1}}', "set_to_none is 1; allowed: true or false"),
         (
             b'{"optimizer":{"groups":[{"pattern":""}]}}',

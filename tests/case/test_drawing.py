@@ -14,14 +14,7 @@ import pytest
 
 from zerocheck.case.codec import encode
 from zerocheck.case.drawing import draw
-from zerocheck.case.features import (
-    FEATURES,
-    OF_AXIS,
-    OF_OPTIMIZERS,
-    OF_STEPS,
-    feature,
-    features,
-)
+from zerocheck.case.features import FEATURES, OF_AXIS, OF_OPTIMIZERS, OF_STEPS, feature, features
 from zerocheck.case.mesh import INNER, AxisName
 from zerocheck.case.schema import Block, Model
 from zerocheck.case.shapes import parameter_elements, parameter_shapes, trainable

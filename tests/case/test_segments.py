@@ -28,11 +28,7 @@ def test_segments_follow_each_other() -> None:
     assert [segment.mesh for segment in (first, second, third)] == [(4,), (3,), (1,)]
     assert [
         (segment.training.first, segment.training.steps) for segment in (first, second, third)
-    ] == [
-        (0, 2),
-        (2, 4),
-        (4, 5),
-    ]
+    ] == [(0, 2), (2, 4), (4, 5)]
     assert [len(segment.resume) for segment in (first, second, third)] == [2, 1, 0]
 
 

@@ -31,10 +31,7 @@ OVERFLOW = {"loss_scale": 2.0, "overflow": 0}
             {"start": {"moments": "tiny"}},
             "start.moments is 'tiny', but start.step is 0, where the moments are zero",
         ),
-        (
-            {"model": {"tied": True}},
-            "model.tied needs the stem 'embedding', model.stem is 'dense'",
-        ),
+        ({"model": {"tied": True}}, "model.tied needs the stem 'embedding', model.stem is 'dense'"),
         (
             {"model": {**TOKENS, "tied": True, "outputs": 7}},
             "model.tied needs model.outputs == model.inputs, given are 7 and 8",

@@ -108,10 +108,7 @@ DAMAGES: list[tuple[Callable[[State], None], set[tuple[str, str]]]] = [
     (nan, here("finite", "model")),
     (infinite_moment, here("finite", "exp_avg")),
     (nan_in_a_buffer, here("finite", "model", "1.running_var")),
-    (
-        negative,
-        here("nonnegative", "exp_avg_sq") | here("bounded", "exp_avg"),
-    ),
+    (negative, here("nonnegative", "exp_avg_sq") | here("bounded", "exp_avg")),
     (above_its_maximum, here("nonnegative", "max_exp_avg_sq")),
     (reset_step, here("steps", "step", BIAS)),
     (step_with_a_shape, here("steps", "step", BIAS)),
@@ -120,10 +117,7 @@ DAMAGES: list[tuple[Callable[[State], None], set[tuple[str, str]]]] = [
     (lost_step, here("moments", "step", BIAS)),
     (moment_of_another, here("moments", "exp_avg")),
     (transposed_moment, here("moments", "exp_avg_sq")),
-    (
-        lost_second_moment_values,
-        here("bounded", "exp_avg"),
-    ),
+    (lost_second_moment_values, here("bounded", "exp_avg")),
     (scaled, here("bounded", "exp_avg", BIAS)),
     (unknown_parameter, {("moments", BIAS)}),
 ]

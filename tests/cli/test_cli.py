@@ -101,7 +101,6 @@ def emitting(records: Sequence[Record], code: int = 0, then: BaseException | Non
         ("run --world-sizes \uff12", "world size '\uff12' is not a whole number"),
         ("run --world-sizes 1-\uff13", "world size '1-\uff13' is not a whole number"),
         ("run --report-dir=", "an empty text names no directory; . is the current one"),
-        ("run --history=", "an empty text names no directory; . is the current one"),
         ("memory gpt2 --world-size \uff12", "'\uff12' is not a valid integer."),
         ("run --seed=-1", "seed -1 is out of range"),
         ("run --known-issues no.toml", "cannot read known issues no.toml: No such file"),
@@ -162,21 +161,6 @@ def test_report_of_garbage(tmp_path: Path) -> None:
     (tmp_path / "j").write_text("garbage\n")
     result = invoke("report", "j")
     assert result.exit_code == 2 and "error: j, line 1: not a record" in result.stderr
-
-
-def test_a_history_keeps_whole_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for records in (held(), held(3), [started(), case(0)]):
-        with_engine(monkeypatch, emitting(records))
-        invoke("run", "--history", "past")
-    assert len(list((tmp_path / "past").iterdir())) == 2
-    page = tmp_path / "zerocheck-report" / "report.html"
-    with_engine(monkeypatch, emitting(held()))
-    invoke("run", "--history", "past")
-    assert 'id="history"' in page.read_text()
-    (tmp_path / "file").touch()
-    result = invoke("run", "--history", "file/below")
-    assert result.exit_code == 0 and "note: cannot write to file" in result.stderr
-    assert 'id="history"' not in page.read_text()
 
 
 def test_a_report_directory_that_is_a_file(tmp_path: Path) -> None:

@@ -85,10 +85,7 @@ def test_a_model_that_is_cast_is_refused_where_torch_has_no_kernel() -> None:
 
 def test_a_reference_without_a_kernel_is_no_failure_of_the_judge() -> None:
     norm = torch.nn.BatchNorm1d(3).to(torch.bfloat16)
-    with (
-        pytest.raises(Unsupported, match="in the declared dtypes: mixed dtype"),
-        refused_dtypes(),
-    ):
+    with pytest.raises(Unsupported, match="in the declared dtypes: mixed dtype"), refused_dtypes():
         norm(torch.zeros(4, 3))
     with pytest.raises(RuntimeError, match="shapes cannot"), refused_dtypes():
         torch.zeros(2, 3) @ torch.zeros(2, 3)

@@ -121,10 +121,7 @@ def resumed(
         MOST if tried else 2 * MOST,
         seed=world_size,
         world_sizes=(world_size, world_size + 1, world_size + 2),
-        fixed={
-            "start": {"step": 0, "moments": "zero"},
-            "optimizer": json.loads(optimizer),
-        },
+        fixed={"start": {"step": 0, "moments": "zero"}, "optimizer": json.loads(optimizer)},
         having=(*wanted, *tried),
     )
     cases = [

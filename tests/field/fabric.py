@@ -17,9 +17,7 @@ def ddp(model, case, mesh):
     fabric.launch()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(zerocheck.groups(model, case)))
     return zerocheck.Built(
-        model,
-        optimizer,
-        accumulate=lambda last: fabric.no_backward_sync(model, enabled=not last),
+        model, optimizer, accumulate=lambda last: fabric.no_backward_sync(model, enabled=not last)
     )
 
 
@@ -39,7 +37,5 @@ def fsdp2(model, case, mesh):
     model = fabric.setup_module(model)
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(zerocheck.groups(model, case)))
     return zerocheck.Built(
-        model,
-        optimizer,
-        accumulate=lambda last: fabric.no_backward_sync(model, enabled=not last),
+        model, optimizer, accumulate=lambda last: fabric.no_backward_sync(model, enabled=not last)
     )

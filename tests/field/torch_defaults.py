@@ -25,9 +25,7 @@ def _fsdp1(model, case, mesh, **options):
         **options,
     )
     return zerocheck.Built(
-        wrapped,
-        torch.optim.AdamW(zerocheck.groups(wrapped, case)),
-        clip=wrapped.clip_grad_norm_,
+        wrapped, torch.optim.AdamW(zerocheck.groups(wrapped, case)), clip=wrapped.clip_grad_norm_
     )
 
 

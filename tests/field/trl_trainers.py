@@ -18,14 +18,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainer_faults import Planted, asked, checks, line
 from transformers_trainer import Faulty
-from trl import (
-    DPOConfig,
-    DPOTrainer,
-    RewardConfig,
-    RewardTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from zerocheck.integrations.transformers import check
 

@@ -10,16 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from zerocheck.case.schema import (
-    Block,
-    Case,
-    Data,
-    Model,
-    Optimizer,
-    Sharding,
-    Start,
-    Training,
-)
+from zerocheck.case.schema import Block, Case, Data, Model, Optimizer, Sharding, Start, Training
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.ranks.pool import Pool

@@ -51,12 +51,7 @@ def main(sharding: str, millions: int, begins: int) -> None:
         model = DistributedDataParallel(model, device_ids=[gpu])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
     check = zerocheck.attach(
-        model,
-        optimizer,
-        reference=partial(made, layers),
-        steps=(1, 2, 4),
-        every=None,
-        verbose=True,
+        model, optimizer, reference=partial(made, layers), steps=(1, 2, 4), every=None, verbose=True
     )
     data = torch.Generator().manual_seed(dist.get_rank())
     for number in range(1, 5):

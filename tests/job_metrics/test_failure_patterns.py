@@ -9,12 +9,7 @@ import pytest
 from hand_made_figures import MEMORY, MIB, SIZE, STEP
 
 from zerocheck.job_metrics.failure_patterns import PATTERNS, STEPS, JobFigures, failure_patterns
-from zerocheck.job_metrics.records import (
-    CheckpointTime,
-    CollectiveFigures,
-    RankMemory,
-    TimedStep,
-)
+from zerocheck.job_metrics.records import CheckpointTime, CollectiveFigures, RankMemory, TimedStep
 
 SAVE = CheckpointTime(step=1, what="save", folder="checkpoints/1", seconds=1.0)
 RIGHT = JobFigures(SIZE, (STEP,) * STEPS, (SAVE,) * 3, 100.0)
@@ -69,7 +64,7 @@ SHOWN: dict[str, list[tuple[JobFigures, str]]] = {
         (sized(offloaded=True), "take 0% of the step and the optimizer on the CPU 20%"),
     ],
     "a slow rank": [
-        (with_step(idle=(0.2, 0.15, 0.02, 0.15)), "rank 2 comes last in each of 3 timed steps"),
+        (with_step(idle=(0.2, 0.15, 0.02, 0.15)), "rank 2 comes last in each of 3 timed steps")
     ],
     "a slow link": [(with_step(link=0.51), "51% of the step is waited in collectives while all")],
     "slow checkpoints": [

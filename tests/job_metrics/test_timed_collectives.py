@@ -46,9 +46,7 @@ def traced(group: Any, *, then: Any, within: bool) -> CollectiveTimes:
     over: torch.futures.Future[Any] = torch.futures.Future()
     tensor = torch.zeros(3)
     begins = _Fake(
-        "c10d::allreduce_",
-        lambda: ([tensor], work_from_future(over)),
-        ("tensors", "process_group"),
+        "c10d::allreduce_", lambda: ([tensor], work_from_future(over)), ("tensors", "process_group")
     )
 
     def ends() -> None:

@@ -110,10 +110,7 @@ def test_parameters_of_every_shape_and_use(
 def test_strides_are_mirrored(observe: Callable) -> None:
     """Without them the local passes have other bits, and a loss is blamed that is right."""
     model = Model(
-        inputs=5,
-        width=64,
-        outputs=3,
-        blocks=(Block(kind="mlp", hidden=64, transposed=True),) * 2,
+        inputs=5, width=64, outputs=3, blocks=(Block(kind="mlp", hidden=64, transposed=True),) * 2
     )
     data = Data(batch=1, length=1)  # one row: BLAS multiplies a vector, and cares most
     observed = observe("zero1", msgspec.structs.replace(CASE, model=model, data=data))

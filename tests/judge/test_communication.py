@@ -131,10 +131,7 @@ CHANGES: dict[str, tuple[Callable[[tuple[Call, ...]], tuple[Call, ...]], tuple[s
     "more": (lambda calls: (*calls, *[_call("broadcast", 8)] * 2), ("further collectives",)),
     "one less": (lambda calls: calls[1:], ("one left out",)),
     "less": (lambda calls: calls[2:], ("collectives left out",)),
-    "pieces": (
-        lambda calls: (_call("reduce_scatter", 300), *calls[2:]),
-        ("in other pieces",),
-    ),
+    "pieces": (lambda calls: (_call("reduce_scatter", 300), *calls[2:]), ("in other pieces",)),
     "something else": (lambda calls: (_call("reduce_scatter", 7), *calls[2:]), ()),
 }
 

@@ -201,11 +201,7 @@ def _held(*held: tuple[int, int, int], name: str = "w", numel: int = 10) -> dict
         (_held((0, 0, 4), (1, 4, 8)), 3, ("rank left out",)),
         (_held((0, 0, 4), (1, 5, 10)), 2, ()),
         # 6 is a multiple of 3: its end is missing for another reason than the remainder.
-        (
-            _held((0, 0, 4), (1, 4, 8), (2, 8, 9)) | _held((0, 0, 5), name="v", numel=6),
-            3,
-            (),
-        ),
+        (_held((0, 0, 4), (1, 4, 8), (2, 8, 9)) | _held((0, 0, 5), name="v", numel=6), 3, ()),
     ],
 )
 def test_causes_of_a_tiling(held: dict, world_size: int, causes: tuple[str, ...]) -> None:

@@ -182,8 +182,7 @@ def _near(one: Violation, other: Violation) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "case"),
-    [("ddp", CASE), ("fsdp2", CASE), ("zero3", CASE), ("zero1", MIXED)],
+    ("implementation", "case"), [("ddp", CASE), ("fsdp2", CASE), ("zero3", CASE), ("zero1", MIXED)]
 )
 def test_what_holds(
     observe: Callable, small_pieces: Callable, implementation: str, case: Case

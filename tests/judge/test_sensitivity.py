@@ -24,10 +24,7 @@ IMPLEMENTATIONS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 def _cases() -> list[Case]:
     return draw(
-        CASES,
-        seed=20,
-        world_sizes=(1, 2, 3),
-        fixed={"training": {"microbatches": 1, "steps": 1}},
+        CASES, seed=20, world_sizes=(1, 2, 3), fixed={"training": {"microbatches": 1, "steps": 1}}
     )
 
 

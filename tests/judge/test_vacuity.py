@@ -42,10 +42,7 @@ def test_a_full_case_tells_of_everything(observe: Callable, implementation: str)
         (replace(CASE, mesh=(1,)), {"ownership", "publish"}),
         (changed(training={"clip": 1e6}), {"clip"}),
         (changed(model={"calls": ()}), {"buffers"}),
-        (
-            changed(optimizer={"groups": (Group(lr=0.0, weight_decay=0.0),)}),
-            {"update", "publish"},
-        ),
+        (changed(optimizer={"groups": (Group(lr=0.0, weight_decay=0.0),)}), {"update", "publish"}),
         # Softmax over one class: the loss is 0 whatever the parameters are.
         (
             replace(

@@ -14,12 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slices import sliced
 
-from zerocheck.memory.caching_allocator import (
-    MIB,
-    SMALL_SEGMENT,
-    CachingAllocator,
-    DeviceBlock,
-)
+from zerocheck.memory.caching_allocator import MIB, SMALL_SEGMENT, CachingAllocator, DeviceBlock
 from zerocheck.memory.reserved import reserved
 from zerocheck.memory.setup import Setup
 from zerocheck.memory.simulate import simulate
@@ -188,8 +183,7 @@ SIZES = st.integers(1, 40 * MIB)
 
 
 @given(
-    st.lists(st.tuples(SIZES, st.integers(0, 2), st.integers(0, 30)), max_size=60),
-    st.booleans(),
+    st.lists(st.tuples(SIZES, st.integers(0, 2), st.integers(0, 30)), max_size=60), st.booleans()
 )
 def test_blocks_never_overlap_and_merge_again(
     asked: list[tuple[int, int, int]], expandable: bool

@@ -102,11 +102,7 @@ def test_operations_are_those_of_the_drawn_samples() -> None:
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        (
-            PICTURES,
-            {"batch": 4},
-            "--batch 4 is of token ids, and small_models:pictures draws",
-        ),
+        (PICTURES, {"batch": 4}, "--batch 4 is of token ids, and small_models:pictures draws"),
         (PICTURES, {"sequence": 4}, "--sequence 4 is of token ids"),
         ("small_models:no_batch", {}, "the batch function of small_models:no_batch fails: FileNot"),
     ],

@@ -274,9 +274,7 @@ class _World:
         self.ticks = 0
         self.asleep = True
         self.dog = Watchdog(
-            board,
-            clock=lambda: self.now,
-            look=lambda pid: Activity(self.ticks, self.asleep),
+            board, clock=lambda: self.now, look=lambda pid: Activity(self.ticks, self.asleep)
         )
 
     def look(self) -> str | None:

@@ -30,10 +30,7 @@ def batches(ranks: int, microbatches: int, seed: int, size: int = 4) -> list[lis
     generator = torch.Generator().manual_seed(seed)
     return [
         [
-            (
-                torch.randn(size, 4, generator=generator),
-                torch.randn(size, 2, generator=generator),
-            )
+            (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
             for _ in range(microbatches)
         ]
         for _ in range(ranks)

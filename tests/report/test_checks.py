@@ -145,11 +145,7 @@ def test_what_an_implementation_says_that_no_case_exercises_is_skipped() -> None
     one = started("zero2", "ddp", without_of={"zero2": {"clip": "it clips nothing"}})
     records = [one, case(clip="not exercised"), case(1, "ddp", clip="not exercised"), finished(1)]
     counted = tally(records)
-    assert outcome_of(counted, "zero2", "clip", BASIC) == (
-        "skipped",
-        "clip: it clips nothing",
-        "",
-    )
+    assert outcome_of(counted, "zero2", "clip", BASIC) == ("skipped", "clip: it clips nothing", "")
     assert outcome_of(counted, "ddp", "clip", BASIC).outcome == "failed"
     counted = tally([one, case(), case(1, "ddp"), finished()])
     assert outcome_of(counted, "zero2", "clip", BASIC).outcome == "passed"

@@ -238,10 +238,7 @@ def test_what_cannot_be_used_is_said(run_subject: Run, name: str, message: str) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "import no_such_module\n",
-            "No module named 'no_such_module' (line 1)",
-        ),
+        ("import no_such_module\n", "No module named 'no_such_module' (line 1)"),
         ("def build(:\n", "SyntaxError"),
         ("raise SystemExit(3)\n", "it ends the process, as by sys.exit(3) (line 1)"),
         ("import os\nos._exit(4)\n", "ended the process that tried it"),

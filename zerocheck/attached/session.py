@@ -397,10 +397,7 @@ class Attached:
             observed = with_stages(observed, self._axes.of("layers"), ranks)
             observed = with_whole_samples(observed, self._axes, ranks)
         verdict = judge_step(
-            observed,
-            ranks,
-            reference=reference,
-            semantics=self._options.semantics,
+            observed, ranks, reference=reference, semantics=self._options.semantics
         )
         return observed, verdict
 

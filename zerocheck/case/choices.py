@@ -142,8 +142,7 @@ class Choices(Picker):
         tokens = stem == "embedding"
         same = fixed.get("model.tied") and "model.outputs" in fixed
         inputs = self.option(
-            "model.inputs",
-            (fixed["model.outputs"],) if same else VOCABULARIES if tokens else SIZES,
+            "model.inputs", (fixed["model.outputs"],) if same else VOCABULARIES if tokens else SIZES
         )
         width = self.option("model.width", WIDTHS)
         blocks = self.field("model.blocks", lambda: self.narrowed(self.blocks(width, data)))
@@ -298,9 +297,7 @@ class Choices(Picker):
         step = self.option("start.step", steps)
         moments = self.option("start.moments", MOMENTS if step else MOMENTS[-1:])
         return Start(
-            step=step,
-            moments=moments,
-            zeros=self.field("start.zeros", lambda: self.zeros(model)),
+            step=step, moments=moments, zeros=self.field("start.zeros", lambda: self.zeros(model))
         )
 
     def zeros(self, model: Model) -> tuple[str, ...]:
@@ -336,8 +333,7 @@ class Choices(Picker):
             training,
             loss_scale=loss_scale,
             unfreeze=self.field(
-                "training.unfreeze",
-                lambda: self.pick(later) if later and self.chance(50) else None,
+                "training.unfreeze", lambda: self.pick(later) if later and self.chance(50) else None
             ),
             overflow=self.field(
                 "training.overflow",

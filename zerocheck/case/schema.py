@@ -416,8 +416,7 @@ class Disturbance(_Data, frozen=True, kw_only=True):
 
 
 MeshSizes = Annotated[
-    tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...],
-    Meta(min_length=1, max_length=2),
+    tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Meta(min_length=1, max_length=2)
 ]
 
 Hosts = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)], ...], Meta(max_length=64)]

@@ -159,10 +159,7 @@ def _check_sizes(case: Case) -> None:
 def _check_patterns(case: Case) -> None:
     model = case.model
     names = list(parameter_shapes(model))
-    for where, patterns in (
-        ("model.frozen", model.frozen),
-        ("start.zeros", case.start.zeros),
-    ):
+    for where, patterns in (("model.frozen", model.frozen), ("start.zeros", case.start.zeros)):
         for pattern in patterns:
             if not matching(names, (pattern,)):
                 raise UsageError(

@@ -92,9 +92,7 @@ class SafetensorsFile(OpenCheckpoint):
                 self.wrong("readable", name, problem)
             elif start < 0 or math.prod(entry.shape) * dtype.itemsize != stop - start:
                 self.wrong(
-                    "readable",
-                    name,
-                    f"bytes {start} to {stop} for {entry.shape} {entry.dtype}",
+                    "readable", name, f"bytes {start} to {stop} for {entry.shape} {entry.dtype}"
                 )
             elif begin + stop > size:
                 self.wrong("files", name, f"truncated: {size} bytes of {begin + stop}")

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
     from ..kill_matrix.options import MatrixOptions
     from ..report.comparison import ComparedReport
-    from ..report.history import PastRun
     from ..report.progress import Detail
     from ..run.execute.rank_pool import RankPool
     from ..run.plan.options import RunOptions
-    from ..run.records.records import CaseFile, Record
+    from ..run.records.records import CaseFile
     from ..run.records.tally import Tally
 
 SECONDS_OF_A_LOOK = 5
@@ -35,29 +34,20 @@ RANK_SECONDS = 0.15
 16, 32 and 64 ranks and two processors, where a case took 1.1, 2.4 and 5.5 s."""
 
 
-def start_run(
-    options: RunOptions, *, detail: Detail = "normal", history: Path | None = None
-) -> int:
-    """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes.
-
-    history: where the journals of runs are kept.
-    """
+def start_run(options: RunOptions, *, detail: Detail = "normal") -> int:
+    """Run, judge, and write the reports; return the exit code. Under torchrun rank 0 writes."""
     note_configs(options.implementations)
     if options.ranks != "torchrun":
         _check_machine(options.world_sizes)
         _note_sharing(options.device, options.world_sizes)
-        return _run_recorded(options, None, detail=detail, history=history)
+        return _run_recorded(options, None, detail=detail)
     from ..run.execute.launch import with_ranks_of
 
     # The other ranks are let go when the reports are written: see machine/launcher.py.
-    return with_ranks_of(
-        options, lambda opened: _run_recorded(options, opened, detail=detail, history=history)
-    )
+    return with_ranks_of(options, lambda opened: _run_recorded(options, opened, detail=detail))
 
 
-def _run_recorded(
-    options: RunOptions, ranks: RankPool | None, *, detail: Detail, history: Path | None
-) -> int:
+def _run_recorded(options: RunOptions, ranks: RankPool | None, *, detail: Detail) -> int:
     from ..report.progress import ProgressDisplay
 
     def start(*handlers: Any) -> int:
@@ -79,7 +69,7 @@ def _run_recorded(
         options.report_dir / "journal.ndjson",
         ProgressDisplay(detail=detail),
         start,
-        lambda journal: _write_run(journal, history),
+        _write_run,
         continued_by="--reuse",
     )
     launcher.report_exit(
@@ -120,10 +110,7 @@ def start_replay(
 
 
 def show_replay(
-    file: CaseFile,
-    implementation: str | None,
-    own: tuple[str | None, str | None],
-    ranks: RankPool,
+    file: CaseFile, implementation: str | None, own: tuple[str | None, str | None], ranks: RankPool
 ) -> int:
     """Replay a case, print the result; return the exit code.
 
@@ -137,11 +124,7 @@ def show_replay(
     from ..run import replay as replaying
 
     replayed = replaying.replay(
-        file,
-        implementation=implementation,
-        model=own[0],
-        optimizer=own[1],
-        ranks=ranks,
+        file, implementation=implementation, model=own[0], optimizer=own[1], ranks=ranks
     )
     console = new_console()
     for failure in replayed.findings:
@@ -254,36 +237,17 @@ def _note_sharing(device: str, world_sizes: Sequence[int]) -> None:
         note(text)
 
 
-def _write_run(journal: Path, history: Path | None) -> Path:
+def _write_run(journal: Path) -> Path:
     from ..report import github
     from ..report.write import write_reports
     from ..run.records.journal import read
     from ..run.records.tally import tally
 
     records = read(journal, note=note)
-    write_reports(records, journal.parent, _past(journal, records, history))
+    write_reports(records, journal.parent)
     if github.listening():
         github.publish(tally(records), annotate)
     return journal.parent / "report.html"
-
-
-def _past(journal: Path, records: Sequence[Record], history: Path | None) -> list[PastRun]:
-    """Keep the journal of a whole run in the history, if there is one; return the runs like it.
-
-    A history that cannot be written costs no report.
-    """
-    if history is None:
-        return []
-    from ..report.history import keep, past_runs
-    from ..run.records.tally import tally
-
-    counted = tally(records)
-    try:
-        if counted.complete:
-            keep(journal, history)
-    except UsageError as error:
-        note(str(error))
-    return past_runs(history, counted, note)
 
 
 def journal_in(given: Path) -> Path:
@@ -305,12 +269,7 @@ def journal_in(given: Path) -> Path:
 
 
 def report_run(
-    journal: Path,
-    directory: Path,
-    against: Path | None,
-    *,
-    detail: Detail = "normal",
-    history: Path | None = None,
+    journal: Path, directory: Path, against: Path | None, *, detail: Detail = "normal"
 ) -> int:
     """Write the reports of a journal again; return the exit code of its run.
 
@@ -325,16 +284,15 @@ def report_run(
 
     records = read(journal, note=note)
     counted = tally(records)
-    past = _past(journal, records, history)
     console = new_console()
     if against is None:
         print_findings(console, counted, detail=detail)
         print_outcome(console, counted, detail=detail)
         code = run_exit_code(counted)
-        write_reports(records, directory, past)
+        write_reports(records, directory)
     else:
         earlier = read_report(against)  # which may be refused before anything is written
-        write_reports(records, directory, past)
+        write_reports(records, directory)
         code = _compare(console, counted, directory, earlier)
     say(f"report: {directory / 'report.html'}")
     return code

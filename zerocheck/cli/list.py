@@ -15,8 +15,7 @@ def list_faults() -> int:
     from ..faults.registry import FAULTS, OF_EXTRAS
 
     _section(
-        "faults",
-        {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()},
+        "faults", {fault.name: f"{fault.summary}; {fault.source}" for fault in FAULTS.values()}
     )
     for extra in dict.fromkeys(extra_of(fault.where) for fault in OF_EXTRAS.values()):
         title = f"faults in {extra}, which run where they are named"
@@ -36,14 +35,7 @@ def list_() -> None:
     Implementations, obligations, features, profiles and known issues.
     """
     from ..case.features import FEATURES
-    from ..catalogue import (
-        BUILT_IN,
-        CONFIG_KINDS,
-        OF_EXTRAS,
-        WITH_OPTIMIZERS,
-        extra_of,
-        installed,
-    )
+    from ..catalogue import BUILT_IN, CONFIG_KINDS, OF_EXTRAS, WITH_OPTIMIZERS, extra_of, installed
     from ..protocol.verdicts import TITLES
     from ..report.known_issues import listed_lines
     from ..run.known_issues.entries import ours

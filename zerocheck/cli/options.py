@@ -46,13 +46,6 @@ report_dir = click.option(
     show_default=True,
     help="Where the journal, the reports and the cases to replay are written.",
 )
-history = click.option(
-    "--history",
-    metavar="DIR",
-    type=DIRECTORY,
-    help="A directory that keeps the journal of each run: the page plots them, and says what "
-    "changed.",
-)
 world_sizes = click.option(
     "--world-sizes", metavar="1,2,3", help="Numbers of ranks.  [default: the profile's]"
 )

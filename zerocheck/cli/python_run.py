@@ -179,7 +179,6 @@ def run(
     features: Iterable[str] | str = (),
     device: str | None = None,
     backend: str | None = None,
-    history: File | None = None,
     shard: str | None = None,
     reuse: File | Iterable[File] = (),
     quiet: bool = False,
@@ -255,7 +254,7 @@ def run(
             shard=shard,
             reuse=tuple(map(Path, _texts(reuse))),
         )
-        code = start_run(options, detail=detail, history=None if history is None else Path(history))
+        code = start_run(options, detail=detail)
         pickled = session_code()
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt

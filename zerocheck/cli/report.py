@@ -32,14 +32,12 @@ from .journal import journal_in, report_matrix, report_releases, report_run
     is_flag=True,
     help="One page, releases.md, of several runs, each with another release of a library.",
 )
-@option.history
 @option.detail
 def report(
     journals: tuple[Path, ...],
     report_dir: Path | None,
     against: Path | None,
     matrix: bool,
-    history: Path | None,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -76,4 +74,4 @@ def report(
         if against is not None:
             raise UsageError("--against compares runs; this is the journal of a kill matrix")
         return report_matrix(journal, directory)
-    return report_run(journal, directory, against, detail=detail, history=history)
+    return report_run(journal, directory, against, detail=detail)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 @option.timeout
 @option.device("cpu")
 @option.backend
-@option.history
 @click.option(
     "--shard",
     metavar="K/N",
@@ -61,7 +60,6 @@ def run(
     timeout: float,
     device: str | None,
     backend: str | None,
-    history: Path | None,
     shard: str | None,
     reuse: tuple[Path, ...],
     quiet: bool,
@@ -94,15 +92,11 @@ def run(
         shard=shard,
         reuse=reuse,
     )
-    return start_run(options, detail=detail, history=history)
+    return start_run(options, detail=detail)
 
 
 def run_options(
-    implementations: Sequence[str],
-    settings: Mapping[str, Any],
-    *,
-    shard: str | None,
-    **fields: Any,
+    implementations: Sequence[str], settings: Mapping[str, Any], *, shard: str | None, **fields: Any
 ) -> RunOptions:
     """Return the options of a run; what `settings` leaves out is that of the project.
 

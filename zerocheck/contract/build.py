@@ -22,16 +22,7 @@ from ..optimizers import optimizer_of
 from ..optimizers.trial import template_of
 from . import checkpoint, flat
 from .groups import case_group, check_options, group_of, optimized
-from .implementation import (
-    Call,
-    Implementation,
-    Kept,
-    Loader,
-    Microbatch,
-    Saving,
-    Step,
-    StepReport,
-)
+from .implementation import Call, Implementation, Kept, Loader, Microbatch, Saving, Step, StepReport
 from .names import named_buffers, named_parameters, register, renaming
 from .optimizers import Applied, Optimizers, has_gradients, set_learning_rate
 from .refusals import check_built, refused_infinity_norm, torch_refusals

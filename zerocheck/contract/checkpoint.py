@@ -138,10 +138,7 @@ def write(
     """Write with dcp, at once or in the background."""
     if background:
         future = state_dict_saver.async_save(
-            states,
-            checkpoint_id=directory,
-            planner=planner,
-            process_group=background_group(),
+            states, checkpoint_id=directory, planner=planner, process_group=background_group()
         )
         return cast(Saving, future)
     state_dict_saver.save(states, checkpoint_id=directory, planner=planner)

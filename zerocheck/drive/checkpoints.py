@@ -93,9 +93,7 @@ class Checkpoints:
     def observation(self) -> CheckpointObservation:
         """Return what was observed of the segment's checkpoints."""
         return CheckpointObservation(
-            samples=tuple(self._samples),
-            random=self._random,
-            save_seconds=self._seconds,
+            samples=tuple(self._samples), random=self._random, save_seconds=self._seconds
         )
 
     @property

@@ -131,10 +131,7 @@ class LateCollectives(Operators):
             self._end(over, result)
 
     def _end(
-        self,
-        over: torch.futures.Future[Any],
-        result: Any,
-        error: BaseException | None = None,
+        self, over: torch.futures.Future[Any], result: Any, error: BaseException | None = None
     ) -> None:
         """Wake all waiters. A failure is raised at the caller's next operator."""
         if error is not None:

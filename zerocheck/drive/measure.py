@@ -33,14 +33,7 @@ from .collective_release import CollectiveRelease
 from .collective_storages import CollectiveStorages
 from .collective_trace import CallTrace
 from .gpu_memory import DeviceLog
-from .holders import (
-    Claims,
-    exposed_shards,
-    fresh_objects,
-    object_claims,
-    reducers,
-    shard_claims,
-)
+from .holders import Claims, exposed_shards, fresh_objects, object_claims, reducers, shard_claims
 
 ALIKE = 2
 """Steps, at least, that must not grow, after the first that ends with all there is to have."""

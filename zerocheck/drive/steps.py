@@ -19,14 +19,7 @@ from ..case.segments import end_of, is_one_forward
 from ..case.shapes import unfrozen
 from ..case.traits import estimated
 from ..contract.groups import learning_rates
-from ..contract.implementation import (
-    MOMENTS,
-    Implementation,
-    Microbatch,
-    Moment,
-    Step,
-    StepReport,
-)
+from ..contract.implementation import MOMENTS, Implementation, Microbatch, Moment, Step, StepReport
 from ..contract.refusals import refused_cast, refused_while_run
 from ..contract.start import initial_state
 from ..errors import Unsupported, UsageError, unknown

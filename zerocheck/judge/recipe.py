@@ -12,12 +12,7 @@ from ..case.segments import end_of
 from ..contract.groups import SCHEDULE_PERIOD, learning_rates
 from ..floating_point import Format
 from ..optimizers import optimizer_of
-from ..optimizers.specification import (
-    OptimizerSpecification,
-    Reading,
-    UpdateElements,
-    UpdateRule,
-)
+from ..optimizers.specification import OptimizerSpecification, Reading, UpdateElements, UpdateRule
 from . import vectors
 from .compare import Misfit
 from .layout import KernelRange, ParameterLayout, ParameterPlace

@@ -20,12 +20,7 @@ from .assemble import Observation
 from .attribution.forwards import WHOLE, steps_before
 from .diagnose.axes import with_repeated_biases
 from .diagnose.loss import Losses, Replay, changed_parameters, equal, same
-from .estimate import (
-    REPLICAS,
-    Tolerances,
-    estimate_by_element,
-    estimate_by_tensor,
-)
+from .estimate import REPLICAS, Tolerances, estimate_by_element, estimate_by_tensor
 from .expected import loss_divisor, loss_ranks
 from .flat import FlatBuffer
 from .layout import Buffers

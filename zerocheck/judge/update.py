@@ -12,13 +12,7 @@ from ..floating_point import Enclosure
 from ..optimizers.specification import Reading
 from ..protocol.verdicts import Explanation, Violation
 from .attribution.tensors import tensors
-from .compare import (
-    Misfit,
-    compare,
-    compare_pieces,
-    different_bits,
-    first_outside,
-)
+from .compare import Misfit, compare, compare_pieces, different_bits, first_outside
 from .diagnose.named import named
 from .layout import ParameterLayout, ParameterPlace
 from .pieces import Positions, in_pieces, of_each, pieces

@@ -22,10 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.profiler import record_function
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from ..adapters.shared.simulation import CollectiveStreams

@@ -18,22 +18,9 @@ from .fixed import check_fixed, fixed_values
 from .formulas import STAGES, communicated
 from .host import SimulatedHost, host_of_more_blocks, simulated_host
 from .log import Log
-from .optimizer_parts import (
-    OptimizerPart,
-    gradients_of,
-    paper_words,
-    parts_of,
-    total_of,
-    words_of,
-)
+from .optimizer_parts import OptimizerPart, gradients_of, paper_words, parts_of, total_of, words_of
 from .reserved import reserved
-from .result import (
-    Alternative,
-    Between,
-    Device,
-    MemoryReport,
-    ModulePeak,
-)
+from .result import Alternative, Between, Device, MemoryReport, ModulePeak
 from .setup import Setup
 from .simulate import MIDDLE, STEPS, Simulation, simulate, simulate_apart
 from .source import ModelSource, alike, source
@@ -383,10 +370,7 @@ def _group(module: str, path: str) -> str:
 
 
 def _device(
-    setup: Setup,
-    parts: Sequence[OptimizerPart],
-    done: SimulatedRank,
-    limit: int,
+    setup: Setup, parts: Sequence[OptimizerPart], done: SimulatedRank, limit: int
 ) -> Device:
     line, verdict = done.timeline, verdict_of(setup, done, limit)
     peak = line.peak()

@@ -52,10 +52,7 @@ class CachingAllocator:
     """
 
     def __init__(
-        self,
-        *,
-        expandable: bool = False,
-        addresses: Callable[[int, int], int] | None = None,
+        self, *, expandable: bool = False, addresses: Callable[[int, int], int] | None = None
     ) -> None:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._expandable = expandable

@@ -104,9 +104,5 @@ PRESETS: dict[str, Architecture] = {
 }  # fmt: skip
 """Names that `zerocheck memory` takes."""
 
-COUNTED: dict[str, int] = {
-    "7.5B": 7_500_000_000,
-    "128B": 128_000_000_000,
-    "1T": 1_000_000_000_000,
-}
+COUNTED: dict[str, int] = {"7.5B": 7_500_000_000, "128B": 128_000_000_000, "1T": 1_000_000_000_000}
 """The models of the paper's Table 1, by their number of elements alone."""

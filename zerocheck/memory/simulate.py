@@ -27,13 +27,7 @@ from ..contract.implementation import Call
 from ..contract.loading import load
 from ..errors import UsageError, failing
 from ..machine.signals import die_with
-from ..models.parts import (
-    block_list,
-    parameter_places,
-    show_blocks,
-    show_sharded_layers,
-    tie,
-)
+from ..models.parts import block_list, parameter_places, show_blocks, show_sharded_layers, tie
 from .allocation_tracker import AllocationTracker
 from .experts import MixtureOfExperts, expert_parameters
 from .gpu_kernels import fp32_attention, fused_attention, fused_norm

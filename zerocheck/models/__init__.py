@@ -15,11 +15,4 @@ from .batches import Batch, batch, loss_of
 from .blocks import BlockModule
 from .network import Network, build_model
 
-__all__ = [
-    "Batch",
-    "BlockModule",
-    "Network",
-    "batch",
-    "build_model",
-    "loss_of",
-]
+__all__ = ["Batch", "BlockModule", "Network", "batch", "build_model", "loss_of"]

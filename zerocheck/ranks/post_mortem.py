@@ -80,12 +80,7 @@ def denied_since(before: tuple[int, ...]) -> str | None:
 
 
 def _result(
-    team: Team,
-    job: InFlightJob,
-    *,
-    reason: str,
-    exits: dict[int, Exit],
-    stacks: dict[int, str],
+    team: Team, job: InFlightJob, *, reason: str, exits: dict[int, Exit], stacks: dict[int, str]
 ) -> JobResult:
     arenas = _arenas(team, job)
     replies = job.replies

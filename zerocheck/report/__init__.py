@@ -14,7 +14,6 @@
 - `faults_text.py`: text of a row of the kill matrix, on the console and in Markdown
 - `footprint.py`: text of bytes and communication, next to those of the ZeRO paper
 - `github.py`: output of a run for GitHub Actions: annotations, and the summary of the job
-- `history.py`: history of runs: journals that are kept, and what each run came to
 - `json_report.py`: report report.json: the form for machines
 - `junit.py`: report junit.xml: one test case per implementation and obligation, for CI servers
 - `known_faults.py`: known faults that showed: findings of one fault together, by severity

@@ -8,13 +8,7 @@ from ..protocol.verdicts import TITLES
 from ..run.records.finding_text import number
 from ..run.records.matrix_records import FaultShrunk, FaultTried
 from ..run.records.matrix_summary import Summary
-from .faults_text import (
-    cases_text,
-    caught_text,
-    cause_text,
-    smallest_text,
-    summary_lines,
-)
+from .faults_text import cases_text, caught_text, cause_text, smallest_text, summary_lines
 from .markdown import escape, table
 
 

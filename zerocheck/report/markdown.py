@@ -204,8 +204,7 @@ def _coverage(counted: Tally) -> Iterable[str]:
         "options that the implementation does not have:"
     )
     yield table(
-        ["feature", "", *map(escape, names)],
-        [[row[0], *map(escape, row[1:])] for row in rows],
+        ["feature", "", *map(escape, names)], [[row[0], *map(escape, row[1:])] for row in rows]
     )
     refusals = [list(map(escape, row)) for row in refused_rows(counted)]
     if refusals:

@@ -24,13 +24,7 @@ from .console import new_console
 from .coverage import coverage_lines, not_exercised
 from .footprint import TITLE as WEIGHED
 from .footprint import lines as weighed_lines
-from .known_issues import (
-    all_hold,
-    fault_lines,
-    left_out_lines,
-    stale_lines,
-    unverified_lines,
-)
+from .known_issues import all_hold, fault_lines, left_out_lines, stale_lines, unverified_lines
 from .loads import TITLE, headers, rows, tried_lines
 from .next_steps import next_lines
 from .sections import leak_lines, observability_lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
@@ -23,7 +23,6 @@ from . import (
     markdown,
 )
 from .comparison import Changes
-from .history import PastRun
 from .replace_file import replace_file
 
 FORMATS: dict[str, Callable[[Tally], str]] = {
@@ -49,19 +48,13 @@ AGAINST_FORMATS: dict[str, Callable[[Changes], str]] = {
 """The same for a comparison with an earlier run."""
 
 
-def write_reports(
-    records: Iterable[Record], directory: Path, history: Sequence[PastRun] = ()
-) -> list[Path]:
+def write_reports(records: Iterable[Record], directory: Path) -> list[Path]:
     """Write all formats, each one whole or not at all. Returns the files.
 
-    history: earlier runs of the same kind and this one, for the page. Raises UsageError if the
-    directory cannot be written.
+    Raises UsageError if the directory cannot be written.
     """
     counted = tally(records)
-    texts = {name: render(counted) for name, render in FORMATS.items()}
-    if history:
-        texts["report.html"] = html.render(counted, history)
-    return write_texts(directory, texts)
+    return write_texts(directory, {name: render(counted) for name, render in FORMATS.items()})
 
 
 def write_matrix(records: Iterable[MatrixRecord], directory: Path) -> list[Path]:

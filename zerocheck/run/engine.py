@@ -46,13 +46,7 @@ from .plan.options import RunOptions
 from .plan.plan import Plan, PlannedCase
 from .records.exercised import idle
 from .records.journal import Bus, Handler
-from .records.records import (
-    CaseFinished,
-    Outcome,
-    Record,
-    RunFinished,
-    RunStarted,
-)
+from .records.records import CaseFinished, Outcome, Record, RunFinished, RunStarted
 from .records.tally import exit_code, tally, why
 
 AHEAD = 4

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ..adapters.shared.script_text import attribute
 from ..case.schema import Block, Case
-from ..case.shapes import (
-    SIDE_INPUTS,
-    SPARE,
-    STEM_KERNEL,
-    call_order,
-    matching,
-    parameter_shapes,
-)
+from ..case.shapes import SIDE_INPUTS, SPARE, STEM_KERNEL, call_order, matching, parameter_shapes
 from .source import WIDTH, words
 
 

@@ -125,9 +125,7 @@ def test_what_it_saves_is_loaded_on_other_ranks(pool: Pool, config: Write, which
     """With FSDP1 and sharded checkpoints the state of a new optimizer stays empty."""
     given, right = SAVED[which]
     case = msgspec.structs.replace(
-        CASES["groups"],
-        training=Training(steps=2, norm="2"),
-        resume=(TrainingSegment(mesh=(2,)),),
+        CASES["groups"], training=Training(steps=2, norm="2"), resume=(TrainingSegment(mesh=(2,)),)
     )
     outcome = judged(pool, config(given), case, RESUME)
     if right:

@@ -7,12 +7,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from zerocheck.adapters.shared.live_memory import (
-    LiveMemory,
-    ModelMemory,
-    model_memory,
-    terms_of,
-)
+from zerocheck.adapters.shared.live_memory import LiveMemory, ModelMemory, model_memory, terms_of
 from zerocheck.case.schema import Block, Case, Data, Model, Sharding
 from zerocheck.catalogue import BUILT_IN
 from zerocheck.compat_memory import Allocation

@@ -61,11 +61,7 @@ PARAMETER: list[tuple[str, Update, str]] = [
         lambda d: RATE * orthogonalized(d, dtype=torch.float32),
         "in fp32, and not in bf16",
     ),
-    (
-        bugs.ANOTHER_NUMBER_OF_ITERATIONS,
-        lambda d: RATE * orthogonalized(d, steps=3).float(),
-        "",
-    ),
+    (bugs.ANOTHER_NUMBER_OF_ITERATIONS, lambda d: RATE * orthogonalized(d, steps=3).float(), ""),
     (bugs.LEARNING_RATE_OF_ANOTHER_STEP, lambda d: _whole(d) * 1.5, "lr of another step"),
 ]
 

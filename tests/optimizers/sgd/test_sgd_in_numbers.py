@@ -8,13 +8,7 @@ from enclosures import ETA, U, eta, is_enclosed, of, u
 
 from zerocheck.floating_point import BF16, FP32
 from zerocheck.optimizers.coupled_decay import decayed, product, stored
-from zerocheck.optimizers.sgd.bounds import (
-    SGDScalars,
-    direction,
-    grown,
-    momentum_buffer,
-    parameter,
-)
+from zerocheck.optimizers.sgd.bounds import SGDScalars, direction, grown, momentum_buffer, parameter
 
 DECAYED = SGDScalars(0.5, 0.5, 0.25, nesterov=False)
 PLAIN = SGDScalars(0.5, 0.0, 0.0, nesterov=False)

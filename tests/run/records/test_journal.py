@@ -204,9 +204,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path: Path) -> None:
     )
     path = tmp_path / "j"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        check=False,
-        env={"PYTHONPATH": ":".join(sys.path)},
+        [sys.executable, "-c", code, str(path)], check=False, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert done.returncode == -9
     assert read(path) == [started(), case(0), case(1)]

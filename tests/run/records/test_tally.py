@@ -9,14 +9,7 @@ from hand_made import case, failed, finding, finished, held, known, stale, start
 
 from zerocheck.protocol.verdicts import EQUIVALENCE
 from zerocheck.run.records.records import Record, RunFinished
-from zerocheck.run.records.tally import (
-    exit_code,
-    leaving_out,
-    run_exit_code,
-    tally,
-    unchecked,
-    why,
-)
+from zerocheck.run.records.tally import exit_code, leaving_out, run_exit_code, tally, unchecked, why
 
 
 def test_all_hold() -> None:

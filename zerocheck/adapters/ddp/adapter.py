@@ -16,14 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...case.schema import Case
 from ...case.shapes import sometimes_used, uncalled
 from ...case.traits import reduced_precision
-from ...contract import (
-    Built,
-    BuiltImplementation,
-    Loader,
-    Saving,
-    Semantics,
-    make_optimizer,
-)
+from ...contract import Built, BuiltImplementation, Loader, Saving, Semantics, make_optimizer
 from ...contract.checkpoint import other_states, take_over, whole
 from ...contract.implementation import Call, Stage
 from ...contract.names import unwrapped

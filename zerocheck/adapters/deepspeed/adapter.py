@@ -150,10 +150,7 @@ class DeepSpeed(Implementation):
     def export(self) -> Mapping[tuple[str, str], torch.Tensor]:
         """Export by the option `read_out`; moments only by functions, which stage 0 lacks."""
         return full_state.whole(
-            self.engine,
-            self.model,
-            options_of(self.case).read_out,
-            states_of(self.case.optimizer),
+            self.engine, self.model, options_of(self.case).read_out, states_of(self.case.optimizer)
         )
 
     def close(self) -> None:

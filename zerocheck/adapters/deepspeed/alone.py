@@ -34,7 +34,7 @@ _ANSWERS: dict[str, Callable[[Any], Any]] = {
 """Functions that read what other ranks sent, and what they return without them."""
 
 _ON_DEVICE: dict[str, Callable[..., Any]] = {
-    "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None,
+    "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None
 }
 """Functions that copy a number from the host, which a device without data cannot."""
 

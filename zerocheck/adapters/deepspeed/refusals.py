@@ -42,10 +42,7 @@ def refusal(case: Case, stage: int) -> str | None:
             "DeepSpeed 0 sums gradients in the dtype of compute: unsupported mix of "
             "model_dtype=torch.bfloat16 and grad_accum_dtype=torch.float32"
         )
-    for names, what in (
-        (scalars(case.model), "0-d"),
-        (transposed(case.model), "not contiguous"),
-    ):
+    for names, what in ((scalars(case.model), "0-d"), (transposed(case.model), "not contiguous")):
         if names:
             # reports/findings/deepspeed-broadcasts-bytes.md
             return f"DeepSpeed cannot broadcast a parameter that is {what}: {names[0]}"

@@ -21,11 +21,7 @@ from ..shared.script_text import (
 from ..shared.units import members, skeleton
 from .refusals import wrapped_units
 
-STRATEGIES = {
-    "fsdp1": "FULL_SHARD",
-    "fsdp1-grad-op": "SHARD_GRAD_OP",
-    "fsdp1-no-shard": "NO_SHARD",
-}
+STRATEGIES = {"fsdp1": "FULL_SHARD", "fsdp1-grad-op": "SHARD_GRAD_OP", "fsdp1-no-shard": "NO_SHARD"}
 
 
 def title_of(strategy: str) -> str:

@@ -13,14 +13,7 @@ from ...case.shapes import (
     transposed,
 )
 from ..shared.compiling import uncompiled
-from ..shared.limits import (
-    bf16_only,
-    elementwise,
-    norms_cast,
-    one_precision,
-    same_units,
-    unpinned,
-)
+from ..shared.limits import bf16_only, elementwise, norms_cast, one_precision, same_units, unpinned
 from .tensor_parallel import refuse_uneven
 
 

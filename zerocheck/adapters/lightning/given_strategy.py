@@ -66,11 +66,7 @@ def _config_of(name: str, made: Strategy) -> LightningConfig:
         return LightningConfig(name=name, fixed=fixed, strategy=asked.Strategy(kind=kind, name=""))
     flat = not made.kwargs["use_orig_params"]
     fixed["training"]["clip"] = None  # Lightning clips no norm of FSDP
-    fixed["sharding"] = {
-        "wrap": "whole",
-        "use_orig_params": not flat,
-        "offload": "none",
-    }
+    fixed["sharding"] = {"wrap": "whole", "use_orig_params": not flat, "offload": "none"}
     checkpoints = bool(made._activation_checkpointing_kwargs)
     fsdp = asked.FsdpArguments(
         sharding=made.sharding_strategy.name,

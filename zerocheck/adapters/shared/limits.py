@@ -11,10 +11,7 @@ import torch
 from ...case.codec import merged
 from ...case.reductions import value_at
 from ...case.schema import Case, OptimizerKind
-from ...case.shapes import (
-    graph_differs,
-    parameter_dtypes,
-)
+from ...case.shapes import graph_differs, parameter_dtypes
 from ...case.traits import meshes, reduced_precision
 from ...optimizers import OPTIMIZERS, optimizer_of
 

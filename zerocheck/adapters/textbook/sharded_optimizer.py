@@ -44,11 +44,7 @@ class ShardedOptimizer:
     """
 
     def __init__(
-        self,
-        case: Case,
-        owned: Sequence[OwnedPiece],
-        group: dist.ProcessGroup,
-        device: str = "cpu",
+        self, case: Case, owned: Sequence[OwnedPiece], group: dist.ProcessGroup, device: str = "cpu"
     ) -> None:
         self.case = case
         self.owned = list(owned)

@@ -41,14 +41,7 @@ class ZeroRedundancy(Ddp):
     """
 
     stage = 1
-    options = (
-        "bucket",
-        "sync",
-        "bucket_view",
-        "find_unused",
-        "static_graph",
-        "optimizer_first",
-    )
+    options = ("bucket", "sync", "bucket_view", "find_unused", "static_graph", "optimizer_first")
 
     _optimizer: ZeroRedundancyOptimizer
 

@@ -93,12 +93,7 @@ class LiveState(msgspec.Struct, frozen=True):
 
 
 def state_of(
-    trained: TrainedModel,
-    ranks: AllRanks,
-    *,
-    step: int,
-    data: Any,
-    rounds: bool = True,
+    trained: TrainedModel, ranks: AllRanks, *, step: int, data: Any, rounds: bool = True
 ) -> LiveState | None:
     """Return the state of the run, on rank 0; None on others. Every rank calls this.
 

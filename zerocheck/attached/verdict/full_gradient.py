@@ -26,14 +26,7 @@ from ..record.forwards import Forward
 from ..record.ranks import AllRanks, agreed, place_of
 from ..record.ranks_own import own_of_ranks
 from ..record.run_parameters import RunParameter, run_parameters
-from ..record.step_record import (
-    ACCUMULATED,
-    GIVEN,
-    Observed,
-    Point,
-    RankVerdict,
-    StepSummary,
-)
+from ..record.step_record import ACCUMULATED, GIVEN, Observed, Point, RankVerdict, StepSummary
 from .gradient_scale import added, scaled
 from .reduced_gradient import (
     NO_FACTOR,
@@ -120,9 +113,7 @@ def judge_gradient(
         own = own_of_ranks(summaries, [one.hashes for one in verdicts])
         plan = _Plan(reason=reason) if reason else _planned(summaries, own)
         plan = msgspec.structs.replace(
-            plan,
-            hooks=any(one.summary.hooks for one in verdicts),
-            points=changes.points(semantics),
+            plan, hooks=any(one.summary.hooks for one in verdicts), points=changes.points(semantics)
         )
     plan = agreed(plan, _Plan, ranks)
     if plan.reason:
@@ -205,11 +196,7 @@ def _judged(
 
 
 def _with_outputs(
-    full: Full,
-    local: Local,
-    observed: Observed,
-    tensors: Sequence[RunParameter],
-    ranks: AllRanks,
+    full: Full, local: Local, observed: Observed, tensors: Sequence[RunParameter], ranks: AllRanks
 ) -> Full:
     """Return the verdict, and where the outputs say that the forward, or the backward, is wrong."""
     unlike = _of_any_rank(local.unlike or "", ranks)
@@ -353,10 +340,7 @@ def _planned(ranks: Sequence[StepSummary], own: Collection[str]) -> _Plan:
 
 
 def _whole(
-    observed: Observed,
-    tensor: RunParameter,
-    entries: Sequence[Sequence[Entry]],
-    ranks: AllRanks,
+    observed: Observed, tensor: RunParameter, entries: Sequence[Sequence[Entry]], ranks: AllRanks
 ) -> torch.Tensor:
     """Return a parameter before the step, flat: this rank's own copy, or put together from all."""
     parts = [

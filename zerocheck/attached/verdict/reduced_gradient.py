@@ -431,8 +431,7 @@ def _diagnosed(
     if first is None:
         return None
     case = Case(
-        mesh=(len(exhibits),),
-        training=Training(microbatches=min(64, max(1, summary.forwards))),
+        mesh=(len(exhibits),), training=Training(microbatches=min(64, max(1, summary.forwards)))
     )
     with memory_of_a_job():
         diagnosis = causes(

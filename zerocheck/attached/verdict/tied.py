@@ -33,10 +33,7 @@ def declared(
 
 
 def by_value(
-    found: Judged,
-    tensors: Sequence[RunParameter],
-    verdicts: Sequence[RankVerdict],
-    ranks: AllRanks,
+    found: Judged, tensors: Sequence[RunParameter], verdicts: Sequence[RankVerdict], ranks: AllRanks
 ) -> dict[str, list[str]]:
     """Return what is tied between stages: each wrong tensor with those of the same values.
 

@@ -149,10 +149,7 @@ def _given(forward: Forward) -> dict[str, torch.Tensor]:
 
 
 def _joined(
-    mine: Sequence[Forward],
-    every: Sequence[Sequence[_Calls]],
-    times: int,
-    sequence: SequenceAxis,
+    mine: Sequence[Forward], every: Sequence[Sequence[_Calls]], times: int, sequence: SequenceAxis
 ) -> list[Forward]:
     """Join the calls of all ranks. times: see `_Call`. Raises _Unknown."""
     if len({len(one) for one in every}) > 1:

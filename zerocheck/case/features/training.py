@@ -168,11 +168,7 @@ TRAINING = table(
         "clipping by the largest element",
         lambda c: c.training.clip is not None and c.training.norm == "inf",
     ),
-    (
-        "clip-tight",
-        "maximum norm far below the gradient's",
-        lambda c: 0 < _scaled_clip(c) <= 0.01,
-    ),
+    ("clip-tight", "maximum norm far below the gradient's", lambda c: 0 < _scaled_clip(c) <= 0.01),
     ("clip-loose", "maximum norm far above the gradient's", lambda c: _scaled_clip(c) >= 100),
     ("keep-gradients", "zero_grad(set_to_none=False)", lambda c: not c.training.set_to_none),
     ("unfreeze", "parameters unfrozen later", lambda c: c.training.unfreeze is not None),

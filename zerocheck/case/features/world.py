@@ -99,11 +99,7 @@ WORLD = table(
     ),
     ("uneven-total", "the world does not divide the number of elements", _uneven_total),
     ("hosts", "several hosts", lambda c: len(_on_hosts(c)) > 1),
-    (
-        "hosts-uneven",
-        "hosts with different numbers of ranks",
-        lambda c: len(set(_on_hosts(c))) > 1,
-    ),
+    ("hosts-uneven", "hosts with different numbers of ranks", lambda c: len(set(_on_hosts(c))) > 1),
     dimension="world",
 )
 

@@ -99,9 +99,7 @@ def modes() -> Iterator[GlobalSetting]:
     yield GlobalSetting("inference mode", torch.is_inference_mode_enabled)
     yield GlobalSetting("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled)
     yield GlobalSetting(
-        "multithreading of autograd",
-        _C._is_multithreading_enabled,
-        _C._set_multithreading_enabled,
+        "multithreading of autograd", _C._is_multithreading_enabled, _C._set_multithreading_enabled
     )
     yield GlobalSetting(
         "anomaly mode",

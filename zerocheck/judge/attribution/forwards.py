@@ -106,10 +106,7 @@ def other_parameters(
     for ago, parameters in enumerate(earlier, 1):
         yield OtherParameters(f"the parameters of {steps_before(ago)}", parameters)
     yield OtherParameters("the parameters of the model as it was built", [start] * world)
-    for words, made in (
-        ("truncated to bf16", _truncated),
-        ("negated", torch.neg),
-    ):
+    for words, made in (("truncated to bf16", _truncated), ("negated", torch.neg)):
         yield OtherParameters(f"the parameters {words}", [made(p) for p in per_rank])
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         rounded = [p.to(dtype).to(p.dtype) for p in per_rank]

@@ -38,12 +38,7 @@ class AdamW(UpdateRule):
     torch_class: type[torch.optim.Optimizer] = torch.optim.AdamW
     lookalikes: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam,)
     trial = OptimizerTrial(
-        {
-            "lr": 2.0**-6,
-            "betas": (0.875, 0.9375),
-            "eps": 2.0**-20,
-            "weight_decay": 2.0**-3,
-        },
+        {"lr": 2.0**-6, "betas": (0.875, 0.9375), "eps": 2.0**-20, "weight_decay": 2.0**-3},
         STATES[:2],
     )
     states = STATES

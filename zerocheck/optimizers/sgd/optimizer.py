@@ -96,10 +96,7 @@ class SGD(UpdateRule):
         after = new.get("momentum_buffer", torch.zeros_like(p))
         if scalars.momentum:
             before = old["momentum_buffer"]
-            yield (
-                "momentum_buffer",
-                bounds.momentum_buffer(p, before, g, scalars, error, format),
-            )
+            yield ("momentum_buffer", bounds.momentum_buffer(p, before, g, scalars, error, format))
         yield "parameter", bounds.parameter(p, after, g, scalars, error, format)
 
     changes = staticmethod(changes)

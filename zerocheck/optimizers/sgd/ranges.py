@@ -18,10 +18,7 @@ from .bounds import SGDScalars
 
 
 def recovered(
-    old: Mapping[str, torch.Tensor],
-    new: Mapping[str, torch.Tensor],
-    s: SGDScalars,
-    format: Format,
+    old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], s: SGDScalars, format: Format
 ) -> Interval:
     """Recover the gradient of a step.
 

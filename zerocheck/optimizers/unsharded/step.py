@@ -129,10 +129,7 @@ def run(
     return {**after, "parameter": held.detach()}
 
 
-def enclosures(
-    e: UpdateElements,
-    scalars: UnshardedScalars,
-) -> dict[str, Enclosure]:
+def enclosures(e: UpdateElements, scalars: UnshardedScalars) -> dict[str, Enclosure]:
     """Enclose the states and the parameter after a step of some elements."""
     if scalars.elsewhere is not None:
         return scalars.elsewhere(e, scalars)

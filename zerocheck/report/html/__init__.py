@@ -8,7 +8,6 @@ files next to the template, included in the page unchanged.
 - `faults.py`: known faults: one card for each, with severity, place, and what to do
 - `findings.py`: finding as fields of a page: place, size, cause, and the command to replay it
 - `heat.py`: heat map of the coverage: feature by implementation
-- `history.py`: plots of the history of runs
 - `margins.py`: strips of how near to its bound each case came
 - `matrix.py`: conformance matrix, and the details of each of its cells
 - `page.css`: style of the page

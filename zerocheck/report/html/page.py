@@ -6,7 +6,6 @@ import base64
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,30 +17,21 @@ from ...run.records.case_counts import case_count
 from ...run.records.tally import FAILING, Tally, run_exit_code, why
 from .. import communication, footprint
 from ..coverage import not_exercised, pairs_cell, refused_rows, unexercised, vacuous_rows
-from ..history import PastRun
 from ..known_faults import faults_sentence
 from ..known_issues import left_out_lines, stale_lines, unverified_lines
 from ..loads import cell_lines, tried_lines
 from ..sections import LEAKED, NOT_REPRODUCED, environment_rows, leak_lines, placement
 from . import bands, margins
-from . import history as past
 from .choice import choice_rows
 from .faults import SHORT, FaultView, fault_views
 from .findings import shown
 from .heat import LEGEND, heat_rows
-from .history import history_view
 from .matrix import kind_of, matrix, titles
 
 
-def render(counted: Tally, history: Sequence[PastRun] = ()) -> str:
-    """Render the whole report as HTML, with style, script and pictures in it.
-
-    history: runs of the same kind, this one among them.
-    """
-    parts = _parts(counted) | {
-        "history": history_view(list(history)),
-        "history_size": (past.WIDTH, past.HEIGHT),
-    }
+def render(counted: Tally) -> str:
+    """Render the whole report as HTML, with style, script and pictures in it."""
+    parts = _parts(counted)
     script = _environment().get_template("page.js").render()
     parts |= {"script": script, "policy": _policy(script)}
     return _environment().get_template("page.html.j2").render(**parts)
@@ -119,11 +109,7 @@ def _parts(counted: Tally) -> dict[str, Any]:
         "refused": list(refused_rows(counted)),
         "vacuous": list(vacuous_rows(counted)),
         "semantics": {
-            name: {
-                "shown": ", ".join(i.tiers),
-                "placement": "; ".join(placement(i)),
-                **i.semantics,
-            }
+            name: {"shown": ", ".join(i.tiers), "placement": "; ".join(placement(i)), **i.semantics}
             for name, i in every.items()
             if i.semantics
         },

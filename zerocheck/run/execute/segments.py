@@ -17,13 +17,7 @@ import msgspec
 from ...case.schema import Case, DamageKind, Disturbance
 from ...case.segments import only_loads, samples_before, segments_of
 from ...drive.checkpoints import listing_of
-from ...protocol.jobs import (
-    LoadCheckpoint,
-    Measure,
-    Observe,
-    SegmentCheckpoints,
-    SegmentJob,
-)
+from ...protocol.jobs import LoadCheckpoint, Measure, Observe, SegmentCheckpoints, SegmentJob
 from ...protocol.observations import CheckpointObservation, RankObservation
 from ...ranks.result import JobResult
 from .rank_replies import decode_reply
@@ -96,9 +90,7 @@ class Segments:
         shutil.rmtree(save, ignore_errors=True)
         shutil.rmtree(listing_of(save), ignore_errors=True)
         return _with_checkpoints(
-            self.job(number),
-            save=str(save),
-            kill=(self.victim(number), share * saved.save_seconds),
+            self.job(number), save=str(save), kill=(self.victim(number), share * saved.save_seconds)
         )
 
     def look(self, number: int) -> None:

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...case.schema import Case
-from ...protocol.verdicts import (
-    MEMORY,
-    Obligation,
-    Status,
-    Violation,
-)
+from ...protocol.verdicts import MEMORY, Obligation, Status, Violation
 from ..known_issues.entries import KnownIssue, joined
 from ..records.exercised import able
 from ..records.records import CaseFinished, Finding

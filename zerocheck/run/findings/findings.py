@@ -6,11 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from ...case.schema import Case
 from ...causes import FACTORS, GRADIENT_SCALED, HINTS
-from ...protocol.verdicts import (
-    RESUME,
-    Status,
-    Violation,
-)
+from ...protocol.verdicts import RESUME, Status, Violation
 from ..known_issues.entries import KnownIssue
 from ..records.records import CaseFinished, Finding
 from .bug import Bug, HeldCase, Parted, words_of

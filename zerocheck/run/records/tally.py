@@ -20,15 +20,7 @@ from .footprint import Footprint
 from .footprint import add as add_footprint
 from .loads import Loads, sum_loads
 from .margins import Margins
-from .records import (
-    CaseFinished,
-    Coverage,
-    Finding,
-    Record,
-    RunFinished,
-    RunStarted,
-    StaleIssue,
-)
+from .records import CaseFinished, Coverage, Finding, Record, RunFinished, RunStarted, StaleIssue
 
 FAILING: tuple[Status, ...] = ("violated", "crashed", "hung")
 """Verdicts that make a run fail."""

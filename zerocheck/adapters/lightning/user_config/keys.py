@@ -76,13 +76,7 @@ TRAINER: dict[str, Key] = {
 
 _OF_RANKS: dict[str, Key] = {
     **dict.fromkeys(
-        (
-            "parallel_devices",
-            "cluster_environment",
-            "process_group_backend",
-            "timeout",
-        ),
-        SILENT,
+        ("parallel_devices", "cluster_environment", "process_group_backend", "timeout"), SILENT
     ),
     "accelerator": only("the Trainer says which accelerator it is"),
     "precision_plugin": only("plugins replace parts of what is checked"),

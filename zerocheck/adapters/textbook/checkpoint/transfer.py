@@ -38,10 +38,7 @@ def on_all_ranks(group: dist.ProcessGroup, what: str, do: Callable[[], T]) -> li
 
 
 def write(
-    writer: Writer,
-    chunks: Iterable[Chunk],
-    training: bytes,
-    group: dist.ProcessGroup,
+    writer: Writer, chunks: Iterable[Chunk], training: bytes, group: dist.ProcessGroup
 ) -> None:
     """Write the chunks of all ranks, and rank 0's training facts. Every rank calls this.
 
