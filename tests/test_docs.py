@@ -143,6 +143,11 @@ ELSEWHERE = {
     "tests/faults/test_injections.py runs each of them",
     "zerocheck memory llama3-8b --fit --device-memory 80GiB --world-size 8": "takes a minute: "
     "tests/memory/test_fit_search.py searches small models",
+    "zerocheck memory mixtral-8x7b --world-size 64 --expert-parallel 8 --checkpoint-activations": (
+        "takes 16 s: tests/memory/test_divided.py divides small models"
+    ),
+    "zerocheck memory llama-8b --world-size 16 --pipeline-parallel 4 --microbatches 8 "
+    "--no-reshard": "takes half a minute: tests/memory/test_divided.py divides small models",
     "zerocheck memory gpt2 --fit --device-memory 80GiB --world-size 8 --link 50GB/s --flops 400T": (
         "takes half a minute: tests/cli/test_cli_memory.py searches a small model"
     ),
