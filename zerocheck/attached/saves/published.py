@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -49,55 +50,57 @@ def compare_weights(
     if isinstance(weights, nn.Module):
         weights = weights.state_dict()
     weights = {
-        unwrapped(name): one.detach()
-        for name, one in weights.items()
-        if isinstance(one, torch.Tensor)
+        unwrapped(name): tensor.detach()
+        for name, tensor in weights.items()
+        if isinstance(tensor, torch.Tensor)
     }
-    aliases = {_place(one) for name, one in weights.items() if name in trained}
-    found: dict[WrongTensor, dict[str, str]] = {}
+    aliases = {_place(tensor) for name, tensor in weights.items() if name in trained}
+    differences: dict[WrongTensor, dict[str, str]] = {}
     known: set[str] = set()
     for name, tensor in weights.items():
         parts = _in_training(name, names)
         for part in parts if parts != (name,) else ():
             if part not in trained:
-                raise UsageError(f"{name} is {part!r} by names=, and training has no such tensor"
-                                 f"{did_you_mean(part, trained)}")  # fmt: skip
+                raise UsageError(
+                    f"{name} is {part!r} by names=, and training has no such tensor"
+                    f"{did_you_mean(part, trained)}"
+                )
         known.update(parts)
         if parts[0] not in trained and _place(tensor) in aliases:  # tied
             continue
         for wrong in _wrong(tensor, parts, saved, trained):
-            details = found.setdefault(msgspec.structs.replace(wrong, detail=""), {})
+            details = differences.setdefault(msgspec.structs.replace(wrong, detail=""), {})
             details.setdefault(name, wrong.detail)
     missing = [name for name in saved.tensors.get("parameter", {}) if name not in known]
     if missing:
-        found[WrongTensor("", "was trained, and is missing here")] = dict.fromkeys(missing, "")
-    wrong_names = {name for details in found.values() for name in details}
-    step = None
+        wrong = WrongTensor("", "was trained, and is missing here")
+        differences[wrong] = dict.fromkeys(missing, "")
+    wrong_names = {name for details in differences.values() for name in details}
     if 2 * len(wrong_names) > len(weights):
         step = _other_step(weights, Path(directory), names)
-    if step is not None:
-        return (f"all weights are those of step {step}, and step {saved.step} was recorded",)
-    return tuple(_sentence(wrong.text, details) for wrong, details in found.items())
+        if step is not None:
+            return (f"all weights are those of step {step}, and step {saved.step} was recorded",)
+    return tuple(_sentence(wrong.text, details) for wrong, details in differences.items())
 
 
 def _sentence(text: str, details: Mapping[str, str]) -> str:
-    (name, detail), *others = details.items()
-    more = f" and {len(others)} more" if others else ""
-    return f"{name}{more} {text}{': ' * bool(detail)}{detail}"
+    (name, detail), *rest = details.items()
+    count = f" and {len(rest)} more" if rest else ""
+    return f"{name}{count} {text}{': ' * bool(detail)}{detail}"
 
 
 def _in_training(name: str, names: Names) -> tuple[str, ...]:
-    for pattern, given in names.items():
-        found = re.fullmatch(re.escape(pattern).replace(r"\*", _PART), name)
-        if found is not None:
-            every = (given,) if isinstance(given, str) else given
-            return tuple(_filled(one, found.groups()) for one in every)
+    for pattern, target in names.items():
+        match = re.fullmatch(re.escape(pattern).replace(r"\*", _PART), name)
+        if match is not None:
+            targets = (target,) if isinstance(target, str) else target
+            return tuple(_filled(target, match.groups()) for target in targets)
     return (name,)
 
 
 def _filled(pattern: str, parts: Sequence[str]) -> str:
-    left = iter(parts)
-    return re.sub(r"\*", lambda _: next(left, "*"), pattern)
+    unused = iter(parts)
+    return re.sub(r"\*", lambda _: next(unused, "*"), pattern)
 
 
 def _wrong(
@@ -130,18 +133,17 @@ def _judged(
 ) -> WrongTensor | None:
     """Return what is wrong with a tensor; one in bf16 is looked up among rounded ones."""
     role = next(role for role in ROLES if name in saved.tensors.get(role, {}))
-    one = trained[name]
-    if (str(tensor.dtype), one.dtype) != ("torch.bfloat16", "torch.float32"):
-        return judged(role, name, one, _digest(name, tensor), saved)
+    digest = trained[name]
+    if (str(tensor.dtype), digest.dtype) != ("torch.bfloat16", "torch.float32"):
+        return judged(role, name, digest, _digest(name, tensor), saved)
     live = _digest(name, tensor.float())
-    if live.shape != one.shape or (one.nonzero and not live.nonzero):
-        return judged(role, name, one, live, saved)
-    if live.total == one.rounded:
+    if live.shape != digest.shape or (digest.nonzero and not live.nonzero):
+        return judged(role, name, digest, live, saved)
+    if live.total == digest.rounded:
         return None
-    others = (other for other, digest in trained.items() if digest.rounded == live.total)
-    other = next(others, "")
-    if other:
-        return WrongTensor("", "holds that of another", f"of {other}, rounded to bf16")
+    source = next((path for path, each in trained.items() if each.rounded == live.total), "")
+    if source:
+        return WrongTensor("", "holds that of another", f"of {source}, rounded to bf16")
     return WrongTensor("", "is not what was saved, rounded to bf16")
 
 
@@ -162,10 +164,12 @@ def _digest(name: str, tensor: torch.Tensor) -> WholeDigest:
 def _other_step(weights: Mapping[str, torch.Tensor], directory: Path, names: Names) -> int | None:
     """Return the step of a record beside this one that has all of these weights."""
     for record in sorted(directory.parent.glob(f"*/{NAME}")):
-        if record.parent != directory:
+        if record.parent == directory:
+            continue
+        with suppress(UsageError):  # a damaged record of another step
             saved = read_saved(record.parent)
             trained = _tensors(saved)
-            every = ((_in_training(name, names), one) for name, one in weights.items())
-            if all(not [*_wrong(one, parts, saved, trained)] for parts, one in every):
+            pairs = ((_in_training(name, names), tensor) for name, tensor in weights.items())
+            if all(not [*_wrong(tensor, parts, saved, trained)] for parts, tensor in pairs):
                 return saved.step
     return None
