@@ -39,7 +39,7 @@ FEW = 4
 
 
 def _by_turns() -> dict[str, Fault]:
-    """Of each obligation one fault of every eighth cause, from one implementation after the other,
+    """Of each obligation one fault of every 16th cause, from one implementation after the other,
     and of two causes at least; all faults of obligations that have few. `zerocheck faults` runs
     all on many cases."""
     alike: dict[tuple[Obligation | None, tuple[str, ...], bool, str], list[str]] = {}
@@ -50,7 +50,7 @@ def _by_turns() -> dict[str, Fault]:
     turns = set()
     seen: Counter[Obligation | None] = Counter()
     for number, (key, own) in enumerate(alike.items()):
-        if seen[key[0]] % 8 == 0 or seen[key[0]] == 1 or few[key[0]] <= FEW:
+        if seen[key[0]] % 16 == 0 or seen[key[0]] == 1 or few[key[0]] <= FEW:
             turns.add(own[number // 8 % len(own)])
         seen[key[0]] += 1
     return {name: fault for name, fault in FAULTS.items() if name in turns}

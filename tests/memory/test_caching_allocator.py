@@ -136,7 +136,7 @@ def test_a_real_step_of_a_whole_model() -> None:
     assert found.peak_reserved == pytest.approx(measured, rel=0.002)
 
 
-@pytest.mark.parametrize("name", ["zero3", "deepspeed3"])
+@pytest.mark.parametrize("name", ["zero3", pytest.param("deepspeed3", marks=pytest.mark.long)])
 def test_what_is_reserved_shrinks_with_the_ranks(tmp_path: Path, name: str) -> None:
     """The whole model on the device, before it is sharded, is the same on any number of them."""
     implementation = name

@@ -55,7 +55,7 @@ def changed(forms: Path, bug: dict[str, Any], kind: str) -> list[dict[str, Any]]
     return findings(forms, bug["form"], *asked)
 
 
-@pytest.mark.every(22)
+@pytest.mark.every(34)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught_first_and_named(forms: Path, name: str) -> None:
     bug = BUGS[name]
@@ -65,7 +65,7 @@ def test_a_bug_is_caught_first_and_named(forms: Path, name: str) -> None:
     assert bug.get("made_of", "") in first["violation"]["attribution"], first
 
 
-@pytest.mark.every(22)
+@pytest.mark.every(34)
 @pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if "right_too" in bug])
 def test_what_is_right_in_its_place_holds(forms: Path, name: str) -> None:
     assert changed(forms, BUGS[name], "right_too") == []

@@ -95,7 +95,7 @@ def test_numbers_of_another_case_are_seen(text: str, wrong: bool) -> None:
     assert bool(contradictions(text, case, SHOWN)) == wrong
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", PLANTED)
 def test_all_numbers_are_of_the_case_to_replay(name: str, tmp_path: Path, pool: Pool) -> None:
     shown, records = findings(pool, name, tmp_path, **PLANTED[name])
