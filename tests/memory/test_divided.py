@@ -41,9 +41,15 @@ from zerocheck.memory.timeline import Timeline, timeline
 from zerocheck.memory.transformer import Transformer
 
 DENSE = Architecture(
-    family="llama", blocks=6, width=32, heads=4, key_value_heads=2, hidden=48, vocabulary=64,
+    family="llama",
+    blocks=6,
+    width=32,
+    heads=4,
+    key_value_heads=2,
+    hidden=48,
+    vocabulary=64,
     positions=16,
-)  # fmt: skip
+)
 EXPERTS = replace(DENSE, blocks=2, experts=4, active_experts=2)
 SHAPES = {"dense": DENSE, "experts": EXPERTS, "deep": replace(DENSE, blocks=28)}
 FIELDS = {"world_size": 4, "precision": "fp32", "batch": 2, "sequence": 16}

@@ -19,7 +19,7 @@ from torch import nn
 from ..errors import UsageError
 from ..foreign_text import one_line
 from ..job_metrics.job_meter import JobMeter
-from ..protocol.verdicts import Judgement, Violation
+from ..protocol.verdicts import Judgement, Obligation, Status, Violation
 from .arrivals import Arrivals
 from .options import AttachOptions, check_parts
 from .record.axes import parts_of
@@ -121,9 +121,9 @@ class Attached:
             self.loaded(self._due)
         self.taken += 1
         if self._resume.compares_next_step:
-            found = self._with_ranks(partial(self._resume.next_step, self.taken))
-            self._summary.wrong_loads += found is not None
-            self._handle_found(found)
+            violation = self._with_ranks(partial(self._resume.next_step, self.taken))
+            self._summary.wrong_loads += violation is not None
+            self._handle_violation(violation)
 
     def after(self) -> None:
         """End a step that began with `before`."""
@@ -158,15 +158,16 @@ class Attached:
         """
         self._resume.epoch(number, data_ranks, lambda: self.taken, self._ranks())
 
-    def _handle_samples(self, found: Violation | None) -> None:
+    def _handle_samples(self, violation: Violation | None) -> None:
         """Print samples that came again, and raise if that is wanted."""
-        self._summary.wrong_samples += found is not None
-        self._handle_found(found)
+        self._summary.wrong_samples += violation is not None
+        self._handle_violation(violation)
 
-    def _handle_found(self, found: Violation | None) -> None:
-        if found is not None:
-            judgement = Judgement(statuses={found.obligation: "violated"}, violations=(found,))
-            self._handle(judgement, f"step {found.step}", found.step)
+    def _handle_violation(self, violation: Violation | None) -> None:
+        if violation is not None:
+            statuses: dict[Obligation, Status] = {violation.obligation: "violated"}
+            judgement = Judgement(statuses=statuses, violations=(violation,))
+            self._handle(judgement, f"step {violation.step}", violation.step)
 
     def _handle(self, judgement: Judgement, place: str, number: int) -> None:
         what = words_for(self._model, self._optimizers)

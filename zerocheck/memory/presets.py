@@ -63,14 +63,27 @@ class Architecture:
 def _gpt(blocks: int, width: int, heads: int, source: str, **more: int) -> Architecture:
     sizes = {"key_value_heads": heads, "hidden": 4 * width, "positions": 1024, **more}
     return Architecture(
-        family="gpt", blocks=blocks, width=width, heads=heads, vocabulary=50257, tied=True,
-        source=source, **sizes,  # type: ignore[arg-type]
-    )  # fmt: skip
+        family="gpt",
+        blocks=blocks,
+        width=width,
+        heads=heads,
+        vocabulary=50257,
+        tied=True,
+        source=source,
+        **sizes,  # type: ignore[arg-type]
+    )
 
 
 _LLAMA_SIZES = (
-    "blocks", "width", "heads", "key_value_heads", "hidden", "vocabulary", "positions", "published"
-)  # fmt: skip
+    "blocks",
+    "width",
+    "heads",
+    "key_value_heads",
+    "hidden",
+    "vocabulary",
+    "positions",
+    "published",
+)
 
 
 def _llama(source: str, *sizes: int, **more: int) -> Architecture:
@@ -98,10 +111,9 @@ PRESETS: dict[str, Architecture] = {
     "llama-70b": _llama(_LLAMA3, 80, 8192, 64, 8, 28672, 128256, 8192, 70_553_706_496),
     "llama-405b": _llama(_LLAMA3, 126, 16384, 128, 8, 53248, 128256, 8192, 405_853_388_800),
     "mixtral-8x7b": _llama(
-        _MIXTRAL, 32, 4096, 32, 8, 14336, 32000, 32768, 46_702_792_704,
-        experts=8, active_experts=2,
+        _MIXTRAL, 32, 4096, 32, 8, 14336, 32000, 32768, 46_702_792_704, experts=8, active_experts=2
     ),
-}  # fmt: skip
+}
 """Names that `zerocheck memory` takes."""
 
 COUNTED: dict[str, int] = {"7.5B": 7_500_000_000, "128B": 128_000_000_000, "1T": 1_000_000_000_000}

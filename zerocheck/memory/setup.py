@@ -75,13 +75,20 @@ AXES: Mapping[str, tuple[AxisName, str, str, str]] = {
 }
 """Axis of the mesh, words of a choice that has it, of an implementation and a choice without it."""
 COMMANDED = (
-    "precision", "checkpoint", "wrap", "reshard", "microbatches", *AXES, "offload", "optimizer",
+    "precision",
+    "checkpoint",
+    "wrap",
+    "reshard",
+    "microbatches",
+    *AXES,
+    "offload",
+    "optimizer",
     "momentum",
-)  # fmt: skip
+)
 """Fields that stand in a command where they are not the default, those of FLAGS as these."""
 FLAGS = {"checkpoint": "--checkpoint-activations", "reshard": "--no-reshard"}
 TOGETHER = (("replicas", "offload"), ("expert_parallel", "pipeline_parallel"))
-"""AxisSizes, and offload, that are simulated together; all other pairs are not."""
+"""Axes, and offload, that are simulated together; all other pairs are not."""
 
 
 def option_of(field: str) -> str:

@@ -155,9 +155,13 @@ def simulate(
 
 
 def built(
-    kind: type[Implementation], model: nn.Module, case: Case, mesh: DeviceMesh,
-    on: AbstractContextManager[Any], tracker: AllocationTracker,
-) -> tuple[Implementation, nn.Module]:  # fmt: skip
+    kind: type[Implementation],
+    model: nn.Module,
+    case: Case,
+    mesh: DeviceMesh,
+    on: AbstractContextManager[Any],
+    tracker: AllocationTracker,
+) -> tuple[Implementation, nn.Module]:
     """Build the implementation with its memory; return it and the wrapped model.
 
     One that is sharded on the meta device gets memory afterwards; then its optimizer is made.

@@ -29,9 +29,15 @@ RANKS = (1, 4, 16, 64, 256, 1024)
 
 FP32_ELEMENTS, FP32_RANKS = 7_000_000_000, 8
 SMALL = Architecture(
-    family="gpt", blocks=2, width=48, heads=4, key_value_heads=4, hidden=192, vocabulary=211,
+    family="gpt",
+    blocks=2,
+    width=48,
+    heads=4,
+    key_value_heads=4,
+    hidden=192,
+    vocabulary=211,
     positions=32,
-)  # fmt: skip
+)
 """Small enough to be run with data; 211 and 48 are not multiples of all numbers of ranks."""
 SMALL_RANKS = 3
 

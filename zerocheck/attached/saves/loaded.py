@@ -164,12 +164,12 @@ def judge_next_step(
     script runs there.
     """
     before = NextStep.read(directory) if ranks.rank == 0 else None
-    found: Violation | None = None
+    violation: Violation | None = None
     if before is not None and before.step == step:
         words = "it was {!r} when the job that saved began the same step"
         text = next(other_options(before.options, options, words), None)
         if text is not None:
-            found = Violation(
+            violation = Violation(
                 obligation="roundtrip",
                 step=step,
                 role="options",
@@ -178,8 +178,8 @@ def judge_next_step(
                 explanation=f"{text}. If that is intended, use check.loaded(..., options=False)",
                 causes=(bugs.SCHEDULE_NOT_RESTORED,),
             )
-    (found,) = agreed((found,), tuple[Violation | None], ranks)
-    return found
+    (violation,) = agreed((violation,), tuple[Violation | None], ranks)
+    return violation
 
 
 def _random(saved: SavedState, now: SavedState) -> Iterator[Violation]:

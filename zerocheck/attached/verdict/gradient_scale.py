@@ -65,13 +65,14 @@ class Move(NamedTuple):
     @classmethod
     def of(cls, move: torch.Tensor, gradient: torch.Tensor) -> Move:
         """Measure a piece of a move D of the gradient G; both float64, flat."""
+        squares = gradient.square()
         return cls(
             largest=float(move.abs().max()) if len(move) else 0.0,
             size=float(gradient.abs().max()) if len(gradient) else 0.0,
             across=float(move @ gradient),
             apart=float(move @ move),
             inside=float(gradient @ gradient),
-            fourth=float(gradient.square().square().sum()),
+            fourth=float(squares @ squares),
         )
 
 
@@ -139,24 +140,24 @@ def scaled(
     kinds: dict[str, dict[str, list[Scale]]] = {}
     for name, scale in (pair for one in scales for pair in one.items()):
         kinds.setdefault(_NUMBER.sub("*", name), {}).setdefault(name, []).append(scale)
-    found = {kind: _factor(chain(*held.values())) for kind, held in kinds.items()}
-    found = {kind: one for kind, one in found.items() if math.isfinite(one[1])}
-    if not found:
+    factors_of = {kind: _factor(chain(*shards.values())) for kind, shards in kinds.items()}
+    known = {kind: pair for kind, pair in factors_of.items() if math.isfinite(pair[1])}
+    if not known:
         return None
-    worst, most = max(found.values(), key=lambda one: abs(one[0] - 1) / (one[1] or _LEAST))
-    alike = {kind for kind, (value, slack) in found.items() if abs(value - worst) <= slack + most}
-    wrong = {kind for kind, (value, slack) in found.items() if abs(value - 1) > slack}
-    judged = alike & wrong if wrong else found.keys()
+    worst, most = max(known.values(), key=lambda pair: abs(pair[0] - 1) / (pair[1] or _LEAST))
+    alike = {kind for kind, (value, slack) in known.items() if abs(value - worst) <= slack + most}
+    wrong = {kind for kind, (value, slack) in known.items() if abs(value - 1) > slack}
+    judged = alike & wrong if wrong else known.keys()
     factor, bound = _factor(chain(*(scale for kind in judged for scale in kinds[kind].values())))
     if abs(factor - 1) <= bound:
         return None
     names = [name for kind in kinds if kind in judged for name in kinds[kind]]
-    tensors = () if alike == found.keys() or not wrong else tuple(names)
+    tensors = () if alike == known.keys() or not wrong else tuple(names)
     every = known_factors(summary, semantics)
     fitting = [weights for weights in every if abs(factor - weights.factor) <= bound]
-    known = {weights.cause: weights.words for weights in fitting}
+    causes = {weights.cause: weights.words for weights in fitting}
     joint = {weights.cause: weights.joint for weights in fitting if weights.joint}
-    said = telling(known, summary.forwards, joint).values()
+    said = telling(causes, summary.forwards, joint).values()
     words = "; or ".join(one.removeprefix("gradient is ") for one in said)
     words = words or f"{factor:.3g} times what it must be"
     of = f" of {tensors[0]}" if tensors else ""
@@ -172,5 +173,5 @@ def scaled(
         expected=1.0,
         bound=bound,
         ratio=abs(factor - 1) / bound if bound else None,
-        causes=tuple(known) or (bugs.GRADIENT_SCALED,),
+        causes=tuple(causes) or (bugs.GRADIENT_SCALED,),
     )

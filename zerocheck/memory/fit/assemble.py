@@ -147,7 +147,7 @@ SIZES = (2, 4, 8)
 """Ranks that layers, experts and blocks are divided over: those of a node, whose links are the
 fastest."""
 TRIED_LAST = ("tensor_parallel", "expert_parallel", "pipeline_parallel")
-"""AxisSizes that are tried where nothing fits without, in this order."""
+"""Axes that are tried where nothing fits without, in this order."""
 
 
 def _found(
