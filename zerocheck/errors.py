@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -214,6 +214,12 @@ def not_installed(error: BaseException) -> str | None:
         f"zerocheck needs {package}, which is not installed here; in its source tree: "
         "pip install -c constraints.txt -e ."
     )
+
+
+def few(names: Sequence[str], most: int = 1) -> str:
+    """Return the first names and how many more there are: `"a, b and 3 more"`."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @contextmanager

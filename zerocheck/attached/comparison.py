@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from ..errors import ExitCode, UsageError
+from ..errors import ExitCode, UsageError, few
 from ..foreign_text import one_line
 from ..optimizers import STATES
 from ..protocol.observations import Entry
@@ -164,9 +164,8 @@ def _check_states(one: Job, other: Job, tensors: dict[str, RunParameter]) -> int
             if mine is None or theirs is None or not torch.equal(mine, theirs):
                 wrong.append(f"{role} of {name}")
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise UsageError(
-            f"the two steps do not begin with the same state: {wrong[0]}{more}, of {count} "
+            f"the two steps do not begin with the same state: {few(wrong)}, of {count} "
             "tensors; load both jobs from one checkpoint, and compare the first step after it"
         )
     return count
@@ -183,8 +182,7 @@ def _options(one: Job, other: Job) -> Iterator[str]:
         ]
         if names and field != "rates":
             was, now = getattr(mine[names[0]], field), getattr(theirs[names[0]], field)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            yield f"{field} of {names[0]}{more} is {was!r} in A and {now!r} in B"
+            yield f"{field} of {few(names)} is {was!r} in A and {now!r} in B"
 
 
 def _options_by_name(job: Job) -> dict[str, GroupOptions]:
@@ -209,9 +207,8 @@ def _samples(one: Job, other: Job, tensors: dict[str, RunParameter]) -> Iterator
         if bool(((mine.exact - theirs.exact).abs() > mine.bound + theirs.bound).any()):
             wrong.append(name)
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         yield (
-            f"the samples or the losses are not the same: local gradients of {wrong[0]}{more} add "
+            f"the samples or the losses are not the same: local gradients of {few(wrong)} add "
             "up to something else in A and in B"
         )
 

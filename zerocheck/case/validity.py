@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..catalogue import NAMED, check_factory
-from ..errors import UsageError, unknown
+from ..errors import UsageError, few, unknown
 from .codec import from_plain, to_plain
 from .mesh import INNER, fits
 from .schema import MAX_WORLD_SIZE, RESERVED, Block, Case, OptimizerKind
@@ -163,7 +163,7 @@ def _check_patterns(case: Case) -> None:
         for pattern in patterns:
             if not matching(names, (pattern,)):
                 raise UsageError(
-                    f"{where}: the pattern {pattern!r} matches no parameter ({_few(names)})"
+                    f"{where}: the pattern {pattern!r} matches no parameter ({few(names, 4)})"
                 )
     learning = trainable(model)
     later = set(unfrozen(case))
@@ -180,7 +180,7 @@ def _check_patterns(case: Case) -> None:
     left = [name for name in updated if name not in reached]
     if left:
         raise UsageError(
-            f"{_few(left)} matches no pattern of optimizer.groups "
+            f"{few(left, 4)} matches no pattern of optimizer.groups "
             f"({', '.join(repr(pattern) for pattern in groups)}); end them with '*'"
         )
 
@@ -301,7 +301,7 @@ def _check_overflow_in(case: Case) -> None:
     if training.overflow_in not in names:
         raise UsageError(
             f"training.overflow_in is {training.overflow_in!r}; allowed: a parameter that every "
-            f"microbatch trains ({_few(names)})"
+            f"microbatch trains ({few(names, 4)})"
         )
 
 
@@ -353,8 +353,3 @@ def _check_resume(case: Case) -> None:
             raise UsageError(f"resume[{number}] has killed and damage; allowed: one of them")
         if segment.into and segment.into not in NAMED:
             raise unknown(f"implementation in resume[{number}].into", segment.into, NAMED)
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

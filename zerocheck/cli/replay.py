@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import UsageError, did_you_mean_path
+from ..errors import UsageError, did_you_mean_path, few
 from ..machine.devices import CPU, CUDA
 from . import options as option
 from .journal import start_replay
@@ -122,5 +122,5 @@ def _no_case(given: Path) -> str:
         return f"there is no file {str(given)!r}{moved or did_you_mean_path(given)}"
     cases = sorted(str(one) for one in (*given.glob("*.json"), *given.glob("findings/*.json")))
     cases = [one for one in cases if Path(one).name not in ("report.json", "against.json")]
-    some = ", ".join(cases[:3]) + (f" and {len(cases) - 3} more" if len(cases) > 3 else "")
-    return f"{str(given)!r} is a directory; replay takes a file: {some or 'there is none in it'}"
+    shown = few(cases, 3) or "there is none in it"
+    return f"{str(given)!r} is a directory; replay takes a file: {shown}"

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ... import causes as bugs
+from ...errors import few
 from ...optimizers import STATES
 from ...protocol.verdicts import Judgement, Status, Violation
 from ..record.digests import WholeDigest, wrong_ranges
@@ -71,9 +72,8 @@ def _of_role(role: str, saved: SavedState, now: SavedState) -> Iterator[Violatio
     for wrong, tensors in groups.items():
         names = tuple(name for name, _ in tensors)
         every = len(names) == len(before)
-        what = f"{role} of {'every parameter' if every and role != 'buffer' else names[0]}"
-        if not every and len(names) > 1:
-            what += f" and {len(names) - 1} more"
+        whole = names[0] if role == "buffer" else "every parameter"
+        what = f"{role} of {whole if every else few(names)}"
         details = [detail for _, detail in tensors if detail]
         detail = f": {details[0]}" if details else ""
         cause = wrong.cause
@@ -115,8 +115,7 @@ def judged(
         cause = "" if role == "parameter" else bugs.ROUNDED_TO_BF16
         return WrongTensor(cause, "was rounded to bf16")
     ranges = [*wrong_ranges(one.numel, one.blocks, live.blocks)]
-    where = ", ".join(f"[{low}, {high})" for low, high in ranges[:3])
-    where += f" and {len(ranges) - 3} more" if len(ranges) > 3 else ""
+    where = few([f"[{low}, {high})" for low, high in ranges], 3)
     if ranges == [(0, one.numel)]:
         return WrongTensor("", OTHER)
     return WrongTensor("", "is what was saved in part only", f"elements in {where} differ")

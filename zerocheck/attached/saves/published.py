@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...contract.names import unwrapped
-from ...errors import UsageError, did_you_mean
+from ...errors import UsageError, did_you_mean, few
 from ...protocol.observations import Entry
 from ..record.digests import WholeDigest, digest_of, whole_of
 from .loaded import ROLES, WrongTensor, judged
@@ -84,9 +84,8 @@ def compare_weights(
 
 
 def _sentence(text: str, details: Mapping[str, str]) -> str:
-    (name, detail), *rest = details.items()
-    count = f" and {len(rest)} more" if rest else ""
-    return f"{name}{count} {text}{': ' * bool(detail)}{detail}"
+    detail = next(iter(details.values()))
+    return f"{few([*details])} {text}{': ' * bool(detail)}{detail}"
 
 
 def _in_training(name: str, names: Names) -> tuple[str, ...]:

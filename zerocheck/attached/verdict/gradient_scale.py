@@ -31,6 +31,7 @@ import torch
 
 from ... import causes as bugs
 from ...contract.semantics import Semantics
+from ...errors import few
 from ...floating_point import Enclosure
 from ...judge.diagnose.weights import KnownWeights, ReductionSetting, factors, of_axes, telling
 from ...judge.estimate import MARGIN
@@ -160,8 +161,7 @@ def scaled(
     said = telling(causes, summary.forwards, joint).values()
     words = "; or ".join(one.removeprefix("gradient is ") for one in said)
     words = words or f"{factor:.3g} times what it must be"
-    of = f" of {tensors[0]}" if tensors else ""
-    of += f" and {len(tensors) - 1} more" * (len(tensors) > 1)
+    of = f" of {few(tensors)}" if tensors else ""
     return Violation(
         obligation="gradient",
         step=summary.number,
