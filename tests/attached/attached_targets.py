@@ -13,6 +13,7 @@ import axis_scenarios
 import comparison_scenarios
 import exchange_scenarios
 import failing_scenarios
+import gathered_scenarios
 import load_scenarios
 import output_scenarios
 import scenarios
@@ -39,6 +40,7 @@ def run(payload: bytes, context: RankContext) -> bytes:
             rooms = (scenarios, output_scenarios, failing_scenarios, load_scenarios)
             rooms = (*rooms, token_scenarios, comparison_scenarios, exchange_scenarios)
             rooms = (*rooms, script_change_scenarios, axis_scenarios, stage_scenarios)
+            rooms = (*rooms, gathered_scenarios)
             answer = next(getattr(room, call) for room in rooms if hasattr(room, call))(**given)
     except ZerocheckError as error:
         answer = {"raised": type(error).__name__, "said": str(error)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import zerocheck
 from zerocheck.attached.record import digests
 from zerocheck.attached.record.digests import digest_of, whole_of
+from zerocheck.attached.session import _finish
 from zerocheck.errors import UsageError, Violated
 from zerocheck.protocol.observations import Entry
 
@@ -45,7 +47,7 @@ def test_a_right_load_holds(
 # mistake: (role, part of the sentence, cause)
 MISTAKES = {
     "nothing": ("parameter", "is not what was saved", "not loaded"),
-    "model alone": ("exp_avg", "was saved, and the run has none", "optimizer state lost"),
+    "model alone": ("exp_avg", "was saved, and is missing", "optimizer state lost"),
     "moments swapped": ("exp_avg", "holds the exp_avg_sq of the same", "moments swapped"),
     "moments rounded": ("exp_avg_sq", "was rounded to bf16", "rounded to bf16"),
     "moments zero": ("exp_avg", "of every parameter is 0", "moments lost"),
@@ -139,7 +141,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(UsageError, match=r"there is no .*zerocheck\.json: check\.saved"):
         check.loaded(tmp_path)
     check.saved(tmp_path / "none")
-    assert "what was saved is not recorded: there is no folder" in capsys.readouterr().err
+    _finish(weakref.ref(check))
+    assert "no record of what was saved: " in capsys.readouterr().err
     (tmp_path / "zerocheck.json").write_text('{"saved": 1}')
     with pytest.raises(UsageError, match="is no record of a saved state"):
         check.loaded(tmp_path)

@@ -176,3 +176,22 @@ def test_an_exchange_that_cuts_the_graph(ask: Ask) -> None:
     """The forward is right, and gradients before the exchange lack what others have of them."""
     answer = asked(ask, SEQUENCE, fault="half a graph")
     assert "so that its forward is right, and its backward is not" in answer["summary"], answer
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "all hold (ownership, gradient, update, publish, buffers)"),
+        ({"fault": "bias"}, "tp, an axis of the mesh, has 2 ranks, and the gradient is not"),
+        ({"fault": "averaged"}, "2 times too small: tp, an axis of the mesh"),
+        ({"fault": "bias", "first": 3}, "the gradient that the optimizer was given differs"),
+        ({"fault": "counts"}, "buffers: bias: equal on all ranks before the step, then moved by"),
+        ({"fault": "counts", "first": 3}, "buffers: bias differs between ranks before the step"),
+    ],
+)
+def test_what_ranks_of_tensor_parallelism_gather_by_hand(
+    ask: Ask, given: dict[str, Any], words: str
+) -> None:
+    """In a first step, and in one that begins with what an earlier one left."""
+    answer = ask("gathered", ranks=4, **given)[0]
+    assert words in answer["summary"], answer

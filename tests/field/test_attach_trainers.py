@@ -128,7 +128,7 @@ def test_a_resume_of_transformers(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "saves" / "checkpoint-6" / "optimizer.pt").unlink()
     _, said = trained("transformers_trainer.py", tmp_path, *options, "8", ranks=ranks)
     assert "; 1 of 1 loads wrong" in said
-    assert "exp_avg of every parameter was saved, and the run has none" in said
+    assert "exp_avg of every parameter was saved, and is missing" in said
     assert "  cause       optimizer state lost" in said
 
 

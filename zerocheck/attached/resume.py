@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Resume:
         self._followed = Followed()
         self._samples: Samples | None = None
         self._wanted = 0
+        self._unwritten: list[tuple[Path, Callable[[Path], None]]] = []
         self._saved_in: Path | None = None
         self._loaded_from: Path | None = None
 
@@ -38,12 +39,10 @@ class Resume:
         state = state_of(self._trained, ranks, step=step, data=data)
         found = self.judge_samples(ranks)
         if state is not None:
-            try:
-                write_saved(folder, state.saved)
-                if self._samples is not None:
-                    self._followed.write(folder)
-            except (UsageError, OSError) as error:
-                say(one_line(f"zerocheck: what was saved is not recorded: {error}"))
+            self._unwritten.append((folder, partial(write_saved, state=state.saved)))
+            if self._samples is not None:
+                self._unwritten.append((folder, self._followed.writer()))
+            self.write_waiting()
         self._saved_in = folder
         return found
 
@@ -63,6 +62,24 @@ class Resume:
             self._followed.read(folder)
         return load
 
+    def write_waiting(self) -> None:
+        """Write the records whose folders exist; an asynchronous save makes its folder later."""
+        waiting, self._unwritten = self._unwritten, []
+        for folder, write in waiting:
+            if not folder.is_dir():
+                self._unwritten.append((folder, write))
+                continue
+            try:
+                write(folder)
+            except OSError as error:
+                say(one_line(f"zerocheck: what was saved is not recorded: {error}"))
+
+    def write_last(self) -> None:
+        """Write what is left at the end of the run, and say which folders never existed."""
+        self.write_waiting()
+        for folder in dict.fromkeys(str(folder) for folder, _ in self._unwritten):
+            say(one_line(f"zerocheck: no record of what was saved: {folder!r} never existed"))
+
     @property
     def compares_next_step(self) -> bool:
         """True if the next step is the first one after a save or a load."""
@@ -74,8 +91,8 @@ class Resume:
         saved, loaded = self._saved_in, self._loaded_from
         self._saved_in = self._loaded_from = None
         if saved is not None and ranks.rank == 0:
-            with suppress(OSError):
-                NextStep(step, options).write(saved)
+            self._unwritten.append((saved, NextStep(step, options).write))
+            self.write_waiting()
         return None if loaded is None else judge_next_step(loaded, options, ranks, step=step)
 
     def epoch(

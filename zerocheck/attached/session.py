@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial as bound
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from ..job_metrics.job_meter import JobMeter
 from ..protocol.verdicts import Judgement, Obligation, Status, Violation
 from .arrivals import Arrivals
 from .options import AttachOptions, check_parts
-from .record.axes import parts_of
+from .record.axes import parts_of, whole_of
 from .record.call_state import numbers_of
 from .record.forwards import dotted
 from .record.holdings import computes_on, words_for
@@ -32,6 +32,9 @@ from .record.step_record import Observed
 from .recorded_steps import RecordedSteps
 from .resume import Resume
 from .same_model import check_same_model, pipeline_stages, schedule_divides
+from .saves.loaded import JudgedLoad
+from .saves.published import judge_export
+from .saves.relations import Names
 from .saves.saved_state import TrainedModel, has_record, record_weights
 from .step_context import NOTHING, ObservedStep
 from .summary import CheckedSteps
@@ -77,7 +80,7 @@ class Attached:
         self.taken = done
         self.last: Judgement | None = None
         self._arrivals: Arrivals | None = None
-        self._with_ranks(partial(self._take, optimizer))
+        self._with_ranks(bound(self._take, optimizer))
         self._next = self._after(done)
         self._resume = Resume(TrainedModel(model, self._optimizers, self._axes.parts))
         if dist.is_available() and dist.is_initialized():
@@ -92,7 +95,8 @@ class Attached:
         check_parts(self._model, self._optimizers)
         numbers = pipeline_stages(self._model)
         parts = parts_of(self._model, self._axes, self._options.reference, ranks, numbers)
-        self._axes = replace(self._axes, parts=parts)
+        whole = whole_of(self._model, self._axes, self._options.reference)
+        self._axes = replace(self._axes, parts=parts, whole=whole)
 
     @property
     def wrong(self) -> int:
@@ -120,8 +124,9 @@ class Attached:
         if self._due is not None:  # the script has not said that it loaded
             self.loaded(self._due)
         self.taken += 1
+        self._resume.write_waiting()
         if self._resume.compares_next_step:
-            violation = self._with_ranks(partial(self._resume.next_step, self.taken))
+            violation = self._with_ranks(bound(self._resume.next_step, self.taken))
             self._summary.wrong_loads += violation is not None
             self._handle_violation(violation)
 
@@ -134,10 +139,11 @@ class Attached:
 
         The record, zerocheck.json, has digests of all tensors, which do not depend on the sharding,
         step counts, options and random states. data: the position in the data, as plain data.
-        Where it cannot be written, that is printed, and training goes on.
+        Where the folder does not exist yet, as with an asynchronous save, the record is written
+        when a later step begins. Where it cannot be written, that is printed, and training goes on.
         """
         folder = Path(directory)
-        save = partial(self._resume.save, folder, step=self.taken, data=data)
+        save = bound(self._resume.save, folder, step=self.taken, data=data)
         self._handle_samples(self._with_ranks(save))
 
     def published(self, directory: str | Path) -> None:
@@ -146,7 +152,20 @@ class Attached:
         Parameters and buffers alone, as they are now. Creates the folder if it is missing.
         """
         weights = TrainedModel(self._model, JobOptimizers(()), self._axes.parts)
-        self._with_ranks(partial(record_weights, Path(directory), weights, step=self.taken))
+        self._with_ranks(bound(record_weights, Path(directory), weights, step=self.taken))
+
+    def exported(
+        self, directory: str | Path, *, names: Names | None = None, partial: bool = False
+    ) -> None:
+        """Judge that the weights in the files are those of the model. Every rank calls this.
+
+        names, partial: as in `zerocheck.compare_weights`. Raises Violated if they are not, with
+        on_violation="raise", and UsageError for unknown names in training.
+        """
+        named: dict[str, Any] = {"step": self.taken, "names": names or {}, "partial": partial}
+        weights = TrainedModel(self._model, JobOptimizers(()), self._axes.parts)
+        judge = bound(judge_export, Path(directory), weights, **named)
+        self._handle_load(self._with_ranks(judge), directory)
 
     def epoch(self, number: int, *, data_ranks: int | None = None) -> None:
         """Follow the samples of this epoch: each may come once, over all ranks and resumes.
@@ -192,13 +211,19 @@ class Attached:
         on_violation="raise", and UsageError for a folder without a record, if it is required.
         """
         self._due = None
-        judge = partial(self._resume.load, Path(directory), required=required)
-        load = self._with_ranks(partial(judge, data=data, random=random, options=options))
+        judge = bound(self._resume.load, Path(directory), required=required)
+        load = self._with_ranks(bound(judge, data=data, random=random, options=options))
         if load is None:
             return
         self._done += load.step - self.taken
         self.taken = self._checked = load.step
         self._next = self.taken + 1
+        self._handle_load(load, directory)
+
+    def _handle_load(self, load: JudgedLoad | None, directory: str | Path) -> None:
+        """Count a load or an export, and print what is wrong with it."""
+        if load is None:
+            return
         self._summary.add_load(load.judgement)
         if load.judgement.violations:
             self._handle(load.judgement, str(directory), load.step)
@@ -415,6 +440,8 @@ def _finish(attached: weakref.ref[Attached]) -> None:
         return
     if found._meter is not None:
         found._meter.close()
-    any_checked = found._summary.checked or found._summary.loads or found._meter is not None
+    summary = found._summary
+    found._resume.write_last()
+    any_checked = summary.checked or summary.loads or summary.exports or found._meter is not None
     if any_checked and found._first:
         say(found.summary)

@@ -25,8 +25,8 @@ class CheckedSteps:
     """Count of checked steps, and of what was found in them.
 
     checked, wrong: numbers of steps; alike: of those in which all ranks had the same samples;
-    loads, wrong_loads: of checkpoints; wrong_samples: how often samples came again; stopped: why
-    no further step is checked, or "".
+    loads, wrong_loads: of checkpoints; exports, wrong_exports: of weights; wrong_samples: how
+    often samples came again; stopped: why no further step is checked, or "".
     """
 
     checked: int = 0
@@ -34,6 +34,8 @@ class CheckedSteps:
     alike: int = 0
     loads: int = 0
     wrong_loads: int = 0
+    exports: int = 0
+    wrong_exports: int = 0
     wrong_samples: int = 0
     stopped: str = ""
     _share: float = 0.0
@@ -45,7 +47,7 @@ class CheckedSteps:
     @property
     def all_wrong(self) -> int:
         """Number of all that is wrong."""
-        return self.wrong + self.wrong_loads + self.wrong_samples
+        return self.wrong + self.wrong_loads + self.wrong_exports + self.wrong_samples
 
     def add(self, judgement: Judgement, *, alike: bool = False) -> None:
         """Count a checked step. alike: all ranks computed with the same samples."""
@@ -63,9 +65,13 @@ class CheckedSteps:
             self._unjudged[kind] += 1
 
     def add_load(self, judgement: Judgement) -> None:
-        """Count a load of a checkpoint."""
-        self.loads += 1
-        self.wrong_loads += bool(judgement.violations)
+        """Count a load of a checkpoint, or an export."""
+        if "export" in judgement.statuses:
+            self.exports += 1
+            self.wrong_exports += bool(judgement.violations)
+        else:
+            self.loads += 1
+            self.wrong_loads += bool(judgement.violations)
 
     def add_findings(self, marks: Iterable[str], number: int, judgement: Judgement) -> None:
         """Count what is wrong. marks: fingerprints; number: of the first wrong step."""
@@ -87,6 +93,8 @@ class CheckedSteps:
             lines[0] += f", all hold ({held}), at most {self._share:.0%} of a bound"
         if self.loads:
             lines[0] += f"; {self.wrong_loads} of {self.loads} loads wrong"
+        if self.exports:
+            lines[0] += f"; {self.wrong_exports} of {self.exports} exports wrong"
         for one in {id(found): found for found in self._found.values()}.values():
             again = f", and in {one.times - 1} more" if one.times > 1 else ""
             lines.append(f"  from step {one.step}{again}: {one_line(one.text)}")

@@ -62,6 +62,14 @@ BUFFERS_UPDATED_TWICE = cause(
     shows="Buffers are updated twice for each forward.",
     usual="A checkpointed block with batch norm runs again in the backward, in training mode.",
 )
+BUFFERS_MOVED_APART = cause(
+    "buffers moved apart",
+    of=("buffers",),
+    says="the script moves them by what the rank alone counted",
+    shows="Buffers that the script changes outside of the forward, such as the bias of a router, "
+    "differ between ranks.",
+    usual="The counts of tokens are not summed over ranks.",
+)
 BUFFERS_DIFFER = cause(
     "buffers differ",
     of=("buffers",),

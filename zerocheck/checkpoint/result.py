@@ -95,6 +95,8 @@ CHECKS = {
     "shapes": "shapes or dtypes that differ",
     "values": "tensors that differ",
     "settings": "param groups or other values that differ",
+    "recorded": "state that is not what training recorded when it was saved",
+    "trained": "weights that are not what was trained",
 }
 EXAMINED = (
     "files", "tiling", "readable", "finite", "nonnegative", "steps", "moments", "bounded",

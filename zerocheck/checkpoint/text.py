@@ -31,7 +31,7 @@ def render(report: CheckpointReport) -> str:
     lines += [f"cannot be verified: {one_line(one)}" for one in report.unverifiable]
     names = ", ".join(report.checked)
     if report.findings:
-        if not two:
+        if report.intact:
             lines += _intact(report)
         count = len(report.findings)
         word = "different" if two else "wrong"

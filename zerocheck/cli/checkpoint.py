@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .output import shown
+
+if TYPE_CHECKING:
+    from ..attached.saves.relations import Names
 
 _PATH = click.Path(path_type=Path)
 
@@ -15,13 +20,36 @@ _PATH = click.Path(path_type=Path)
 @click.argument("directory", metavar="DIR", type=_PATH)
 @click.argument("other", metavar="[OTHER]", type=_PATH, required=False)
 @click.option(
+    "--against",
+    metavar="PATH",
+    type=_PATH,
+    help="Compare the weights in DIR, an export, with those that were trained: a checkpoint, or a "
+    "folder that check.saved or check.published wrote into.",
+)
+@click.option(
+    "--name",
+    "names",
+    metavar="HERE=TRAINED",
+    multiple=True,
+    help="With --against: names in DIR, and in training. Several, separated by commas, are joined "
+    "along dim 0; * is one part of a name, ** several; .T behind the names: transposed. Repeat it.",
+)
+@click.option("--part", is_flag=True, help="With --against: DIR has a part of the weights.")
+@click.option(
     "--json",
     "json_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write everything that was found there too, as JSON.",
 )
-def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> int:
+def checkpoint(
+    directory: Path,
+    other: Path | None,
+    against: Path | None,
+    names: tuple[str, ...],
+    part: bool,
+    json_file: Path | None,
+) -> int:
     """Examine a checkpoint that you have, or compare two.
 
     DIR is a directory of torch.distributed.checkpoint, or holds files of torch.save or
@@ -37,9 +65,30 @@ def checkpoint(directory: Path, other: Path | None, json_file: Path | None) -> i
     from ..run.execute.machine import import_torch
 
     import_torch()
+    from ..attached.saves.in_files import with_record
+    from ..attached.saves.published import report_of
     from ..checkpoint.compare import compare
     from ..checkpoint.examine import examine
     from ..checkpoint.text import render
 
-    report = examine(directory) if other is None else compare(directory, other)
+    if against is not None and other is not None:
+        raise click.UsageError("--against takes the place of OTHER: give one of them")
+    if against is None and (names or part):
+        raise click.UsageError("--name and --part need --against")
+    if against is not None:
+        report = report_of(directory, against, _names(names), partial=part)
+    elif other is not None:
+        report = compare(directory, other)
+    else:
+        report = with_record(examine(directory), directory)
     return shown(report, render(report), json_file)
+
+
+def _names(texts: tuple[str, ...]) -> Names:
+    pairs: dict[str | tuple[str, ...], str | Sequence[str]] = {}
+    for text in texts:
+        here, separator, trained = text.partition("=")
+        if not (here and separator and trained):
+            raise click.UsageError(f"--name {text!r} has not the form HERE=TRAINED")
+        pairs[(*here.split(","),)] = (*trained.split(","),)
+    return pairs

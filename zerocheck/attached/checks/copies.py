@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from ... import causes as bugs
 from ...causes.registry import said
+from ...errors import few
 from ...judge.compare import different_bits
 from ...judge.diagnose.publish import causes
 from ...judge.obligation import Checked, ObligationCheck
 from ...optimizers import STATES
-from ...protocol.verdicts import Violation
+from ...protocol.verdicts import Obligation, Violation
 from ..record.holdings import UNWRAPPED
-from ..record.step_record import AFTER, BEFORE, NO_OPTIMIZER, element_of
+from ..record.step_record import AFTER, BEFORE, NO_OPTIMIZER, MovedBuffer, element_of
 from .joint_context import JointContext
 from .norms import Holder
 
@@ -45,6 +46,53 @@ def _check_copies(context: JointContext) -> Iterator[Checked]:
 
 
 COPIES = ObligationCheck("publish", _check_copies)
+
+
+def _moved(context: JointContext) -> dict[tuple[int, str], dict[int, MovedBuffer]]:
+    """Return buffers that the script moved, by stage and name, on each rank."""
+    found: dict[tuple[int, str], dict[int, MovedBuffer]] = {}
+    for rank, one in enumerate(context.summaries):
+        for moved in one.moved:
+            found.setdefault((one.stage, moved.name), {})[rank] = moved
+    return found
+
+
+def _check_buffers(context: JointContext) -> Iterator[Checked]:
+    """Compare buffers that the script moved, on all ranks of a stage, if they were equal before."""
+    alike = [
+        (name, each)
+        for (_, name), each in _moved(context).items()
+        if len(each) > 1 == len({one.before for one in each.values()})
+    ]
+    if not alike:
+        return
+    apart = [(name, each) for name, each in alike if len({one.after for one in each.values()}) > 1]
+    if not apart:
+        yield Checked()
+        return
+    names = tuple(dict.fromkeys(name for name, _ in apart))
+    text = f"{few(names)}: equal on all ranks before the step, then moved by the script outside of "
+    text += "the forward, and another on each rank: ranks compute with other models from here on. "
+    text += "Values that are the rank's own belong into buffers with persistent=False"
+    found = context.violation("buffers", "buffer", text, bugs.BUFFERS_MOVED_APART)
+    ranks = tuple(sorted({rank for _, each in apart for rank in each}))
+    yield Checked(violation=replace(found, tensors=names, ranks=ranks))
+
+
+BUFFERS = ObligationCheck("buffers", _check_buffers)
+
+
+def moved_by_ranks(context: JointContext) -> dict[Obligation, str]:
+    """Return that what the script moves is not judged where ranks had other values before."""
+    names = [
+        name
+        for (_, name), each in _moved(context).items()
+        if len({one.before for one in each.values()}) > 1
+    ]
+    if not names:
+        return {}
+    text = "between ranks before the step, and the script moves"
+    return {"buffers": f"{few(names)} differs {text} it: right only for values of the rank itself"}
 
 
 def different_copies(context: JointContext, what: str) -> Iterator[tuple[Holder, Holder]]:

@@ -22,7 +22,7 @@ from ...optimizers import OPTIMIZERS, STATES, states_of
 from ...protocol.verdicts import Judgement, Obligation, Violation, statuses_of
 from ..record.run_parameters import ShardMap, layout_of, run_parameters
 from ..record.step_record import AFTER, FROZEN, NO_OPTIMIZER
-from .copies import COPIES
+from .copies import BUFFERS, COPIES, moved_by_ranks
 from .joint_context import JointContext
 from .norms import Norms
 from .not_finite import FINITE, SKIPPED, first_words, with_first
@@ -56,6 +56,7 @@ def judge_all_ranks(context: JointContext) -> Judgement:
         | _outer(context)
         | _skipped(context)
         | _own(context)
+        | moved_by_ranks(context)
         | _others(context),
     )
 
@@ -353,6 +354,7 @@ OF_ALL_RANKS: tuple[ObligationCheck[JointContext], ...] = (
     ObligationCheck("gradient", _check_cleared),
     ObligationCheck("gradient", _check_stages),
     COPIES,
+    BUFFERS,
     PUBLISHED,
     ObligationCheck("clip", _check_norm),
 )

@@ -164,7 +164,8 @@ class Axes:
 
     exchanging: ranks, by their numbers in the world, with which the model may exchange data; alike:
     number of ranks that compute with the same samples; parts: what parameters are a part of; lines:
-    ranks along each dimension of a mesh, by its name.
+    ranks along each dimension of a mesh, by its name; whole: ids of parameters of tensor
+    parallelism that the reference has in the same shape: all ranks along the axis have them.
     """
 
     every: tuple[JobAxis, ...] = ()
@@ -172,6 +173,7 @@ class Axes:
     alike: int = 1
     lines: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Parts = field(default_factory=dict)
+    whole: frozenset[int] = frozenset()
 
     def of(self, split: Split) -> JobAxis | None:
         """Return the axis that splits this, if there is one with several ranks."""
@@ -233,7 +235,7 @@ def axes_of(
         known = {axis.name for axis in found}
         new = (axis for axis in mine if len(axis.ranks) > 1 and axis.name not in known)
         found += [axis for axis in new if axis.split not in ("samples", "nothing")]
-        crossed = [axis.name for axis in mine if axis.split in ("sequence", "experts", "layers")]
+        crossed = [axis.name for axis in mine if axis.split not in ("samples", "nothing")]
         exchanging |= _across(one, crossed)
         lines |= {axis.name: axis.ranks for axis in mine if len(axis.ranks) > 1}
         alike |= _across(one, [a.name for a in mine if a.split in ("parameters", "nothing")])
@@ -320,6 +322,14 @@ def parts_of(
         key: experts.get(key, Part("", 0, 1))._replace(name=before + name)
         for key, name in names.items()
     }
+
+
+def whole_of(model: nn.Module, axes: Axes, reference: Callable[[], Any] | None) -> frozenset[int]:
+    """Return the ids of parameters that tensor parallelism does not split, by the reference."""
+    if axes.of("parameters") is None or reference is None:
+        return frozenset()
+    shapes, named = _shapes_of(reference), model.named_parameters()
+    return frozenset(id(one) for n, one in named if shapes.get(unwrapped(n)) == tuple(one.shape))
 
 
 def _of_experts(

@@ -55,6 +55,6 @@ def own_of_ranks(
     values: dict[tuple[object, ...], set[str]] = {}
     for summary, theirs in zip(summaries, hashes, strict=True):
         for piece, known in zip(summary.pieces, theirs, strict=True):
-            if piece.left_out and f"{BEFORE}.parameter" in known:
+            if piece.left_out and not piece.whole and f"{BEFORE}.parameter" in known:
                 values.setdefault(piece.place, set()).add(known[f"{BEFORE}.parameter"])
     return tuple(dict.fromkeys(str(place[0]) for place, each in values.items() if len(each) > 1))

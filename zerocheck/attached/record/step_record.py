@@ -20,6 +20,7 @@ from .digests import PartDigest
 from .dtypes import dtype_of
 from .forwards import Forward
 from .model_hooks import ScriptHook
+from .repeatable import Digest
 
 BEFORE, AFTER = "before", "after"
 
@@ -45,7 +46,7 @@ class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
 
     local: shape of the local tensor, in elements; dtype: of the parameter; group: number of its
     parameter group, through all optimizers, or FROZEN, NO_OPTIMIZER or ELSEWHERE; left_out: True if
-    the wrapper does not keep it equal on all ranks.
+    the wrapper does not keep it equal on all ranks; whole: by the reference, it is no part.
     """
 
     entry: Entry
@@ -53,6 +54,7 @@ class ShardPiece(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     group: int
     left_out: bool = False
+    whole: bool = False
 
     @property
     def name(self) -> str:
@@ -179,6 +181,14 @@ class NotFinite(msgspec.Struct, frozen=True, array_like=True):
     value: str
 
 
+class MovedBuffer(msgspec.Struct, frozen=True, array_like=True):
+    """Buffer that the script moved outside of the forward; digests before and after the step."""
+
+    name: str
+    before: Digest
+    after: Digest
+
+
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Observed step without its tensors.
 
@@ -221,6 +231,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples_on: int = -1
     reduces: bool = False
     outer: tuple[OuterChange, ...] = ()
+    moved: tuple[MovedBuffer, ...] = ()
     axes: dict[str, int] = {}
     """Sizes of the axes of the mesh that split something else than samples, by their names."""
     stage: int = 0

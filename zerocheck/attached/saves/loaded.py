@@ -11,7 +11,7 @@ import msgspec
 from ... import causes as bugs
 from ...errors import few
 from ...optimizers import STATES
-from ...protocol.verdicts import Judgement, Status, Violation
+from ...protocol.verdicts import Judgement, Obligation, Status, Violation
 from ..record.digests import WholeDigest, wrong_ranges
 from ..record.ranks import AllRanks, agreed
 from ..record.step_record import GroupOptions
@@ -94,7 +94,7 @@ def judged(
     """Return what is wrong with a tensor: its value is looked up among all that was saved."""
     lost = bugs.MOMENTS_LOST if role in STATES else ""
     if live is None:
-        return WrongTensor(lost, "was saved, and the run has none")
+        return WrongTensor(lost, "was saved, and is missing")
     if live.shape != one.shape:
         text = "has another shape than was saved"
         return WrongTensor("", text, f"{list(live.shape)} in place of {list(one.shape)}")
@@ -168,14 +168,9 @@ def judge_next_step(
         words = "it was {!r} when the job that saved began the same step"
         text = next(other_options(before.options, options, words), None)
         if text is not None:
-            violation = Violation(
-                obligation="roundtrip",
-                step=step,
-                role="options",
-                tensors=(),
-                ranks=tuple(range(ranks.size)),
-                explanation=f"{text}. If that is intended, use check.loaded(..., options=False)",
-                causes=(bugs.SCHEDULE_NOT_RESTORED,),
+            text += ". If that is intended, use check.loaded(..., options=False)"
+            violation = violation_of(
+                (step, ranks.size), "options", (), text, bugs.SCHEDULE_NOT_RESTORED
             )
     (violation,) = agreed((violation,), tuple[Violation | None], ranks)
     return violation
@@ -196,20 +191,28 @@ def _random(saved: SavedState, now: SavedState) -> Iterator[Violation]:
         return
 
 
-def _violation(
-    now: SavedState,
+def _violation(now: SavedState, *what: Any, ranks: tuple[int, ...] = ()) -> Violation:
+    return violation_of((now.step, now.world_size), *what, ranks=ranks)
+
+
+def violation_of(
+    place: tuple[int, int],
     role: str,
     tensors: tuple[str, ...],
     text: str,
-    cause: str,
+    cause: str = "",
+    *,
     ranks: tuple[int, ...] = (),
+    obligation: Obligation = "roundtrip",
 ) -> Violation:
+    """Return the violation. place: step and number of ranks; ranks: those that it names."""
+    step, world_size = place
     return Violation(
-        obligation="roundtrip",
-        step=now.step,
+        obligation=obligation,
+        step=step,
         role=role,
         tensors=tensors,
-        ranks=ranks or tuple(range(now.world_size)),
+        ranks=ranks or tuple(range(world_size)),
         explanation=text,
         causes=(cause,) if cause else (),
     )
@@ -220,11 +223,20 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 class JudgedLoad(msgspec.Struct, frozen=True):
-    """Verdict on a load, equal on all ranks. text: one line where it holds."""
+    """Verdict on a load or an export, equal on all ranks. text: one line where it holds."""
 
     step: int
     judgement: Judgement
     text: str = ""
+
+    @classmethod
+    def of(cls, obligation: Obligation, step: int, wrong: Sequence[Violation], text: str) -> bytes:
+        """Return the verdict of rank 0, encoded for the others."""
+        status: Status = "violated" if wrong else "holds"
+        judgement = Judgement(
+            statuses={obligation: status}, violations=tuple(wrong[:1]), further=tuple(wrong[1:])
+        )
+        return msgspec.msgpack.encode(cls(step, judgement, text))
 
 
 def judge_load(
@@ -253,14 +265,10 @@ def judge_load(
         live = msgspec.structs.replace(live, saved=now)
         given = data is not None
         found = [*compare_states(saved, live, data=given, random=random, options=options)]
-        status: Status = "violated" if found else "holds"
-        judgement = Judgement(
-            statuses={"roundtrip": status}, violations=tuple(found[:1]), further=tuple(found[1:])
-        )
         count = sum(len(tensors) for tensors in saved.tensors.values())
         text = (
             f"zerocheck: {directory}: {count} tensors are what was saved at step {saved.step}, "
             f"bit for bit; saved by {saved.world_size}, loaded by {ranks.size}"
         )
-        message = msgspec.msgpack.encode(JudgedLoad(saved.step, judgement, text))
+        message = JudgedLoad.of("roundtrip", saved.step, found, text)
     return msgspec.msgpack.decode(ranks.broadcast(message), type=JudgedLoad)

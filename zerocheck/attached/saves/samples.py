@@ -225,14 +225,14 @@ class Followed:
             causes=(cause,) if cause else (),
         )
 
-    def write(self, directory: Path) -> None:
-        """Write the samples of this epoch next to a checkpoint."""
+    def writer(self) -> Callable[[Path], None]:
+        """Return what writes the samples of this epoch, as of now, next to a checkpoint."""
         tensors = {
             "hashes": torch.from_numpy(self.hashes.copy()),
             "steps": torch.from_numpy(self.steps.copy()),
             "epoch": torch.tensor([self.epoch]),
         }
-        write_safetensors(directory / NAME, tensors)
+        return lambda directory: write_safetensors(directory / NAME, tensors)
 
     def read(self, directory: Path) -> None:
         """Go on from the samples of a checkpoint; from none where it has none."""

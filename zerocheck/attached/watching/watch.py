@@ -68,6 +68,7 @@ from ..record.step_record import (
 from ..record.zero_engine import zero_engine
 from .clip_hooks import ClipHooks
 from .exchanges import ExchangeWatch
+from .moved_buffers import BufferWatch
 from .used_gradients import UsedGradients
 
 IN_BACKWARD = (
@@ -77,6 +78,11 @@ IN_BACKWARD = (
 EXCHANGES = (
     "the script calls {}, so the gradient of a rank depends on other ranks in a way that attach "
     "does not know: pass the device mesh as mesh=, and a model that does not use it as reference="
+)
+BEYOND = (
+    "the script calls {}, with more ranks than axes of mesh= that split sequence, experts, "
+    "parameters or layers have (its dimensions: {}), so the gradient of a rank depends on ranks "
+    "in a way that attach does not know: declare with axes= what they split"
 )
 ADDED_TO = (
     "gradients of before the step are added to: is optimizer.zero_grad() missing, or called in "
@@ -140,6 +146,7 @@ class Watch:
                 in_stages=axes.stages > 1,
             )
         self._outputs = OutputWatch(model, self._guard)
+        self._moved_buffers = BufferWatch(model)
         self._exchanges = ExchangeWatch(model, self._guard, axes.exchanging)
         self._script_hooks = HookWatch(self._guard)
         self._backwards = 0
@@ -175,7 +182,8 @@ class Watch:
             if group == NO_OPTIMIZER:
                 self._unoptimized.add(id(holding.held))
             for shard in holding.shards("parameter", holding.held):
-                self._add(shard, group, id(holding.held) in apart)
+                whole = id(holding.held) in self._axes.whole
+                self._add(shard, group, id(holding.held) in apart, whole)
         if self._engine is None:
             known = {id(one) for one in self._model.parameters()}
             known |= {id(holding.held) for holding in found}
@@ -201,6 +209,7 @@ class Watch:
                 noting = partial(self._noting_outer, step)
                 self._hooks.enter_context(replaced(outer, "step", noting))
         self._hooks.enter_context(self._outputs.hooked())
+        self._hooks.enter_context(self._moved_buffers.hooked())
         if self._listens is not None:
             self._listen(self._listens, found)
         moved = partial(self._noting_moved, found)
@@ -252,7 +261,8 @@ class Watch:
         if self._listens is not None:
             reason = self._listens.reason or self._listens.gradients.reason
             if self._exchanges.call:
-                reason = EXCHANGES.format(self._exchanges.call)
+                words = BEYOND if self._axes.lines else EXCHANGES
+                reason = words.format(self._exchanges.call, ", ".join(self._axes.lines))
             self._unjudged = self._unjudged or reason
         self._listens = None
         options = [one for step in self._steps for one in step.options]
@@ -284,6 +294,7 @@ class Watch:
             kept=tuple(dict.fromkeys(self._kept)),
             aside=tuple(dict.fromkeys(self._aside)),
             outside=self._outside,
+            moved=self._moved_buffers.found(),
             reduces=self._reduces,
             stage=self._axes.stage,
             stages=self._axes.stages,
@@ -453,12 +464,12 @@ class Watch:
             return "the gradient is not finite"
         return "" if forwards else "no call of the model came to a backward"
 
-    def _add(self, shard: Shard, group: int, apart: bool) -> None:
+    def _add(self, shard: Shard, group: int, apart: bool, whole: bool) -> None:
         entry, tensor = entry_of(shard), shard.tensor
         assert tensor is not None
         self._numbers[entry] = len(self._pieces)
         dtype = str(tensor.dtype)
-        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), dtype, group, apart))
+        self._pieces.append(ShardPiece(entry, tuple(tensor.shape), dtype, group, apart, whole))
 
     def _state(self, when: str, found: Iterable[Holding]) -> None:
         states = self._optimizers.states
