@@ -114,6 +114,19 @@ def test_the_cause_of_a_crash_in_collectives(others: list[str], named: bool) -> 
     assert outcome.causes == (("different collectives",) if named else ())
 
 
+def test_an_error_of_the_script_is_no_other_collective() -> None:
+    """Ranks that raise it may have called collectives of other sizes."""
+    crashed = traced(["a(1)"], ["a(2)"])
+    for told, named in (("gloo/transport/tcp/pair.cc", True), ("x only accepts y", False)):
+        raised = [
+            dataclasses.replace(one, state="raised", type_name="RuntimeError", text=told)
+            for one in crashed.rank_outcomes
+        ]
+        outcome = judged(CASE, Results((dataclasses.replace(crashed, rank_outcomes=(*raised,)),)))
+        assert outcome.causes == (("different collectives",) if named else ())
+        assert outcome.title == f"the ranks crashed: RuntimeError: {told}"
+
+
 def test_the_cause_of_a_hang_in_collectives() -> None:
     """All wait: where they wait at other numbers, one of them has left out a call."""
     for others, named in ((["a(1)", "b(2)"], False), (["a(1)"], True), (["a(1)", "c(2)"], True)):

@@ -20,7 +20,7 @@ from ...judge.resume import judge_segments
 from ...judge.words import declared, with_words
 from ...protocol.replies import MemoryReply
 from ...protocol.verdicts import MEMORY, Judgement, Obligation, Status
-from ...ranks.result import JobResult
+from ...ranks.result import JobResult, RankOutcome
 from ..records.records import Outcome
 from .rank_replies import complete, read_observations, received, refusal_of_some_ranks
 
@@ -179,7 +179,7 @@ def _causes(case: Case, result: JobResult) -> tuple[str, ...]:
     failed = None if result.first_failed is None else result.rank_outcomes[result.first_failed]
     if failed is not None and TIE_LOST in failed.text:
         return (bugs.UNTIED,)
-    own = failed is not None and failed.state == "raised" and not _of_torch(failed.type_name)
+    own = failed is not None and failed.state == "raised" and not _of_a_collective(failed)
     if own or case.axes.has("pp"):
         return ()
     ranks = [one for one in result.rank_outcomes if one.collective]
@@ -191,9 +191,15 @@ def _causes(case: Case, result: JobResult) -> tuple[str, ...]:
     return (bugs.DIFFERENT_COLLECTIVES,) if result.outcome == "hung" and len(waiting) > 1 else ()
 
 
-def _of_torch(type_name: str) -> bool:
-    """Return True for the type of an error that a wrong collective raises."""
-    return type_name.rpartition(".")[2].startswith(("RuntimeError", "Dist"))
+_FROM_COLLECTIVES = ("gloo", "distributed_c10d", "_functional_collectives")
+"""Words in the message or traceback of a RuntimeError that a collective raises."""
+
+
+def _of_a_collective(failed: RankOutcome) -> bool:
+    """Return True for an error that a wrong collective raises."""
+    name, told = failed.type_name.rpartition(".")[2], failed.text + failed.traceback
+    of_torch = name.startswith("RuntimeError") and any(one in told for one in _FROM_COLLECTIVES)
+    return of_torch or name.startswith("Dist")
 
 
 def _title(status: Status, error: str, result: JobResult, causes: tuple[str, ...]) -> str:
