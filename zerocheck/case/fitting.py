@@ -8,6 +8,7 @@ are left out, since a part draws others than the whole.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -169,7 +170,8 @@ def parted(case: Case, fixed: Mapping[str, Any]) -> Case:
     if not several or case.model.user is not None or not PARTED.isdisjoint(fixed):
         return case
     model, data, training = case.model, case.data, case.training
-    each = 1 + case.seed // 2 % 2  # parts of a rank: where they are several, their order counts
+    # Parts of a rank: mostly several, whose order counts.
+    each = 1 + (random.Random(f"parts {case.seed}").random() < 2 / 3)
     parts = tensors * sequences
     changes: dict[str, Any] = {"side": False, "width": _multiple(model.width, parts * each)}
     # Bounds are estimated in fp32.
