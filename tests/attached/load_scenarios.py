@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import threading
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from scenarios import WRAPS
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
@@ -146,8 +149,8 @@ class Table(torch.utils.data.Dataset[torch.Tensor]):
 
     def __init__(self, copies: int = 0) -> None:
         self.rows = torch.randn(719, 6, generator=torch.Generator().manual_seed(9))
-        for copy in range(copies):
-            self.rows[718 - copy] = self.rows[copy]
+        for at in range(copies):
+            self.rows[718 - at] = self.rows[at]
 
     def __len__(self) -> int:
         return 719
@@ -218,3 +221,61 @@ def epochs(
                 model(torch.stack([table[i] for i in range(8)]))
             model.train()
     return {"said": said.getvalue(), "wrong": check.wrong, "taken": check.taken}
+
+
+class NoCopy(BlockingAsyncStager):
+    """The mistake: what is written is what training goes on to change."""
+
+    def stage(self, state_dict: Any) -> Any:
+        return state_dict
+
+
+class Late(dcp.FileSystemWriter):
+    """Writer that training overtakes."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.overtaken = threading.Event()
+
+    def write_data(self, *given: Any) -> Any:
+        self.overtaken.wait()
+        return super().write_data(*given)
+
+
+def written(writer: str, *, directory: str, folder: str, wrong: bool = False) -> dict[str, Any]:
+    """Write the state after a step, in this way, and go on training."""
+    model, optimizer = made("fsdp2")
+    check = zerocheck.attach(model, optimizer, directory=directory)
+    beside = dist.new_group(backend="gloo")
+    later: Any = None
+    late = Late(folder)
+    for number in range(3):
+        with check.step():
+            take(model, optimizer, number)
+        if number:
+            late.overtaken.set()
+            continue
+        whole = StateDictOptions(full_state_dict=writer == "whole", cpu_offload=writer == "whole")
+        weights, moments = get_state_dict(model, optimizer, options=whole)
+        state: dict[str, Any] = {"model": weights, "optim": moments}
+        if writer == "later":
+            stager = NoCopy() if wrong else None
+            later = dcp.async_save(
+                state, storage_writer=late, process_group=beside, async_stager=stager
+            )
+        elif writer == "shards":
+            state = copy.deepcopy(state) if wrong else state
+            take(model, optimizer, 9)
+            dcp.save(state, checkpoint_id=folder)
+        elif dist.get_rank() == 0:
+            if wrong:
+                del state["optim"]["state"]["0.weight"]
+            Path(folder).mkdir()
+            torch.save(state, f"{folder}/checkpoint.pt")
+        dist.barrier()
+        check.saved(folder)
+    if later is not None:
+        later.result()
+    with check.step():
+        take(model, optimizer, 3)
+    return {"files": sorted(one.name for one in Path(folder).glob("zerocheck*"))}

@@ -73,7 +73,8 @@ def _of_role(role: str, saved: SavedState, now: SavedState) -> Iterator[Violatio
         names = tuple(name for name, _ in tensors)
         every = len(names) == len(before)
         whole = names[0] if role == "buffer" else "every parameter"
-        what = f"{role} of {whole if every else few(names)}"
+        them = whole if every else few(names)
+        what = them if role == "parameter" else f"{role} of {them}"
         details = [detail for _, detail in tensors if detail]
         detail = f": {details[0]}" if details else ""
         cause = wrong.cause
