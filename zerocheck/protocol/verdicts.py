@@ -34,7 +34,7 @@ TITLES: dict[Obligation, str] = {
     "clip": "the norm and the clipped gradient lie in their enclosures",
     "update": "the optimizer's next state lies in its enclosure",
     "publish": "every rank computes next with the parameters that were updated",
-    "buffers": "running statistics follow the declared semantics",
+    "buffers": "running statistics and other buffers follow the declared semantics",
     "export": "what the library exports is what the shards hold, bit for bit",
     "roundtrip": "what is loaded is what was saved, bit for bit, and saving changes nothing",
     "continuation": "the steps after a load are those of one device",

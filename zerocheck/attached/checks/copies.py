@@ -71,9 +71,9 @@ def _check_buffers(context: JointContext) -> Iterator[Checked]:
         yield Checked()
         return
     names = tuple(dict.fromkeys(name for name, _ in apart))
-    text = f"{few(names)}: equal on all ranks before the step, then moved by the script outside of "
-    text += "the forward, and another on each rank: ranks compute with other models from here on. "
-    text += "Values that are the rank's own belong into buffers with persistent=False"
+    text = f"{few(names)} was equal on all ranks before the step; the script changed it outside of "
+    text += "the forward, and now it differs between ranks, which train different models from here "
+    text += "on. For a value of the rank's own, register the buffer with persistent=False"
     found = context.violation("buffers", "buffer", text, bugs.BUFFERS_MOVED_APART)
     ranks = tuple(sorted({rank for _, each in apart for rank in each}))
     yield Checked(violation=replace(found, tensors=names, ranks=ranks))
@@ -91,8 +91,8 @@ def moved_by_ranks(context: JointContext) -> dict[Obligation, str]:
     ]
     if not names:
         return {}
-    text = "between ranks before the step, and the script moves"
-    return {"buffers": f"{few(names)} differs {text} it: right only for values of the rank itself"}
+    text = "between ranks before the step, and the script changes"
+    return {"buffers": f"{few(names)} differs {text} it: right only for a value of the rank's own"}
 
 
 def different_copies(context: JointContext, what: str) -> Iterator[tuple[Holder, Holder]]:
