@@ -32,8 +32,10 @@ class BufferWatch:
         self._called = False
 
     def hooked(self) -> ExitStack:
-        """Observe the forwards; closing the stack ends it."""
+        """Observe the forwards; closing the stack ends it. A compiled model gets no hooks."""
         stack = ExitStack()
+        if not self._before or self._model._compiled_call_impl is not None:
+            return stack
         entered = self._model.register_forward_pre_hook(self._enter, prepend=True)
         left = self._model.register_forward_hook(self._leave, always_call=True)
         stack.callback(entered.remove)
