@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("change", WRONG)
-def test_a_wrong_export_is_named(tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+def test_a_wrong_export_is_named(tmp_path: Path, change: Callable[[Weights], None]) -> None:
     model = Stacked()
     weights = export(model)
     change(weights)

@@ -50,11 +50,11 @@ COPIES = ObligationCheck("publish", _check_copies)
 
 def _moved(context: JointContext) -> dict[tuple[int, str], dict[int, MovedBuffer]]:
     """Return buffers that the script moved, by stage and name, on each rank."""
-    found: dict[tuple[int, str], dict[int, MovedBuffer]] = {}
+    buffers: dict[tuple[int, str], dict[int, MovedBuffer]] = {}
     for rank, one in enumerate(context.summaries):
         for moved in one.moved:
-            found.setdefault((one.stage, moved.name), {})[rank] = moved
-    return found
+            buffers.setdefault((one.stage, moved.name), {})[rank] = moved
+    return buffers
 
 
 def _check_buffers(context: JointContext) -> Iterator[Checked]:

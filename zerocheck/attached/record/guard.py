@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...compat import collective_calls, collective_of
 
@@ -46,6 +47,16 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     finally:
         layers.makes.remove(make)
         layers.apply()
+
+
+def around_forwards(
+    model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]
+) -> ExitStack:
+    """Call `enter` and `leave` around each call of the model, until the stack is closed."""
+    stack = ExitStack()
+    stack.callback(model.register_forward_pre_hook(enter, prepend=True).remove)
+    stack.callback(model.register_forward_hook(leave, always_call=True).remove)
+    return stack
 
 
 @contextmanager

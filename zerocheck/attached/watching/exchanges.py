@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...compat import in_backward, ranks_of_call
 from ..record.forwards import tensors_in
-from ..record.guard import ErrorGuard, before_collectives
+from ..record.guard import ErrorGuard, around_forwards, before_collectives
 from ..record.zero_engine import zero_engine
 
 TORCH = Path(torch.__file__).parent
@@ -64,11 +64,7 @@ class ExchangeWatch:
 
     def hooked(self) -> ExitStack:
         """Observe the collectives; closing the stack ends it."""
-        stack = ExitStack()
-        entered = self._model.register_forward_pre_hook(self._enter, prepend=True)
-        left = self._model.register_forward_hook(self._leave, always_call=True)
-        stack.callback(entered.remove)
-        stack.callback(left.remove)
+        stack = around_forwards(self._model, self._enter, self._leave)
         stack.enter_context(before_collectives(self._seen))
         return stack
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ...contract.names import unwrapped
+from ..record.guard import around_forwards
 from ..record.holdings import local
 from ..record.repeatable import digest
 from ..record.step_record import MovedBuffer
@@ -33,14 +34,9 @@ class BufferWatch:
 
     def hooked(self) -> ExitStack:
         """Observe the forwards; closing the stack ends it. A compiled model gets no hooks."""
-        stack = ExitStack()
         if not self._before or self._model._compiled_call_impl is not None:
-            return stack
-        entered = self._model.register_forward_pre_hook(self._enter, prepend=True)
-        left = self._model.register_forward_hook(self._leave, always_call=True)
-        stack.callback(entered.remove)
-        stack.callback(left.remove)
-        return stack
+            return ExitStack()
+        return around_forwards(self._model, self._enter, self._leave)
 
     def _versions(self) -> dict[str, tuple[int, int]]:
         return {name: (id(one), one._version) for name, one in _buffers(self._model)}

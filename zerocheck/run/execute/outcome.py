@@ -198,8 +198,8 @@ _FROM_COLLECTIVES = ("gloo", "distributed_c10d", "_functional_collectives")
 def _of_a_collective(failed: RankOutcome) -> bool:
     """Return True for an error that a wrong collective raises."""
     name, told = failed.type_name.rpartition(".")[2], failed.text + failed.traceback
-    of_torch = name.startswith("RuntimeError") and any(one in told for one in _FROM_COLLECTIVES)
-    return of_torch or name.startswith("Dist")
+    from_gloo = name.startswith("RuntimeError") and any(word in told for word in _FROM_COLLECTIVES)
+    return from_gloo or name.startswith("Dist")
 
 
 def _title(status: Status, error: str, result: JobResult, causes: tuple[str, ...]) -> str:
