@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "contract", "models", "optimizers", "protocol", "case", "compat", "compat_memory",
         "machine", "errors", "foreign_text", "version",
     },
-    "checkpoint": {"contract", "errors", "foreign_text"},
+    "checkpoint": {"catalogue", "contract", "errors", "foreign_text"},
     "drive": {
         "contract", "models", "optimizers", "protocol", "case", "execution", "user_code",
         "session_objects", "catalogue", "compat", "compat_memory", "machine", "errors",

@@ -91,6 +91,15 @@ CONFIG_FILE = "the path of a config such as ds_config.json or fsdp.yaml"
 """Such a name, as messages show it."""
 
 
+IN_CHECKPOINTS = (
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+"""Classes of libraries in checkpoints. Their objects are read as plain records of attributes."""
+
+
 class ConfigKind(NamedTuple):
     """Kind of config, which an extra reads.
 

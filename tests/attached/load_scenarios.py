@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zerocheck
 from zerocheck.attached.record.holdings import local
+from zerocheck.attached.saves.saved_state import record_folder
 
 
 def wide() -> nn.Sequential:
@@ -267,15 +268,19 @@ def written(writer: str, *, directory: str, folder: str, wrong: bool = False) ->
             state = copy.deepcopy(state) if wrong else state
             take(model, optimizer, 9)
             dcp.save(state, checkpoint_id=folder)
+        elif writer == "parts":
+            for name, part in state.items():
+                dcp.save({name: part}, checkpoint_id=f"{folder}/{name}_0")
+                if wrong and name == "model":
+                    take(model, optimizer, 9)
         elif dist.get_rank() == 0:
             if wrong:
                 del state["optim"]["state"]["0.weight"]
-            Path(folder).mkdir()
-            torch.save(state, f"{folder}/checkpoint.pt")
+            torch.save(state, folder)
         dist.barrier()
         check.saved(folder)
     if later is not None:
         later.result()
     with check.step():
         take(model, optimizer, 3)
-    return {"files": sorted(one.name for one in Path(folder).glob("zerocheck*"))}
+    return {"files": sorted(one.name for one in record_folder(Path(folder)).glob("zerocheck*"))}

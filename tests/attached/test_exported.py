@@ -186,6 +186,7 @@ def test_the_command_compares_an_export(tmp_path: Path) -> None:
 WRITTEN = {
     "shards": "step: the step count of 0.weight is 1, and 2 was saved",
     "whole": "exp_avg: exp_avg of 0.weight was saved, and is missing",
+    "parts": "parameter: every parameter is not what was saved",
     "later": "parameter: every parameter is not what was saved",
 }
 
@@ -194,10 +195,70 @@ WRITTEN = {
 def test_a_checkpoint_is_compared_with_its_record(ask: Ask, tmp_path: Path, writer: str) -> None:
     """The record is of the call: a save that goes on while training changes the state differs."""
     for wrong in (False, True):
-        folder = tmp_path / f"{wrong}"
+        folder = tmp_path / f"{wrong}{'.pt' * (writer == 'whole')}"
         answer = ask("written", writer=writer, folder=str(folder), wrong=wrong)[0]
         assert answer["files"] == ["zerocheck-next.json", "zerocheck.json"]
         code, text = run(folder)
         assert code == wrong, text
         words = WRITTEN[writer] if wrong else "verified: 21 tensors against the digests of step 1"
         assert words in text, text
+
+
+class Adapted(nn.Module):
+    """A frozen weight with an adapter of low rank, named as PEFT names it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(8, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 8, bias=False)})
+
+
+def recorded(model: nn.Module, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(groups)
+    for one in model.parameters():
+        one.grad = torch.randn_like(one) if one.requires_grad else None
+    optimizer.step()
+    return optimizer
+
+
+def test_numbered_moments_are_compared_by_the_names_of_the_record(tmp_path: Path) -> None:
+    """Files without names of parameters: two groups, weights of one shape, as a Trainer has."""
+    path, model = tmp_path / "trained.pt", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    weights = [one for one in model.parameters() if one.ndim > 1]
+    biases = [one for one in model.parameters() if one.ndim == 1]
+    optimizer = recorded(model, [{"params": weights}, {"params": biases, "weight_decay": 0.0}])
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, path)
+    zerocheck.attach(model, optimizer).saved(path)
+    code, text = run(path)
+    assert code == 0 and "verified: 12 tensors against the digests of step 0" in text, text
+    moments = state["optimizer"]["state"]
+    moments[0]["exp_avg"], moments[1]["exp_avg"] = moments[1]["exp_avg"], moments[0]["exp_avg"]
+    torch.save(state, path)
+    code, text = run(path)
+    assert code == 1, text
+    assert "exp_avg of 0.weight and 1 more holds that of another: of 1.weight" in text, text
+
+
+def test_an_adapter_is_compared_without_its_name_and_base(tmp_path: Path) -> None:
+    model = Adapted()
+    optimizer = recorded(
+        model, [{"params": [one for one in model.parameters() if one.requires_grad]}]
+    )
+    weights = {
+        name.replace(".default", ""): one
+        for name, one in model.state_dict().items()
+        if name.startswith("lora")
+    }
+    path, state = tmp_path / "adapter.pt", {"model": weights, "optimizer": optimizer.state_dict()}
+    torch.save(state, path)
+    zerocheck.attach(model, optimizer).saved(path)
+    code, text = run(path)
+    assert code == 0 and "verified: 6 tensors against the digests of step 0" in text, text
+    assert "note: an adapter: 2 parameters that training recorded are not in it" in text
+    with torch.no_grad():
+        weights["lora_B.weight"][3] *= 2
+    torch.save(state, path)
+    code, text = run(path)
+    assert code == 1 and "lora_B.weight is what was saved in part only" in text, text

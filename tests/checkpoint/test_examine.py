@@ -186,10 +186,13 @@ def test_parameters_without_state_are_noted(tmp_path: Path) -> None:
 
 
 def test_other_tensors_are_noted_and_checked(tmp_path: Path) -> None:
+    """A number may be infinite until it is set, such as the best score so far."""
     tree = {**state(), "ema": {WEIGHT: torch.tensor([1.0, torch.inf])}}
+    tree["best"] = torch.tensor(torch.inf)
     report = examine(save_dcp(tree, tmp_path / "saved"))
     assert found(report) == {("finite", f"other ema.{WEIGHT}")}
     assert any("unknown role" in note and f"ema.{WEIGHT}" in note for note in report.notes)
+    assert "numbers of unknown role that are not finite: best" in report.notes
 
 
 @pytest.mark.parametrize("dcp", [True, False])

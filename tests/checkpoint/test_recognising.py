@@ -63,13 +63,13 @@ def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "weights.ckpt").write_text("")
+    (tmp_path / "other" / "weights.onnx").write_text("")
     for path, message in (
         ("rnus", "there is no checkpoint .*; did you mean 'runs'"),
         ("runs", "holds checkpoints in folders, name one: step-100"),
         ("notes.txt", "no checkpoint that zerocheck reads"),
         ("empty", "it is empty"),
-        ("other", r"found: weights.ckpt \(allowed: a directory of torch"),
+        ("other", r"found: weights.onnx \(allowed: a directory of torch"),
         ("runs/step-100/.metadata", "is a part of a checkpoint; give its directory"),
         ("runs/step-100/__0_0.distcp", "is a part of a checkpoint"),
     ):
@@ -77,14 +77,39 @@ def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
             examine(tmp_path / path)
 
 
-def test_deepspeed_comes_later(tmp_path: Path) -> None:
+def test_deepspeed_in_parts_and_with_experts(tmp_path: Path) -> None:
     folder = tmp_path / "global_step10"
     folder.mkdir()
-    (folder / "mp_rank_00_model_states.pt").write_bytes(b"")
     (tmp_path / "latest").write_text("global_step10")
-    for path in (tmp_path, folder):
-        with pytest.raises(UsageError, match="DeepSpeed, which comes later"):
-            examine(path)
+    (folder / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (damaged,) = examine(tmp_path).findings
+    assert damaged.where == "mp_rank_00_model_states.pt" and damaged.check == "readable"
+    (folder / "mp_rank_00_model_states.pt").rename(
+        folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    )
+    assert "the names and shapes of the model" in examine(folder).findings[0].detail
+    (folder / "layer_3-model_states.pt").write_bytes(b"")
+    with pytest.raises(
+        UsageError, match="stages of a pipeline, or tensor parallelism are not read"
+    ):
+        examine(folder)
+
+
+def test_folders_of_one_checkpoint_are_read_together(tmp_path: Path) -> None:
+    """As accelerate writes them; those that differ in numbers only are several."""
+    for name, part in (("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optim")):
+        save_dcp({part: state()[part]}, tmp_path / "one" / name)
+    torch.save({"last_epoch": 3}, tmp_path / "one" / "scheduler.bin")
+    report = examine(tmp_path / "one")
+    assert not report.findings and "finite" in report.checked
+    assert {role.role for role in report.checkpoints[0].roles} >= {"model", "exp_avg"}
+    (tmp_path / "one" / "optimizer_0" / "__0_0.distcp").unlink()
+    (missing,) = examine(tmp_path / "one").findings
+    assert missing.where == "optimizer_0/__0_0.distcp" and "is missing" in missing.detail
+    for name in ("step-1", "step-2"):
+        save_dcp(state(), tmp_path / "several" / name)
+    with pytest.raises(UsageError, match="in folders, name one: step-1, step-2"):
+        examine(tmp_path / "several")
 
 
 class Mine:

@@ -39,7 +39,12 @@ def test_nothing_is_wrong(saved: Path) -> None:
     assert "param group of 2: lr 0.01, betas (0.9, 0.999)" in result.output
     assert result.output.endswith(
         "nothing wrong: files, tiling, readable, finite, nonnegative, steps, moments, bounded\n"
+        "loads on any number of ranks\n"
     )
+    tree = torch.load(saved)
+    del tree["optim"]
+    torch.save(tree, saved)
+    assert "there is no state of an optimizer" in invoke(saved).output.splitlines()[-1]
 
 
 def test_findings(saved: Path, tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from borrowing import Ask, answers
 from click.testing import CliRunner
 from torch import nn
 
 import zerocheck
+from zerocheck.attached.saves.in_files import examined
 from zerocheck.cli import main
 from zerocheck.errors import UsageError
 from zerocheck.ranks import Pool
@@ -135,13 +137,38 @@ def test_where_a_part_is_wrong(train: Ask) -> None:
     assert 33 == int(found[1]) < 36 <= int(found[2]) <= 38
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_checkpoints_get_a_record(train: Ask, tmp_path: Path, stage: int) -> None:
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_checkpoints_get_a_record(train: Ask, tmp_path: Path, stage: int, bf16: bool) -> None:
     """The engine trains on after it, and what it loads is the state of then."""
-    for answer in train(stage, saves=True, zero=SHARDED if stage == 3 else {}):
+    zero = SHARDED if stage == 3 else {}
+    for answer in train(stage, 3, saves=True, groups=True, frozen=True, bf16=bf16, zero=zero):
         assert answer["wrong"] == 0 and answer["taken"] == 2
         assert "0 of 1 loads wrong" in answer["summary"]
-    assert (tmp_path / "saved" / "global_step2" / "zerocheck.json").is_file()
+    assert said_of(tmp_path / "saved") == []
+
+
+def said_of(path: Path) -> list[str]:
+    """Findings of `zerocheck checkpoint` in a folder with a record."""
+    report = examined(path)
+    assert "recorded" in report.checked and "after ds_to_universal.py" in report.loads
+    return [f"{one.check} {one.where}: {one.detail}" for one in report.findings]
+
+
+@pytest.mark.parametrize(("stage", "first"), [(2, "3.weight"), (3, "0.weight")])
+def test_a_wrong_partition_is_named(train: Ask, tmp_path: Path, stage: int, first: str) -> None:
+    train(stage, saves=True, groups=True)
+    (file,) = tmp_path.glob("saved/global_step2/*rank_1_*_optim_states.pt")
+    tree = torch.load(file, weights_only=False)
+    state = tree["optimizer_state_dict"]
+    inner = state.get("optimizer_state_dict") or state["base_optimizer_state"]
+    inner["state"][0]["exp_avg"][:2] = 0
+    torch.save(tree, file)
+    (said,) = said_of(tmp_path / "saved")
+    assert f"recorded exp_avg: exp_avg of {first} is what was saved in part only" in said
+    file.unlink()
+    (said,) = said_of(tmp_path / "saved")
+    assert said == f"files {file.name}: it is missing, with the partitions of its rank"
 
 
 @pytest.mark.long

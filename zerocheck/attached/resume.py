@@ -14,7 +14,7 @@ from .record.optimizers import group_options
 from .record.ranks import AllRanks
 from .saves.loaded import JudgedLoad, judge_load, judge_next_step
 from .saves.samples import Followed, Samples
-from .saves.saved_state import NextStep, TrainedModel, state_of, write_saved
+from .saves.saved_state import NextStep, TrainedModel, record_folder, state_of, write_saved
 from .text import say
 
 MOST_STEPS = 8
@@ -59,23 +59,25 @@ class Resume:
         self._loaded_from = folder if options and not load.judgement.violations else None
         self._loaded, self._wanted = True, MOST_STEPS
         if ranks.rank == 0:
-            self._followed.read(folder)
+            self._followed.read(record_folder(folder))
         return load
 
     def write_waiting(self) -> None:
-        """Write the records whose folders exist; an asynchronous save makes its folder later."""
+        """Write the records of what exists; an asynchronous save makes it later."""
         waiting, self._unwritten = self._unwritten, []
-        for folder, write in waiting:
-            if not folder.is_dir():
-                self._unwritten.append((folder, write))
+        for checkpoint, write in waiting:
+            if not checkpoint.exists():
+                self._unwritten.append((checkpoint, write))
                 continue
             try:
+                folder = record_folder(checkpoint)
+                folder.mkdir(exist_ok=True)
                 write(folder)
             except OSError as error:
                 say(one_line(f"zerocheck: what was saved is not recorded: {error}"))
 
     def write_last(self) -> None:
-        """Write what is left at the end of the run, and say which folders never existed."""
+        """Write what is left at the end of the run, and say which checkpoints never existed."""
         self.write_waiting()
         for folder in dict.fromkeys(str(folder) for folder, _ in self._unwritten):
             say(one_line(f"zerocheck: no record of what was saved: {folder!r} never existed"))

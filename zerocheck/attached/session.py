@@ -135,12 +135,13 @@ class Attached:
         self.end()
 
     def saved(self, directory: str | Path, *, data: Any = None) -> None:
-        """Record what the script just saved in this folder, for `loaded`. Every rank calls this.
+        """Record what the script just saved, for `loaded`. Every rank calls this.
 
-        The record, zerocheck.json, has digests of all tensors, which do not depend on the sharding,
-        step counts, options and random states. data: the position in the data, as plain data.
-        Where the folder does not exist yet, as with an asynchronous save, the record is written
-        when a later step begins. Where it cannot be written, that is printed, and training goes on.
+        The record, zerocheck.json in the folder, or in NAME.zerocheck beside a file, has digests of
+        all tensors, which do not depend on the sharding, step counts, options and random states.
+        data: the position in the data, as plain data. If the folder or file does not exist yet, as
+        with an asynchronous save, the record is written when a later step begins. If it cannot be
+        written, that is printed, and training goes on.
         """
         folder = Path(directory)
         save = bound(self._resume.save, folder, step=self.taken, data=data)

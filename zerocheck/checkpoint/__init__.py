@@ -8,6 +8,7 @@ torch.distributed.checkpoint with an unpickler that admits its own classes alone
 - `contents.py`: content of a checkpoint: every tensor with its role and name, step counts, settings
 - `dcp.py`: directories of torch.distributed.checkpoint: `.metadata` and `*.distcp`
 - `dcp_metadata.py`: index of torch.distributed.checkpoint, `.metadata`, read without trust
+- `deepspeed_files.py`: partitions that DeepSpeed wrote, put together
 - `examine.py`: examination of one checkpoint, without another to compare with
 - `formats.py`: recognition of the format of a directory or file, by its content
 - `groups.py`: param groups of a checkpoint, whichever way they are written
@@ -21,5 +22,5 @@ torch.distributed.checkpoint with an unpickler that admits its own classes alone
 - `text.py`: a report of checkpoints as text
 - `tiling.py`: check that the chunks of a tensor cover it exactly once
 - `values.py`: checks of the values in one checkpoint: finite, moments that AdamW can have
-- `whole_files.py`: several files with whole tensors as one checkpoint
+- `whole_files.py`: several files and folders as one checkpoint
 """

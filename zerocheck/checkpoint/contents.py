@@ -9,7 +9,7 @@ parameters, they are matched to names if there is exactly one way to do so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,10 +96,13 @@ class Contents:
         )
 
 
-def contents_of(path: Path, source: CheckpointSource) -> Contents:
+def contents_of(
+    path: Path, source: CheckpointSource, members: Sequence[Sequence[str]] = ()
+) -> Contents:
     """Give every tensor of a checkpoint its role and name, and read its steps and settings.
 
-    Raises UsageError for one without tensors in which nothing is wrong: there is nothing to check.
+    members: names of the parameters in each group, where they are known from elsewhere. Raises
+    UsageError for one without tensors in which nothing is wrong: there is nothing to check.
     """
     if not source.tensors and not source.findings:
         raise UsageError(f"{str(path)!r} holds no tensor, so there is nothing to check")
@@ -125,7 +128,7 @@ def contents_of(path: Path, source: CheckpointSource) -> Contents:
             contents.others[dotted(key)] = value
     contents.groups = groups_of(found)
     _model(contents, rest, states)
-    names = _names_of_numbers(contents, states, written_names(found))
+    names = _names_of_numbers(contents, states, written_names(found) or _known(contents, members))
     _states(contents, states, numbers, names)
     _settings(contents, names)
     return contents
@@ -251,6 +254,16 @@ def _names_of_numbers(
         return names
     contents.notes.append("numbers of parameters could not be matched to names")
     return {}
+
+
+def _known(contents: Contents, members: Sequence[Sequence[str]]) -> dict[int, str]:
+    """Return the name of each number, where names of all groups are known."""
+    pairs: list[tuple[str | int, str]] = []
+    for group, names in zip(contents.groups, members, strict=False):
+        if len(group.members) == len(names):
+            pairs += zip(group.members, names, strict=True)
+    whole = len(pairs) == sum(len(group.members) for group in contents.groups)
+    return {number: name for number, name in pairs if whole and name and isinstance(number, int)}
 
 
 def _settings(contents: Contents, names: Mapping[int, str]) -> None:

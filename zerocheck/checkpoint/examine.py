@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from .contents import MODEL, Contents, contents_of
+from .contents import MODEL, OTHER, Contents, contents_of
 from .formats import open_checkpoint
 from .result import EXAMINED, UNREAD, CheckpointProblem, CheckpointReport
 from .tiling import problems
@@ -15,7 +15,11 @@ from .values import MOMENTS, ValueChecks
 
 def examine(path: Path) -> CheckpointReport:
     """Examine the checkpoint at a path. Raises UsageError for a path without one."""
-    contents = contents_of(path, open_checkpoint(path))
+    return report_on(contents_of(path, open_checkpoint(path)))
+
+
+def report_on(contents: Contents) -> CheckpointReport:
+    """Report what is wrong with a checkpoint alone."""
     findings = list(contents.source.findings)
     broken: set[tuple[str, str]] = set()
     for spot, item in contents.items.items():
@@ -40,11 +44,22 @@ def examine(path: Path) -> CheckpointReport:
         findings=tuple(sorted(findings, key=lambda one: order.index(one.check))),
         checked=tuple(check for check in EXAMINED if check not in unchecked),
         unchecked=unchecked,
-        notes=(*contents.notes, *_notes(contents)),
+        notes=(*contents.notes, *_notes(contents, values.unknown)),
         verified=tuple(contents.source.verified),
         unverifiable=tuple(contents.source.unverifiable),
         intact=dict(intact),
+        loads=_loads(contents),
     )
+
+
+def _loads(contents: Contents) -> str:
+    """Return where a checkpoint without a finding can be loaded, and what a load would not give."""
+    text = contents.source.loads
+    if not contents.optimized():
+        text += "; there is no state of an optimizer, so training would begin with a new one"
+    elif any(name.startswith("parameter ") for name in contents.optimized()):
+        text += "; the optimizer must have its parameters in the same order"
+    return text
 
 
 def _steps(contents: Contents) -> Iterator[CheckpointProblem]:
@@ -147,18 +162,20 @@ def _unchecked(contents: Contents, bounded: int) -> dict[str, str]:
     return unchecked
 
 
-def _notes(contents: Contents) -> Iterator[str]:
+def _notes(contents: Contents, not_finite: list[str]) -> Iterator[str]:
     optimized = set(contents.optimized())
     members = [name for name in contents.settings if name not in optimized]
     if optimized and members:
         yield f"in a param group, and without state, so never stepped: {_some(members)}"
     known = optimized | set(members)
     left = [name for name in contents.named(MODEL) if name not in known]
-    if optimized and left:
+    if optimized and left and not any(name.startswith("parameter ") for name in optimized):
         yield f"unknown to the optimizer, so buffers or frozen: {_some(left)}"
-    others = list(contents.named("other"))
+    others = [name for name in contents.named(OTHER) if name not in not_finite]
     if others:
         yield f"of unknown role, checked for values that are not finite: {_some(others)}"
+    if not_finite:
+        yield f"numbers of unknown role that are not finite: {_some(not_finite)}"
 
 
 def _some(names: list[str]) -> str:

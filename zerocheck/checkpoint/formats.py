@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import UsageError, did_you_mean
 from .dcp import INDEX, Dcp
+from .deepspeed_files import DeepSpeedFolder, is_deepspeed
 from .source import CheckpointSource
-from .whole_files import OPENERS, open_files
+from .whole_files import OPENERS, WHOLE, open_parts
 
 _POINTER = "latest"
 _ALLOWED = (
     "allowed: a directory of torch.distributed.checkpoint (.metadata and *.distcp), files of "
-    "torch.save (*.pt, *.pth, *.bin), safetensors files, or a directory with a file 'latest' that "
-    "names one of its folders"
+    "torch.save (*.pt, *.pth, *.bin, *.ckpt), safetensors files, files of DeepSpeed, a directory "
+    "of several of these, or one with a file 'latest' that names one of its folders"
 )
 
 
@@ -31,19 +33,23 @@ def open_checkpoint(path: Path) -> CheckpointSource:
         return _open_file(path)
     here = _listed(path)
     names = {one.name for one in here}
-    if INDEX in names or any(name.endswith(".distcp") for name in names):
+    if _is_dcp(names):
         return Dcp(path)
     if any(name.endswith(f"{INDEX}") and name.startswith("__") for name in names):
         raise UsageError(
             f"{str(path)!r} has an index for each rank (saved without collectives), which is "
             "not read yet"
         )
-    _not_deepspeed(path, names)
+    if is_deepspeed([*names]):
+        return DeepSpeedFolder(path)
     if (path / _POINTER).is_file():  # and no FIFO, which would have us wait
         return open_checkpoint(_pointed(path))
-    files = [one for one in here if one.suffix in OPENERS and one.is_file()]
-    if files:
-        return open_files(files)
+    parts = [one for one in here if one.suffix in OPENERS and one.is_file()] + _folders(here)
+    several = [one.name for one in parts if one.suffix == WHOLE]
+    if len(several) > 1:
+        raise UsageError(f"{str(path)!r} has several checkpoints, name one: {_some(several)}")
+    if len(parts) > 1 or any(map(Path.is_file, parts)):
+        return open_parts(parts)
     raise UsageError(_unknown(path, here))
 
 
@@ -54,7 +60,12 @@ def _open_file(path: Path) -> CheckpointSource:
         )
     if path.suffix not in OPENERS:
         raise UsageError(f"{str(path)!r} is no checkpoint that zerocheck reads ({_ALLOWED})")
-    return open_files([path])
+    return open_parts([path])
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of a checkpoint: that which `latest` names, if there is one."""
+    return _pointed(path) if (path / _POINTER).is_file() else path
 
 
 def _pointed(path: Path) -> Path:
@@ -76,14 +87,20 @@ def _pointed(path: Path) -> Path:
     return path / name
 
 
-def _not_deepspeed(path: Path, names: set[str]) -> None:
-    ends = ("_model_states.pt", "_optim_states.pt")
-    below = {one.name for one in path.glob("*/*_states.pt")} if _POINTER in names else set()
-    if any(name.endswith(ends) for name in names | below):
-        raise UsageError(
-            f"{str(path)!r} is a checkpoint of DeepSpeed, which comes later; what its "
-            "zero_to_fp32.py writes, the parameters in files of torch.save, can be checked"
-        )
+def _is_dcp(names: Iterable[str]) -> bool:
+    return any(name == INDEX or name.endswith(".distcp") for name in names)
+
+
+def _folders(here: Sequence[Path]) -> list[Path]:
+    """Return the folders of shards that are parts of one checkpoint.
+
+    Those whose names differ in numbers only (`step-10`, `step-20`) are checkpoints of their own.
+    """
+    folders = [
+        one for one in here if one.is_dir() and _is_dcp({file.name for file in _listed(one)})
+    ]
+    names = {re.sub(r"\d+", "", one.name) for one in folders}
+    return folders if len(names) == len(folders) else []
 
 
 def _unknown(path: Path, here: Sequence[Path]) -> str:

@@ -12,6 +12,7 @@ import pickle
 import re
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,27 @@ _BLOCK = 1 << 20
 
 
 class RefusedPickle(UsageError):
-    """Error for a pickle that names a class which `weights_only=True` does not admit."""
+    """Error for a pickle that names a class which `weights_only=True` does not admit: `name`."""
+
+    name = ""
 
 
-def load(data: Path | bytes, where: str) -> Any:
+class Record:
+    """Stand-in for an object of an admitted class, with its attributes."""
+
+    def __new__(cls, *given: object) -> Record:
+        return super().__new__(cls)
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+
+def load(data: Path | bytes, where: str, admitted: Sequence[str] = ()) -> Any:
     """Load a file of torch.save on the CPU; it is mapped into memory, not read whole.
 
-    where: the name of the data in messages. Raises Damaged for data that is truncated or fails its
-    checksum, Refused for classes that `weights_only=True` does not admit.
+    where: the name of the data in messages; admitted: full names of classes whose objects are
+    loaded as `Record`, so that none of their code runs. Raises Damaged for data that is truncated
+    or fails its checksum, Refused for other classes than those and what `weights_only=True` admits.
     """
     file: Any = data if isinstance(data, Path) else io.BytesIO(data)
     archive = is_archive(file)
@@ -44,17 +58,20 @@ def load(data: Path | bytes, where: str) -> Any:
     if not isinstance(data, Path):
         file.seek(0)
     try:
-        return torch.load(
-            file, map_location="cpu", weights_only=True, mmap=archive and isinstance(data, Path)
-        )
+        with torch.serialization.safe_globals([(Record, name) for name in admitted]):
+            return torch.load(
+                file, map_location="cpu", weights_only=True, mmap=archive and isinstance(data, Path)
+            )
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
         if name is None:
             raise DamagedCheckpoint("its pickle is damaged") from error
-        raise RefusedPickle(
+        refused = RefusedPickle(
             f"{where} holds an object of {name[1]}, which is not a tensor, number or container; "
             "it was not loaded, since that would run its code"
-        ) from error
+        )
+        refused.name = name[1]
+        raise refused from error
     except Exception as error:  # damaged bytes lead to whatever torch stumbles over
         raise DamagedCheckpoint(
             f"torch.load fails: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"

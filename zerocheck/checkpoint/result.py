@@ -60,7 +60,8 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     checked: the checks that were made; unchecked: those that could not be, and why; notes: worth
     knowing and not wrong; verified, unverifiable: properties that the files' format allows to
     verify, and those that it does not, in words. intact: of one checkpoint, the number of tensors
-    of each role that no finding names. The exit code is 1 if there are findings.
+    of each role that no finding names; loads: where it can be loaded. The exit code is 1 if there
+    are findings.
     """
 
     version: int = VERSION
@@ -72,6 +73,7 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     verified: tuple[str, ...] = ()
     unverifiable: tuple[str, ...] = ()
     intact: dict[str, int] = {}
+    loads: str = ""
 
     @property
     def exit_code(self) -> ExitCode:

@@ -80,7 +80,8 @@ class CheckpointSource(Protocol):
     format: its name, for people; tensors: every tensor by its key; values: every other leaf
     (numbers, words, tuples, lists of them); findings: what is wrong with its files and its index;
     notes: what was left out and why; ordered: whether the tensors have the order of the state dict;
-    verified, unverifiable: what this form of files lets be verified, and what not.
+    verified, unverifiable: what this form of files lets be verified, and what not. loads: on which
+    numbers of ranks what is intact can be loaded.
     """
 
     format: str
@@ -91,6 +92,7 @@ class CheckpointSource(Protocol):
     notes: list[str]
     verified: list[str]
     unverifiable: list[str]
+    loads: str
 
     def files_of(self, key: Key) -> frozenset[str]:
         """Names of the files that hold the tensor."""
@@ -103,6 +105,8 @@ class CheckpointSource(Protocol):
 
 class OpenCheckpoint:
     """State that every format fills in while it opens a checkpoint; see `Source`."""
+
+    loads = "on any number of ranks"
 
     def __init__(self) -> None:
         self.ordered = True

@@ -40,6 +40,8 @@ def render(report: CheckpointReport) -> str:
         lines.append(f"{word}: {count} finding{'s' * (count > 1)}")
     else:
         lines.append(f"{'equal, bit for bit' if two else 'nothing wrong'}: {names}")
+        if report.loads:
+            lines.append(f"loads {one_line(report.loads)}")
     return "\n".join(lines) + "\n"
 
 

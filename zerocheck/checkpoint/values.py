@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .contents import Contents, Item
+from .contents import OTHER, Contents, Item
 from .groups import betas
 from .moment_bound import largest
 from .places import MarkedElements, at, blocks, wide
@@ -19,13 +19,15 @@ class ValueChecks:
     """Checks of all tensors, each read once, parameter by parameter.
 
     broken: (role, name) of tensors with a gap or an overlap, which have no defined values.
-    findings: errors; bounded: number of parameters whose first moment was compared with the bound.
+    findings: errors; unknown: numbers of unknown role that are not finite; bounded: how many
+    parameters have a first moment that was compared with the bound.
     """
 
     def __init__(self, contents: Contents, broken: set[tuple[str, str]]) -> None:
         self._contents = contents
         self._broken = broken
         self.findings: list[CheckpointProblem] = []
+        self.unknown: list[str] = []
         self.bounded = 0
 
     def run(self) -> None:
@@ -57,7 +59,9 @@ class ValueChecks:
             marked = MarkedElements()
             for start, (block,) in blocks(tensor):
                 marked.add(start, ~torch.isfinite(block))
-            if marked.count:
+            if marked.count and item.role == OTHER and tensor.numel() == 1:  # the best score so far
+                self.unknown.append(item.name)
+            elif marked.count:
                 what = f"{marked.where(item.stored.shape)} is {at(tensor, marked.first)}"
                 self._wrong("finite", item.label, what)
         return tensor

@@ -1,7 +1,8 @@
-"""Several files with whole tensors as one checkpoint, with the index of a sharded one.
+"""Several files and folders as one checkpoint, with the index of a sharded one.
 
 Files of a sharded model (`model-00001-of-00003.safetensors`) are one; others are separate, and
-their names without ending (`model`, `optimizer`) come before those of their tensors.
+their names without ending (`model`, `optimizer`) come before those of their tensors. Trainers that
+shard put folders of torch.distributed.checkpoint beside their files (`optimizer_0`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from ..errors import UsageError
+from ..errors import UsageError, few
+from .dcp import Dcp
 from .records import RefusedPickle, has_checksums, load
 from .safetensors_file import SafetensorsFile
 from .source import (
     CheckpointSource,
     DamagedCheckpoint,
     Key,
+    MissingFile,
     OpenCheckpoint,
     dotted,
     leaves,
@@ -73,10 +76,13 @@ class TorchSave(OpenCheckpoint):
         return frozenset({self._name})
 
 
+WHOLE = ".ckpt"
+"""Suffix of a file that is a checkpoint of its own, as Lightning names them."""
 OPENERS: dict[str, Callable[[Path], CheckpointSource]] = {
     ".pt": TorchSave,
     ".pth": TorchSave,
     ".bin": TorchSave,
+    WHOLE: TorchSave,
     ".safetensors": SafetensorsFile,
 }
 _PART = re.compile(r"(.+)-\d+-of-\d+")
@@ -86,35 +92,43 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-class WholeFiles(OpenCheckpoint):
-    """Opened files of whole tensors; see `Source`."""
+class CheckpointParts(OpenCheckpoint):
+    """Opened files of whole tensors, and folders of shards; see `Source`."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
-        self._from: dict[Key, tuple[CheckpointSource, Key]] = {}
+        self._from: dict[Key, tuple[CheckpointSource, Key, str]] = {}
         opened: dict[Path, CheckpointSource] = {}
         refused: list[RefusedPickle] = []
+        unread: dict[str, list[str]] = {}
         for path in paths:
             try:
-                opened[path] = OPENERS[path.suffix](path)
+                opened[path] = Dcp(path) if path.is_dir() else OPENERS[path.suffix](path)
             except RefusedPickle as error:
                 refused.append(error)
-                self.notes.append(f"not read: {error}")
+                unread.setdefault(error.name, []).append(path.name)
         if refused and not any(source.tensors for source in opened.values()):
             raise refused[0]
+        for name, files in unread.items():
+            self.notes.append(f"{few(files)} not read: loading {name} would run its code")
         self.format = " and ".join(sorted({source.format for source in opened.values()}))
         stems = {path: _stem(path) for path in paths}
         several = len(set(stems.values())) > 1
         for path, source in opened.items():
-            self._take(source, (stems[path],) if several else ())
+            self._take(source, path, (stems[path],) if several else ())
         for directory in {path.parent for path in paths}:
             self._indices(directory, opened)
         if len(paths) > 1:
-            self.unverifiable.append("that all files are of one save (they name none)")
+            what = "folders" if all(map(Path.is_dir, paths)) else "files"
+            self.unverifiable.append(f"that all {what} are of one save (they name none)")
 
-    def _take(self, source: CheckpointSource, above: Key) -> None:
+    def _take(self, source: CheckpointSource, path: Path, above: Key) -> None:
         self.ordered = self.ordered and source.ordered
-        self.findings += source.findings
+        folder = f"{path.name}/" if isinstance(source, Dcp) else ""
+        for one in source.findings:
+            where = folder * (one.check == "files") + one.where
+            file = one.file and folder + one.file
+            self.wrong(one.check, where, one.detail, file=file)
         self.notes += source.notes
         self.verified += [one for one in source.verified if one not in self.verified]
         self.unverifiable += [one for one in source.unverifiable if one not in self.unverifiable]
@@ -124,7 +138,7 @@ class WholeFiles(OpenCheckpoint):
                 self.wrong("tiling", dotted(full), "two files hold it")
                 continue
             self.tensors[full] = stored
-            self._from[full] = (source, key)
+            self._from[full] = (source, key, folder)
         for key, value in source.values.items():
             self.values[above + key] = value
 
@@ -160,13 +174,16 @@ class WholeFiles(OpenCheckpoint):
 
     def read(self, key: Key) -> torch.Tensor:
         """See `Source.read`."""
-        source, inner = self._from[key]
-        return source.read(inner)
+        source, inner, folder = self._from[key]
+        try:
+            return source.read(inner)
+        except MissingFile as error:
+            raise MissingFile(folder + error.file) from None
 
     def files_of(self, key: Key) -> frozenset[str]:
         """See `Source.files_of`."""
-        source, inner = self._from[key]
-        return source.files_of(inner)
+        source, inner, folder = self._from[key]
+        return frozenset(folder + file for file in source.files_of(inner))
 
 
 def _stem(path: Path) -> str:
@@ -174,10 +191,10 @@ def _stem(path: Path) -> str:
     return part[1] if part else path.stem
 
 
-def open_files(paths: Sequence[Path]) -> WholeFiles:
-    """Open files; raises UsageError for one that cannot be read at all."""
+def open_parts(paths: Sequence[Path]) -> CheckpointParts:
+    """Open files and folders; raises UsageError for one that cannot be read at all."""
     try:
-        return WholeFiles(paths)
+        return CheckpointParts(paths)
     except OSError as error:
         raise UsageError(
             f"{error.filename or paths[0]} cannot be read: {error.strerror}"

@@ -52,23 +52,23 @@ def checkpoint(
 ) -> int:
     """Examine a checkpoint that you have, or compare two.
 
-    DIR is a directory of torch.distributed.checkpoint, or holds files of torch.save or
-    safetensors; a single file of whole tensors is taken too. One is checked for files, tiling,
-    checksums, values that are not finite, second moments, steps and first moments; two may differ
-    in format and sharding, and are equal if every tensor is, bit for bit.
+    DIR is a checkpoint of torch.distributed.checkpoint, transformers, accelerate, DeepSpeed, or
+    Lightning, or has files of torch.save or safetensors; a single file works, too. One checkpoint
+    is checked for files, tiling, checksums, values that are not finite, second moments, steps, and
+    first moments, and compared with its record if check.saved wrote one. Two may differ in format
+    and sharding, and are equal if every tensor is, bit for bit.
 
-    Nothing of a checkpoint is executed: a pickle that asks for more than tensors, numbers,
-    containers and torch's own records is refused, with the name it asks for.
+    Nothing in a checkpoint is executed. A pickle that needs more than tensors, numbers, and
+    containers is rejected with the name of what it needs.
 
     Exits with 0 if nothing is wrong or both are equal, 1 with findings, 2 for wrong usage.
     """
     from ..run.execute.machine import import_torch
 
     import_torch()
-    from ..attached.saves.in_files import with_record
+    from ..attached.saves.in_files import examined
     from ..attached.saves.published import report_of
     from ..checkpoint.compare import compare
-    from ..checkpoint.examine import examine
     from ..checkpoint.text import render
 
     if against is not None and other is not None:
@@ -80,7 +80,7 @@ def checkpoint(
     elif other is not None:
         report = compare(directory, other)
     else:
-        report = with_record(examine(directory), directory)
+        report = examined(directory)
     return shown(report, render(report), json_file)
 
 

@@ -12,7 +12,6 @@ and gradients are not judged. A checkpoint that the Trainer saves gets a record,
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..attached.session import Attached
@@ -47,7 +46,7 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         model, optimizers = trainer.strategy.model, trainer.optimizers
         self.attached = attach_in_trainer(model, optimizers, done=done, **self._options)
         if trainer.ckpt_path:
-            self.attached.loaded(_record(trainer.ckpt_path), required=False)
+            self.attached.loaded(trainer.ckpt_path, required=False)
         self._record_saves(trainer)
 
     def _record_saves(self, trainer: Trainer) -> None:
@@ -59,11 +58,9 @@ class LightningCheck(_Callback):  # type: ignore[misc]
             if weights_only or self.attached is None:
                 save(path, weights_only, *given, **more)
                 return
-            with self.attached.timed("save", _record(path)):
+            with self.attached.timed("save", path):
                 save(path, weights_only, *given, **more)
-            record = _record(path)
-            record.mkdir(parents=True, exist_ok=True)
-            self.attached.saved(record)
+            self.attached.saved(path)
 
         trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign,unused-ignore]
 
@@ -80,12 +77,6 @@ class LightningCheck(_Callback):  # type: ignore[misc]
         if self.attached is not None and self._updates != trainer.global_step:
             self.attached.after()
             self._updates = None
-
-
-def _record(checkpoint: Any) -> Path:
-    """Return the folder of a checkpoint's record: itself, or one next to a file."""
-    path = Path(checkpoint)
-    return path if path.is_dir() else path.with_name(f"{path.name}.zerocheck")
 
 
 def _training(factory: Callable[[], Any]) -> Callable[[], Any]:

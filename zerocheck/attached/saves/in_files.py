@@ -10,7 +10,8 @@ import msgspec
 import torch
 
 from ...checkpoint.contents import MODEL, Contents, Item, contents_of
-from ...checkpoint.formats import open_checkpoint
+from ...checkpoint.examine import examine, report_on
+from ...checkpoint.formats import folder_of, open_checkpoint
 from ...checkpoint.result import CheckpointProblem, CheckpointReport
 from ...checkpoint.source import DamagedCheckpoint
 from ...checkpoint.tiling import problems
@@ -58,8 +59,8 @@ def digest(name: str, tensor: torch.Tensor, *, rounds: bool = False) -> WholeDig
 
 def recorded_or_read(path: Path) -> SavedState:
     """Return the record in a folder, else the state that the files at a path hold."""
-    if has_record(path) or not path.exists():
-        return read_saved(path)
+    if has_record(folder_of(path)) or not path.exists():
+        return read_saved(folder_of(path))
     return _state(contents_of(path, open_checkpoint(path)))
 
 
@@ -94,15 +95,52 @@ def _role(item: Item, record: SavedState | None) -> str:
     return next((role for role in WEIGHTS if item.name in record.tensors.get(role, {})), "")
 
 
-def with_record(report: CheckpointReport, path: Path) -> CheckpointReport:
-    """Add what differs from the record that `check.saved` wrote when this was saved.
+def examined(path: Path) -> CheckpointReport:
+    """Examine a checkpoint, and compare it with the record that `check.saved` wrote with it.
 
     The record was made at the call: a save that goes on while training changes the state differs.
-    What the report already says to be damaged is left out.
+    Raises UsageError for a path without a checkpoint.
     """
-    if not has_record(path):
-        return report
-    record, contents = read_saved(path), contents_of(path, open_checkpoint(path))
+    folder = folder_of(path)
+    if not has_record(folder):
+        return examine(path)
+    record, source = read_saved(folder), open_checkpoint(path)
+    contents = contents_of(path, source)
+    short = _without_adapter(record, {*contents.named(MODEL)})
+    contents = contents_of(path, source, (short or record).members)
+    report = report_on(contents)
+    if short is None:
+        return _compared(report, contents, record)
+    left = len(record.tensors["parameter"]) - len(short.tensors["parameter"])
+    note = f"an adapter: {left} parameters that training recorded are not in it"
+    report = msgspec.structs.replace(report, notes=(*report.notes, note))
+    return _compared(report, contents, short)
+
+
+def _without_adapter(record: SavedState, names: set[str]) -> SavedState | None:
+    """Return the record of an adapter alone, which a checkpoint has without its name.
+
+    names: of the weights in the checkpoint. Returns None where they are those of the record.
+    """
+    known = {name for role in WEIGHTS for name in record.tensors.get(role, {})}
+    parts = {part for name in known for part in name.split(".")} if names - known else ()
+    for part in sorted(parts):
+        short = {name: ".".join(one for one in name.split(".") if one != part) for name in known}
+        if names <= {*short.values()}:
+            tensors = {
+                role: {
+                    short[name]: each for name, each in named.items() if short.get(name) in names
+                }
+                for role, named in record.tensors.items()
+            }
+            counts = {short[n]: c for n, c in record.counts.items() if short.get(n) in names}
+            members = tuple(tuple(short.get(n, "") for n in group) for group in record.members)
+            return msgspec.structs.replace(record, tensors=tensors, counts=counts, members=members)
+    return None
+
+
+def _compared(report: CheckpointReport, contents: Contents, record: SavedState) -> CheckpointReport:
+    """Add what differs from the record; what the report says to be damaged is left out."""
     now = _state(contents, record)
     numbered = any(name.startswith("parameter ") for name in contents.optimized())
     lacks = any(each.check == "files" for each in report.findings)

@@ -15,7 +15,15 @@ from ...protocol.verdicts import Judgement, Obligation, Status, Violation
 from ..record.digests import WholeDigest, wrong_ranges
 from ..record.ranks import AllRanks, agreed
 from ..record.step_record import GroupOptions
-from .saved_state import NAME, LiveState, NextStep, SavedState, TrainedModel, read_saved, state_of
+from .saved_state import (
+    LiveState,
+    NextStep,
+    SavedState,
+    TrainedModel,
+    has_record,
+    read_saved,
+    state_of,
+)
 
 ROLES = ("parameter", *STATES, "buffer")
 """Order in which roles are judged: the first that is wrong is named first."""
@@ -255,7 +263,7 @@ def judge_load(
     required: False to return None where there is no record.
     """
     saved = None
-    if ranks.rank == 0 and (required or (directory / NAME).is_file()):
+    if ranks.rank == 0 and (required or has_record(directory)):
         saved = read_saved(directory)
     if not ranks.broadcast(b"" if saved is None else b"1"):
         return None

@@ -23,7 +23,7 @@ from ..record.ranks import AllRanks
 from .in_files import WeightsInFiles, digest, recorded_or_read
 from .loaded import ROLES, JudgedLoad, WrongTensor, judged, violation_of
 from .relations import Names, Relation, relations
-from .saved_state import NAME, SavedState, TrainedModel, read_saved, state_of
+from .saved_state import NAME, SavedState, TrainedModel, read_saved, record_folder, state_of
 
 
 def compare_weights(
@@ -243,7 +243,7 @@ def _other_step(
 ) -> int | None:
     """Return the step of a record beside this one that has all of these weights."""
     for record in sorted(directory.parent.glob(f"*/{NAME}")):
-        if record.parent == directory:
+        if record.parent == record_folder(directory):
             continue
         with suppress(UsageError):  # a damaged record of another step
             saved = read_saved(record.parent)

@@ -232,11 +232,11 @@ class Followed:
             "steps": torch.from_numpy(self.steps.copy()),
             "epoch": torch.tensor([self.epoch]),
         }
-        return lambda directory: write_safetensors(directory / NAME, tensors)
+        return lambda folder: write_safetensors(folder / NAME, tensors)
 
-    def read(self, directory: Path) -> None:
-        """Go on from the samples of a checkpoint; from none where it has none."""
-        path = directory / NAME
+    def read(self, folder: Path) -> None:
+        """Go on from the samples in a record's folder; from none where it has none."""
+        path = folder / NAME
         if not path.is_file():
             return
         file = SafetensorsFile(path)

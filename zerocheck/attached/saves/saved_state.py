@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from ...case.codec import parse
-from ...contract.names import unwrapped
+from ...checkpoint.whole_files import OPENERS
+from ...contract.names import named_parameters, unwrapped
 from ...contract.shard import Shard
 from ...drive.recorder import entry_of
 from ...errors import UsageError
@@ -39,9 +40,16 @@ NEXT = "zerocheck-next.json"
 FORMAT = 1
 
 
-def has_record(folder: Path) -> bool:
-    """Return True if a record was written into this folder."""
-    return (folder / NAME).is_file()
+def record_folder(checkpoint: Path) -> Path:
+    """Return the folder of a checkpoint's record: itself, or one beside a file of weights."""
+    if checkpoint.is_dir() or checkpoint.suffix not in OPENERS:
+        return checkpoint
+    return checkpoint.with_name(f"{checkpoint.name}.zerocheck")
+
+
+def has_record(checkpoint: Path) -> bool:
+    """Return True if a record of a checkpoint was written."""
+    return (record_folder(checkpoint) / NAME).is_file()
 
 
 class TrainedModel(NamedTuple):
@@ -68,7 +76,8 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
 
     tensors: by role and name; buffers: by name, those that other ranks than the first have, where
     running statistics are each rank's own; counts: step counts by parameter; options: of the
-    parameter groups; random: by rank; data: what the script said of its position in the data.
+    parameter groups; members: names in each group, "" for what has none, such as flat parameters;
+    random: by rank; data: what the script said of its position in the data.
     """
 
     saved: int = FORMAT
@@ -78,6 +87,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     buffers: dict[str, tuple[WholeDigest, ...]]
     counts: dict[str, float]
     options: tuple[GroupOptions, ...]
+    members: tuple[tuple[str, ...], ...] = ()
     random: tuple[dict[str, str], ...]
     data: Any = None
 
@@ -132,10 +142,19 @@ def state_of(
         buffers=buffers,
         counts=counts,
         options=group_options(trained.optimizers),
+        members=tuple(_members(trained)),
         random=tuple(one.random for one in every),
         data=data,
     )
     return LiveState(saved, copies)
+
+
+def _members(trained: TrainedModel) -> Iterator[tuple[str, ...]]:
+    """Yield the names of the parameters in each group."""
+    names = {id(one): name for name, one in named_parameters(trained.model)}
+    for optimizer in trained.optimizers:
+        for group in optimizer.param_groups:
+            yield tuple(names.get(id(one), "") for one in group["params"])
 
 
 def _of_rank(trained: TrainedModel, *, rounds: bool) -> RankState:
@@ -178,9 +197,9 @@ def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def write_saved(directory: Path, state: SavedState) -> None:
-    """Write the record next to the checkpoint."""
-    (directory / NAME).write_bytes(encode(state))
+def write_saved(folder: Path, state: SavedState) -> None:
+    """Write the record into its folder."""
+    (folder / NAME).write_bytes(encode(state))
 
 
 def record_weights(directory: Path, weights: TrainedModel, ranks: AllRanks, *, step: int) -> None:
@@ -197,23 +216,24 @@ class NextStep(msgspec.Struct, frozen=True):
     step: int
     options: tuple[GroupOptions, ...]
 
-    def write(self, directory: Path) -> None:
+    def write(self, folder: Path) -> None:
         """Write them next to a record, unless the checkpoint was moved or deleted."""
-        if has_record(directory):
-            (directory / NEXT).write_bytes(encode(self))
+        if has_record(folder):
+            (folder / NEXT).write_bytes(encode(self))
 
     @classmethod
-    def read(cls, directory: Path) -> NextStep | None:
+    def read(cls, checkpoint: Path) -> NextStep | None:
         """Read them; None where the job ended before its next step, or while it wrote them."""
         try:
-            return msgspec.json.decode((directory / NEXT).read_bytes(), type=cls)
+            path = record_folder(checkpoint) / NEXT
+            return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError):
             return None
 
 
-def read_saved(directory: Path) -> SavedState:
+def read_saved(checkpoint: Path) -> SavedState:
     """Read a record. Raises UsageError for what is missing, damaged or of another format."""
-    path = directory / NAME
+    path = record_folder(checkpoint) / NAME
     try:
         raw: Any = parse(path.read_bytes(), source=str(path))
         found = msgspec.convert(raw, SavedState, strict=False)
