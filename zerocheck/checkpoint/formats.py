@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from os.path import isfile
 from pathlib import Path
 
 from ..errors import UsageError, did_you_mean
@@ -65,7 +66,7 @@ def _open_file(path: Path) -> CheckpointSource:
 
 def folder_of(path: Path) -> Path:
     """Return the folder of a checkpoint: that which `latest` names, if there is one."""
-    return _pointed(path) if (path / _POINTER).is_file() else path
+    return _pointed(path) if isfile(path / _POINTER) else path
 
 
 def _pointed(path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from os.path import exists
 from pathlib import Path
 
 import msgspec
@@ -59,7 +60,7 @@ def digest(name: str, tensor: torch.Tensor, *, rounds: bool = False) -> WholeDig
 
 def recorded_or_read(path: Path) -> SavedState:
     """Return the record in a folder, else the state that the files at a path hold."""
-    if has_record(folder_of(path)) or not path.exists():
+    if has_record(folder_of(path)) or not exists(path):
         return read_saved(folder_of(path))
     return _state(contents_of(path, open_checkpoint(path)))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,14 +43,14 @@ FORMAT = 1
 
 def record_folder(checkpoint: Path) -> Path:
     """Return the folder of a checkpoint's record: itself, or one beside a file of weights."""
-    if checkpoint.is_dir() or checkpoint.suffix not in OPENERS:
+    if isdir(checkpoint) or checkpoint.suffix not in OPENERS:
         return checkpoint
     return checkpoint.with_name(f"{checkpoint.name}.zerocheck")
 
 
 def has_record(checkpoint: Path) -> bool:
     """Return True if a record of a checkpoint was written."""
-    return (record_folder(checkpoint) / NAME).is_file()
+    return isfile(record_folder(checkpoint) / NAME)
 
 
 class TrainedModel(NamedTuple):
