@@ -195,6 +195,20 @@ def test_other_tensors_are_noted_and_checked(tmp_path: Path) -> None:
     assert "numbers of unknown role that are not finite: best" in report.notes
 
 
+def test_a_fused_parameter_that_the_model_has_in_parts(tmp_path: Path) -> None:
+    """As torchtitan saves it: the state dict splits what the optimizer has whole."""
+    tree = state()
+    weight = tree["model"].pop(WEIGHT)
+    tree["model"]["0.q.weight"], tree["model"]["0.k.weight"] = weight[:2], weight[2:]
+    report = examine(save_dcp(tree, tmp_path / "saved"))
+    assert not report.findings
+    note = f"the model has {WEIGHT} in parts, which are not compared: 0.q.weight, 0.k.weight"
+    assert note in report.notes
+    del tree["model"]["0.k.weight"]
+    report = examine(save_dcp(tree, tmp_path / "wrong"))
+    assert found(report) == {("moments", WEIGHT)}
+
+
 @pytest.mark.parametrize("dcp", [True, False])
 def test_numbers_are_matched_to_names(tmp_path: Path, dcp: bool) -> None:
     tree = plain()

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from test_attach_trainers import result, trained
 
+from zerocheck.attached.saves.in_files import examined
+
 TRAINER = "titan_trainer.py"
 
 
@@ -65,3 +67,15 @@ def test_the_first_wrong_step(fault: str, cause: str, tmp_path: Path) -> None:
     line, said = trained(TRAINER, tmp_path, *options, "--fault", fault)
     assert "first step  5 is the first wrong one: step 4 was recorded and hold" in said, said
     assert cause in line, line
+
+
+def test_checkpoints_are_recorded_and_loads_judged(tmp_path: Path) -> None:
+    saves = ("--saves", str(tmp_path / "saves"))
+    assert "violated []" in trained(TRAINER, tmp_path, "--steps", "4", *saves)[0]
+    report = examined(tmp_path / "saves" / "checkpoint" / "step-2")
+    assert not report.findings and "recorded" in report.checked
+    line, said = trained(TRAINER, tmp_path, "--steps", "5", *saves)
+    assert "violated []" in line and "0 of 1 loads wrong" in said, said
+    wrong = ("--steps", "6", "--fault", "optimizer not loaded", *saves)
+    said = trained(TRAINER, tmp_path, *wrong)[1]
+    assert "1 of 1 loads wrong" in said and "exp_avg of every parameter" in said, said

@@ -89,8 +89,11 @@ def config_of(given: argparse.Namespace) -> Any:
     config.parallelism.tensor_parallel_degree = given.tp
     config.parallelism.expert_parallel_degree = given.ep
     config.activation_checkpoint = None
-    config.validator.enable = config.checkpoint.enable = False
-    config.dump_folder = tempfile.mkdtemp()
+    config.validator.enable = False
+    config.checkpoint.enable, config.checkpoint.interval = given.saves is not None, 2
+    if given.fault == "optimizer not loaded":
+        config.checkpoint.exclude_from_loading = ["optimizer"]
+    config.dump_folder = given.saves or tempfile.mkdtemp()
     config.tokenizer, config.dataloader = Ready(lambda **_: None), Ready(RandomTokens)
     return config
 

@@ -22,6 +22,7 @@ FAULTS = (
     "mean of means",
     "own tokens",
     "a layer divided by ep",
+    "optimizer not loaded",
 )
 
 

@@ -9,7 +9,7 @@ parameters, they are matched to names if there is exactly one way to do so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +73,20 @@ class Contents:
         found = dict.fromkeys(n for role, n in self.items if role not in (MODEL, OTHER))
         first = [name for name in self.named(MODEL) if name in found]
         return list(dict.fromkeys([*first, *found, *self.steps]))
+
+    def parts_of(self, name: str, numel: int, known: Container[str]) -> list[str]:
+        """Return what a state dict has in place of a parameter, such as a fused one in parts.
+
+        Those are tensors of the model that are not known, below the same module, and together of
+        as many elements.
+        """
+        model, above = self.named(MODEL), name
+        while "." in above:
+            above = above.rpartition(".")[0]
+            parts = [one for one in model if one.startswith(f"{above}.") and one not in known]
+            if sum(model[one].stored.numel for one in parts) == numel:
+                return parts
+        return []
 
     def described(self) -> CheckpointSummary:
         """Summarize the content for a report."""

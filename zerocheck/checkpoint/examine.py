@@ -115,7 +115,8 @@ def _moments(contents: Contents) -> Iterator[CheckpointProblem]:
     roles = [role for role in MOMENTS if contents.named(role) or (adam and role in MOMENTS[:2])]
     stepped = {*contents.steps, *contents.odd_steps}
     for name in contents.optimized():
-        if model and name not in model and not name.startswith("parameter "):
+        numbered = name.startswith("parameter ")
+        if model and name not in model and not numbered and not _in_parts(contents, name):
             yield CheckpointProblem(
                 check="moments", where=name, detail="it has optimizer state, and no parameter"
             )
@@ -137,6 +138,13 @@ def _moments(contents: Contents) -> Iterator[CheckpointProblem]:
                 )
         if stepped and has and name not in stepped:
             yield CheckpointProblem(check="moments", where=f"step {name}", detail="it is missing")
+
+
+def _in_parts(contents: Contents, name: str) -> list[str]:
+    """Return the tensors that the model has in place of a parameter of the optimizer."""
+    sizes = (one.stored.numel for one in contents.items.values() if one.name == name)
+    numel = max(sizes, default=0)
+    return contents.parts_of(name, numel, {*contents.optimized()})
 
 
 def _must_have(contents: Contents, name: str, role: str, has: list[str]) -> bool:
@@ -167,8 +175,13 @@ def _notes(contents: Contents, not_finite: list[str]) -> Iterator[str]:
     members = [name for name in contents.settings if name not in optimized]
     if optimized and members:
         yield f"in a param group, and without state, so never stepped: {_some(members)}"
+    model = contents.named(MODEL)
     known = optimized | set(members)
-    left = [name for name in contents.named(MODEL) if name not in known]
+    for name in optimized - model.keys():
+        if parts := _in_parts(contents, name):
+            yield f"the model has {name} in parts, which are not compared: {_some(parts)}"
+            known |= {*parts}
+    left = [name for name in model if name not in known]
     if optimized and left and not any(name.startswith("parameter ") for name in optimized):
         yield f"unknown to the optimizer, so buffers or frozen: {_some(left)}"
     others = [name for name in contents.named(OTHER) if name not in not_finite]

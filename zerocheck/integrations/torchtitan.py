@@ -6,13 +6,15 @@
 
 A step is one `trainer.train_step`, with all microbatches. torchtitan divides losses by the tokens
 of all ranks and sums gradients, which is declared here. A training that is resumed goes on
-counting. Checkpoints get no record by themselves: `attached.saved(folder)` after a save makes one.
-The meshes of its context, tensor, expert and pipeline parallelism are those of the trainer.
+counting. Checkpoints with the state of the optimizer get a record, by which loads are judged, if
+each rank has one part of the model. The meshes of its context, tensor, expert and pipeline
+parallelism are those of the trainer.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from ..attached.session import Attached
@@ -35,7 +37,11 @@ class TitanCheck:
 
     def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
         self._trainer, self._step, self._options = trainer, trainer.train_step, options
+        self._checkpointer: Any = getattr(trainer, "checkpointer", None)
         self.every: list[Attached] = []
+        if self._checkpointer is not None:
+            self._save = self._checkpointer.save
+            self._checkpointer.save = self.save
 
     @property
     def attached(self) -> Attached | None:
@@ -46,10 +52,23 @@ class TitanCheck:
         """Take a step of the trainer, and judge it if it was chosen."""
         if not self.every:  # a checkpoint is loaded by now
             self.every = [self._attach(part) for part in self._trainer.model_parts]
+            if self._checkpointer is not None and len(self.every) == 1:
+                self.every[0].loaded(self._folder(self._trainer.step - 1), required=False)
         with ExitStack() as stack:
             for one in self.every:
                 stack.enter_context(one.step())
             return self._step(*given, **named)
+
+    def save(self, curr_step: int, last_step: bool = False) -> Any:
+        """Save as the trainer does, and record what was saved."""
+        result = self._save(curr_step, last_step)
+        weights_alone = last_step and self._checkpointer.last_save_model_only
+        if result and not weights_alone and len(self.every) == 1:
+            self.every[0].saved(self._folder(curr_step))
+        return result
+
+    def _folder(self, step: int) -> Path:
+        return Path(self._checkpointer.folder) / f"step-{step}"
 
     def _attach(self, part: Any) -> Attached:
         trainer = self._trainer

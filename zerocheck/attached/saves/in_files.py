@@ -146,14 +146,18 @@ def _compared(report: CheckpointReport, contents: Contents, record: SavedState) 
     numbered = any(name.startswith("parameter ") for name in contents.optimized())
     lacks = any(each.check == "files" for each in report.findings)
 
-    def judged(role: str, name: str) -> bool:
-        if role not in WEIGHTS and numbered:
-            return False
-        held = name in now.tensors.get(role, {})
-        return held or not (lacks or (MODEL if role in WEIGHTS else role, name) in contents.items)
+    known = {name for role in WEIGHTS for name in record.tensors.get(role, {})}
+
+    def judged(role: str, name: str, numel: int) -> bool:
+        if name in now.tensors.get(role, {}):
+            return True
+        if role in WEIGHTS:  # examine says what is there in parts
+            there = (MODEL, name) in contents.items or contents.parts_of(name, numel, known)
+            return not (lacks or there)
+        return not (numbered or lacks or (role, name) in contents.items)
 
     tensors = {
-        role: {name: one for name, one in named.items() if judged(role, name)}
+        role: {name: one for name, one in named.items() if judged(role, name, one.numel)}
         for role, named in record.tensors.items()
     }
     counts = {} if numbered or lacks else record.counts
