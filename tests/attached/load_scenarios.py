@@ -243,7 +243,39 @@ class Late(dcp.FileSystemWriter):
         return super().write_data(*given)
 
 
-def written(writer: str, *, directory: str, folder: str, wrong: bool = False) -> dict[str, Any]:
+def mistaken(state: dict[str, Any], mistake: str) -> dict[str, Any]:
+    """Return a copy of what is to be saved, with a mistake of a writer."""
+    state = copy.deepcopy(state)
+    weights, moments = state["model"], state["optim"]["state"]
+    for one in moments.values():
+        if mistake == "moments exchanged":
+            one["exp_avg"], one["exp_avg_sq"] = one["exp_avg_sq"], one["exp_avg"]
+        elif mistake == "rounded":
+            local(one["exp_avg"]).copy_(local(one["exp_avg"]).bfloat16())
+        elif mistake == "steps lost":
+            one["step"].zero_()
+    first, second = moments["0.bias"], moments["1.bias"]
+    if mistake == "of another":
+        first["exp_avg"], second["exp_avg"] = second["exp_avg"], first["exp_avg"]
+    elif mistake == "optimizer lost":
+        state["optim"]["state"] = {}
+    elif mistake == "a moment lost":
+        del first["exp_avg_sq"]
+    elif mistake == "zeroed":
+        local(weights["3.weight"]).zero_()
+    elif mistake == "of one rank" and dist.get_rank() == 0:
+        local(weights["3.weight"])[:1].zero_()
+    elif mistake == "decayed again":
+        for name in ("0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"):
+            local(weights[name]).mul_(0.999)
+    elif mistake == "a statistic lost":
+        weights["1.running_mean"] = torch.zeros_like(weights["1.running_mean"])
+    elif mistake == "a weight lost":
+        del weights["3.bias"]
+    return state
+
+
+def written(writer: str, *, directory: str, folder: str, mistake: str = "") -> dict[str, Any]:
     """Write the state after a step, in this way, and go on training."""
     model, optimizer = made("fsdp2")
     check = zerocheck.attach(model, optimizer, directory=directory)
@@ -259,23 +291,22 @@ def written(writer: str, *, directory: str, folder: str, wrong: bool = False) ->
         whole = StateDictOptions(full_state_dict=writer == "whole", cpu_offload=writer == "whole")
         weights, moments = get_state_dict(model, optimizer, options=whole)
         state: dict[str, Any] = {"model": weights, "optim": moments}
+        if state["model"] and mistake not in ("", "overtaken"):  # whole on rank 0 alone
+            state = mistaken(state, mistake)
+        elif mistake == "overtaken" and writer != "later":
+            state = copy.deepcopy(state)
+            take(model, optimizer, 9)
         if writer == "later":
-            stager = NoCopy() if wrong else None
+            stager = NoCopy() if mistake == "overtaken" else None
             later = dcp.async_save(
                 state, storage_writer=late, process_group=beside, async_stager=stager
             )
         elif writer == "shards":
-            state = copy.deepcopy(state) if wrong else state
-            take(model, optimizer, 9)
             dcp.save(state, checkpoint_id=folder)
         elif writer == "parts":
             for name, part in state.items():
                 dcp.save({name: part}, checkpoint_id=f"{folder}/{name}_0")
-                if wrong and name == "model":
-                    take(model, optimizer, 9)
         elif dist.get_rank() == 0:
-            if wrong:
-                del state["optim"]["state"]["0.weight"]
             torch.save(state, folder)
         dist.barrier()
         check.saved(folder)
