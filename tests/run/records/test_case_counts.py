@@ -41,10 +41,16 @@ def test_outcomes(cases: dict[str, int], planned: int, text: str) -> None:
 
 
 def test_the_commonest_reasons_are_named() -> None:
-    reasons = [Counter({"no norms": 5, "no ties": 1}), Counter({"no 0-d": 3, "no ties": 1})]
+    """Those that differ in a name or a shape are one."""
+    reasons = [
+        Counter({"no norms": 5, "no ties": 1, "no shape [3, 1]": 1, "no biases": 1}),
+        Counter({"no 0-d": 3, "no ties": 1, "no shape [2]": 3, "no dtype": 1}),
+    ]
     assert unsupported_lines(reasons) == [
         "5 cases unsupported: no norms",
+        "4 cases unsupported: no shape [2]",
         "3 cases unsupported: no 0-d",
+        "2 cases unsupported: no ties",
         "2 cases unsupported for other reasons",
     ]
     assert unsupported_lines([Counter()]) == []

@@ -5,6 +5,7 @@ A *case* is one that was run; each has one status, so the counts of a sentence a
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -21,7 +22,7 @@ WORDS: dict[Status, str] = {
 }
 """Statuses of cases, in the order and the words of a summary."""
 
-REASONS = 2
+REASONS = 4
 """Commonest reasons for unsupported cases that a summary names."""
 
 
@@ -44,12 +45,18 @@ def outcomes(cases: Mapping[Status, int], planned: int = 0) -> str:
 def unsupported_lines(reasons: Iterable[Counter[str]]) -> list[str]:
     """Format why cases are unsupported, a line for each of the commonest reasons; may be empty.
 
-    reasons: of each implementation, its unsupported cases by reason.
+    reasons: of each implementation, its unsupported cases by reason. Those that differ in what has
+    a number, such as names and shapes, are one.
     """
-    total: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {}
     for counts in reasons:
-        total.update(counts)
-    common = total.most_common(REASONS)
-    rest = total.total() - sum(count for _, count in common)
-    lines = [f"{case_count(count)} unsupported: {reason}" for reason, count in common]
+        for reason, count in counts.items():
+            words = [word for word in reason.split() if not re.search(r"\d", word)]
+            kinds.setdefault(" ".join(words), Counter())[reason] += count
+    common = sorted(kinds.values(), key=Counter.total, reverse=True)
+    rest = sum(map(Counter.total, common[REASONS:]))
+    lines = [
+        f"{case_count(kind.total())} unsupported: {kind.most_common(1)[0][0]}"
+        for kind in common[:REASONS]
+    ]
     return [*lines, *([f"{case_count(rest)} unsupported for other reasons"] if rest else [])]
