@@ -95,6 +95,28 @@ def test_deepspeed_in_parts_and_with_experts(tmp_path: Path) -> None:
         examine(folder)
 
 
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"module": 3}, "not the form that DeepSpeed writes"),
+        ({"module": {}, "param_shapes": [{"a": [1 << 40, 1 << 40]}]}, "takes more bytes"),
+        ([1, 2], "not the form that DeepSpeed writes"),
+    ],
+)
+def test_what_deepspeed_never_wrote(tmp_path: Path, tree: Any, message: str) -> None:
+    flat = {"fp32_flat_groups": [torch.ones(2)], "partition_count": 1}
+    flat["optimizer_state_dict"] = {"state": {}, "param_groups": [{"params": [0]}]}
+    torch.save(tree, tmp_path / "mp_rank_00_model_states.pt")
+    path = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": flat}, path)
+    assert any(message in one.detail for one in examine(tmp_path).findings)
+    flat["partition_count"] = 1 << 40
+    torch.save({"optimizer_state_dict": flat}, path)
+    if isinstance(tree, dict) and "param_shapes" in tree:
+        with pytest.raises(UsageError, match="allowed: one number for all, from 1 to 65536"):
+            examine(tmp_path)
+
+
 def test_folders_of_one_checkpoint_are_read_together(tmp_path: Path) -> None:
     """As accelerate writes them; those that differ in numbers only are several."""
     for name, part in (("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optim")):

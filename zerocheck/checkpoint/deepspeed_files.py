@@ -18,13 +18,36 @@ import torch
 from ..catalogue import IN_CHECKPOINTS
 from ..errors import UsageError, few
 from .records import load
-from .source import DamagedCheckpoint, Key, MissingFile, OpenCheckpoint, leaves, whole, with_values
+from .source import (
+    DamagedCheckpoint,
+    Key,
+    MissingFile,
+    OpenCheckpoint,
+    Stored,
+    StoredBox,
+    dotted,
+    leaves,
+    shape_problem,
+    whole,
+    with_values,
+)
 
 _RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
 _WHOLE = "mp_rank_00_model_states.pt"
-_LEFT_OUT = frozenset({"module", "optimizer", "param_shapes", "frozen_param_shapes", "ds_config",
-                       "frozen_param_fragments", "shared_params", "buffer_names"})  # fmt: skip
+_LEFT_OUT = (
+    "module",
+    "optimizer",
+    "ds_config",
+    "buffer_names",
+    "param_shapes",
+    "shared_params",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+)
 """Entries of a file of the model that are no values to compare."""
+_MOST_RANKS = 1 << 16
+_NO_SUCH_FORM = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What files of another form than DeepSpeed's lead to."""
 
 
 def is_deepspeed(names: Sequence[str]) -> bool:
@@ -62,9 +85,18 @@ class DeepSpeedFolder(OpenCheckpoint):
             )
         models = {name: self._load(name) for name in files if name.endswith("model_states.pt")}
         optimizers = {name: self._load(name) for name in files if name not in models}
-        model = next((one for one in models.values() if one), None)
         if not models:
             self.wrong("files", _WHOLE, "it is missing, with the names and shapes of the model")
+        try:
+            self._open(models, optimizers)
+        except _NO_SUCH_FORM as error:
+            text = f"its files have not the form that DeepSpeed writes ({error!r})"
+            self.wrong("readable", directory.name, text)
+
+    def _open(
+        self, models: Mapping[str, dict[str, Any]], optimizers: Mapping[str, dict[str, Any]]
+    ) -> None:
+        model = next((one for one in models.values() if one), None)
         if model is None:
             return
         self._model(model)
@@ -130,10 +162,10 @@ class DeepSpeedFolder(OpenCheckpoint):
             return
         counts = first["optimizer_state_dict"]["partition_count"]
         counts = counts if isinstance(counts, list | tuple) else [counts]
-        if len({*counts}) > 1:
+        if len({*counts}) > 1 or not 0 < counts[0] <= _MOST_RANKS:
             raise UsageError(
-                f"{str(self._directory)!r} has parameters over {few([*map(str, counts)])} ranks; "
-                "one number for all is read"
+                f"{str(self._directory)!r} has parameters over {few([*map(str, counts)])} ranks "
+                f"(allowed: one number for all, from 1 to {_MOST_RANKS})"
             )
         like = next(iter(optimizers))
         ranks = [self._rank_of(rank, states, like) for rank in range(counts[0])]
@@ -191,9 +223,13 @@ class DeepSpeedFolder(OpenCheckpoint):
         flats: Sequence[torch.Tensor | None],
     ) -> None:
         known = [flat for flat in flats if flat is not None]
-        if known:
-            form = torch.empty(tuple(shape), dtype=known[0].dtype, device="meta")
-            self.tensors[key] = whole(form)
+        problem = shape_problem(shape, known[0].dtype) if known else ""
+        if problem:
+            self.wrong("readable", dotted(key), problem)
+        elif known:
+            form = tuple(shape)
+            box = StoredBox((0,) * len(form), form)
+            self.tensors[key] = Stored(form, known[0].dtype, (box,))
             self._pieces[key] = [
                 _Fragment(one.name, flat, *part)
                 for one, flat, part in zip(ranks, flats, parts, strict=True)
