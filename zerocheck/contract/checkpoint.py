@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -106,7 +107,7 @@ def _state_dict(
     """Return `get_state_dict` of model and optimizer."""
     every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     unborn = [one for one in every if not one.state]
-    held, moments = get_state_dict(model, every, options=options)
+    held, moments = _whole_states(model, every, options)
     if avoids_torch_faults and len(unborn) == len(
         every
     ):  # it has made states, with a step that nobody took
@@ -119,6 +120,21 @@ def _state_dict(
         _uncount(made["param_groups"])
         return held, {**made, "state": {}}
     return held, cast(dict[str, Any], moments)
+
+
+def _whole_states(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], options: StateDictOptions | None
+) -> tuple[dict[str, Any], Any]:
+    """Return `get_state_dict`, which refuses a flat state of an optimizer that trains nothing.
+
+    A stage of a pipeline may be frozen as a whole.
+    """
+    groups = (group for one in optimizers for group in one.param_groups)
+    trains = any(parameter.requires_grad for group in groups for parameter in group["params"])
+    if trains or options is None or not options.flatten_optimizer_state_dict:
+        held, moments = get_state_dict(model, optimizers, options=options)
+        return held, moments
+    return get_model_state_dict(model, options=options), {}
 
 
 def _uncount(groups: Iterable[dict[str, Any]]) -> None:
@@ -163,8 +179,8 @@ def load(
     reader = FileSystemReader(directory)
     kept = reader.read_metadata().state_dict_metadata
     flat = StateDictOptions(flatten_optimizer_state_dict=parted)
-    held, moments = get_state_dict(model, optimizers, options=flat)
-    moments = cast(Any, moments)
+    every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    held, moments = _whole_states(model, every, flat)
     stateless = [
         name
         for name, state in moments.get("state", {}).items()
@@ -180,8 +196,8 @@ def load(
     state_dict_loader.load(read, storage_reader=reader)
     set_model_state_dict(model, read["model"])
     states.update((name, read[name]) for name in states)
-    if unborn:  # what get_state_dict has made is none
-        for one in [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
+    if unborn or not moments:  # what get_state_dict has made is none
+        for one in every:
             one.state.clear()
         return
     options = StateDictOptions(strict=not stateless, flatten_optimizer_state_dict=parted)
