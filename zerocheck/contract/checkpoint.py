@@ -125,12 +125,11 @@ def _state_dict(
 def _whole_states(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], options: StateDictOptions | None
 ) -> tuple[dict[str, Any], Any]:
-    """Return `get_state_dict`, which refuses a flat state of an optimizer that trains nothing.
+    """Return `get_state_dict`, which refuses a flat state of an optimizer without parameters.
 
     A stage of a pipeline may be frozen as a whole.
     """
-    groups = (group for one in optimizers for group in one.param_groups)
-    trains = any(parameter.requires_grad for group in groups for parameter in group["params"])
+    trains = any(group["params"] for one in optimizers for group in one.param_groups)
     if trains or options is None or not options.flatten_optimizer_state_dict:
         held, moments = get_state_dict(model, optimizers, options=options)
         return held, moments
