@@ -39,7 +39,9 @@ class TitanCheck:
         self._trainer, self._step, self._options = trainer, trainer.train_step, options
         self._checkpointer: Any = getattr(trainer, "checkpointer", None)
         self.every: list[Attached] = []
-        if self._checkpointer is not None:
+        if not getattr(self._checkpointer, "enable", False):
+            self._checkpointer = None
+        else:
             self._save = self._checkpointer.save
             self._checkpointer.save = self.save
 
