@@ -37,13 +37,13 @@ class TitanCheck:
 
     def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
         self._trainer, self._step, self._options = trainer, trainer.train_step, options
-        self._checkpointer: Any = getattr(trainer, "checkpointer", None)
+        checkpointer: Any = getattr(trainer, "checkpointer", None)
+        saves = bool(getattr(checkpointer, "enable", False))
+        self._checkpointer: Any = checkpointer if saves else None
         self.every: list[Attached] = []
-        if not getattr(self._checkpointer, "enable", False):
-            self._checkpointer = None
-        else:
-            self._save = self._checkpointer.save
-            self._checkpointer.save = self.save
+        if saves:
+            self._save = checkpointer.save
+            checkpointer.save = self.save
 
     @property
     def attached(self) -> Attached | None:
