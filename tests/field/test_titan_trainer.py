@@ -39,8 +39,9 @@ def test_composed_trainings_hold(
 ) -> None:
     """Of a pipeline each rank has two parts of the model, and one norm."""
     line, said = trained(TRAINER, tmp_path, "--steps", "3", *axes, ranks=ranks)
+    buffers = ", buffers" * ("--moe" in axes)
     assert line == (
-        "RESULT holds ownership, gradient, clip, update, publish; violated []; "
+        f"RESULT holds ownership, gradient, clip, update, publish{buffers}; violated []; "
         f"not judged {unjudged}"
     )
     assert "of them wrong" not in said
