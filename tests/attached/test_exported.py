@@ -272,3 +272,6 @@ def test_an_adapter_is_compared_without_its_name_and_base(tmp_path: Path) -> Non
     torch.save(state, path)
     code, text = run(path)
     assert code == 1 and "lora_B.weight is what was saved in part only" in text, text
+    del weights["lora_B.weight"]
+    torch.save(state, path)
+    assert "parameter: lora_B.weight was saved, and is missing" in run(path)[1]

@@ -247,11 +247,14 @@ class DeepSpeedFolder(OpenCheckpoint):
         self, model: Mapping[str, Any], models: Mapping[str, dict[str, Any]], count: int
     ) -> None:
         """Take parameters that are not trained, which stage 3 partitions too."""
-        files = {_rank(name): (name, one) for name, one in models.items()}
+        files = [f"zero_pp_rank_{rank}_{_WHOLE}" for rank in range(count)]
+        for file in files:
+            if file not in models:
+                self.wrong("files", file, "it is missing, with the buffers of its rank")
+        ranks = [_RankFile(file, None) for file in files]
+        trees = [models.get(file) or {} for file in files]
         for name, shape in (model.get("frozen_param_shapes") or {}).items():
-            flats = [files.get(rank, ("", {}))[1] for rank in range(count)]
-            held = [one.get("frozen_param_fragments", {}).get(name) for one in flats]
-            ranks = [_RankFile(files.get(rank, ("a file", {}))[0], None) for rank in range(count)]
+            held = [tree.get("frozen_param_fragments", {}).get(name) for tree in trees]
             self._put(("module", name), shape, ranks, [*_equal(prod(shape), count)], held)
 
     def files_of(self, key: Key) -> frozenset[str]:

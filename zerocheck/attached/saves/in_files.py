@@ -121,13 +121,16 @@ def examined(path: Path) -> CheckpointReport:
 def _without_adapter(record: SavedState, names: set[str]) -> SavedState | None:
     """Return the record of an adapter alone, which a checkpoint has without its name.
 
-    names: of the weights in the checkpoint. Returns None where they are those of the record.
+    What is trained must be in it. names: of the weights in the checkpoint. Returns None where they
+    are those of the record.
     """
     known = {name for role in WEIGHTS for name in record.tensors.get(role, {})}
+    trained = {name for role in {*record.tensors} - {*WEIGHTS} for name in record.tensors[role]}
     parts = {part for name in known for part in name.split(".")} if names - known else ()
     for part in sorted(parts):
         short = {name: ".".join(one for one in name.split(".") if one != part) for name in known}
         if names <= {*short.values()}:
+            names = names | {short[name] for name in trained}
             tensors = {
                 role: {
                     short[name]: each for name, each in named.items() if short.get(name) in names
