@@ -166,6 +166,10 @@ def test_a_wrong_partition_is_named(train: Ask, tmp_path: Path, stage: int) -> N
     torch.save(tree, file)
     (said,) = said_of(tmp_path / "saved")
     assert "recorded exp_avg: exp_avg of 0.weight is what was saved in part only" in said
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    (said,) = said_of(tmp_path / "saved")
+    assert said.startswith(f"readable {file.name}: ")
     file.unlink()
     (said,) = said_of(tmp_path / "saved")
     assert said == f"files {file.name}: it is missing, with the partitions of its rank"

@@ -24,6 +24,8 @@ from .source import CheckpointSource, DamagedCheckpoint, Key, Stored, dotted
 
 MODEL, OTHER = "model", "other"
 _MODEL_WORDS = ("model", "model_state_dict", "state_dict", "module", "pytorch_model", "net")
+NUMBER = "parameter "
+"""Name of a parameter of which only the number is known, before the number."""
 SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 """Kinds of optimizer state that have the shape of their parameter."""
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -68,6 +70,11 @@ class Contents:
         """Return the items of a role, by name."""
         return {item.name: item for item in self.items.values() if item.role == role}
 
+    @property
+    def numbered(self) -> bool:
+        """True if the optimizer has numbers in place of the names of parameters."""
+        return any(name.startswith(NUMBER) for name in self.optimized())
+
     def optimized(self) -> list[str]:
         """Names of all parameters that have optimizer state, in the order of the model's."""
         found = dict.fromkeys(n for role, n in self.items if role not in (MODEL, OTHER))
@@ -80,11 +87,12 @@ class Contents:
         Those are tensors of the model that are not known, below the same module, and together of
         as many elements.
         """
-        model, above = self.named(MODEL), name
+        unknown = {part: item for part, item in self.named(MODEL).items() if part not in known}
+        above = name
         while "." in above:
             above = above.rpartition(".")[0]
-            parts = [one for one in model if one.startswith(f"{above}.") and one not in known]
-            if sum(model[one].stored.numel for one in parts) == numel:
+            parts = [part for part in unknown if part.startswith(f"{above}.")]
+            if sum(unknown[part].stored.numel for part in parts) == numel:
                 return parts
         return []
 
@@ -289,7 +297,7 @@ def _settings(contents: Contents, names: Mapping[int, str]) -> None:
 
 def _named(parameter: str | int, names: Mapping[int, str]) -> str:
     if isinstance(parameter, int):
-        return names.get(parameter, f"parameter {parameter}")
+        return names.get(parameter, f"{NUMBER}{parameter}")
     return unwrapped(parameter)
 
 

@@ -8,7 +8,7 @@ from which training continues, and what is not trained.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ _LEFT_OUT = (
 """Entries of a file of the model that are no values to compare."""
 _MOST_RANKS = 1 << 16
 _NO_SUCH_FORM = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What files of another form than DeepSpeed's lead to."""
+"""Errors that a file of another form than DeepSpeed's raises while it is read."""
 
 
 def is_deepspeed(names: Sequence[str]) -> bool:
@@ -64,6 +64,15 @@ class _Fragment(NamedTuple):
     size: int
 
 
+def _joined(
+    files: Sequence[str], flats: Sequence[torch.Tensor | None], parts: Sequence[tuple[int, int]]
+) -> list[_Fragment]:
+    """Return a tensor's parts in the files of all ranks."""
+    return [
+        _Fragment(file, flat, *part) for file, flat, part in zip(files, flats, parts, strict=True)
+    ]
+
+
 class DeepSpeedFolder(OpenCheckpoint):
     """An opened folder of DeepSpeed, such as `global_step10`; see `Source`."""
 
@@ -72,7 +81,7 @@ class DeepSpeedFolder(OpenCheckpoint):
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
-        self._pieces: dict[Key, list[_Fragment]] = {}
+        self._fragments: dict[Key, list[_Fragment]] = {}
         self.verified.append("every record of torch.save against its CRC-32")
         self.unverifiable.append("that all files are of one save (they name none)")
         names = sorted(one.name for one in directory.iterdir())
@@ -130,11 +139,11 @@ class DeepSpeedFolder(OpenCheckpoint):
 
     def _take(self, key: Key, tensor: torch.Tensor) -> None:
         self.tensors[key] = whole(tensor)
-        self._pieces[key] = [_Fragment(_WHOLE, tensor.reshape(-1), 0, tensor.numel())]
+        self._fragments[key] = [_Fragment(_WHOLE, tensor.reshape(-1), 0, tensor.numel())]
 
     def _alias(self, key: Key, source: Key) -> None:
         if source in self.tensors:
-            self.tensors[key], self._pieces[key] = self.tensors[source], self._pieces[source]
+            self.tensors[key], self._fragments[key] = self.tensors[source], self._fragments[source]
 
     def _whole_optimizer(self, state: Mapping[str, Any]) -> None:
         """Take the optimizer of stage 0, with masters where the model is in 16 bits."""
@@ -160,6 +169,7 @@ class DeepSpeedFolder(OpenCheckpoint):
         first = next((tree for _, tree in states.values() if tree), None)
         if first is None:
             return
+        equal = "fp32_flat_groups" in first["optimizer_state_dict"]
         counts = first["optimizer_state_dict"]["partition_count"]
         counts = counts if isinstance(counts, list | tuple) else [counts]
         if len({*counts}) > 1 or not 0 < counts[0] <= _MOST_RANKS:
@@ -175,12 +185,12 @@ class DeepSpeedFolder(OpenCheckpoint):
             f"on {counts[0]} ranks; on another number after ds_to_universal.py, or without the "
             "optimizer's state"
         )
-        stage = 3 if "fp32_flat_groups" in first["optimizer_state_dict"] else 2
-        self.format = f"DeepSpeed, ZeRO-{'3' if stage == 3 else '1 or 2'}"
+        self.format = f"DeepSpeed, ZeRO-{'3' if equal else '1 or 2'}"
         for number, shapes in enumerate(model["param_shapes"]):
-            self._unit(number, shapes, ranks)
+            parts = _equal_parts(shapes, len(ranks)) if equal else _fragments(number, shapes, ranks)
+            self._unit(number, shapes, ranks, parts)
         self._settings(ranks, model["param_shapes"])
-        if stage == 3:
+        if equal:
             self._frozen(model, models, counts[0])
 
     def _rank_of(
@@ -193,9 +203,11 @@ class DeepSpeedFolder(OpenCheckpoint):
         self.wrong("files", name, "it is missing, with the partitions of its rank")
         return _RankFile(name, None)
 
-    def _unit(self, number: int, shapes: Mapping[str, Any], ranks: Sequence[_RankFile]) -> None:
+    def _unit(
+        self, number: int, shapes: Mapping[str, Any], ranks: Sequence[_RankFile], parts: _Parts
+    ) -> None:
         """Take the parameters of a group, or of a part of one."""
-        parts = {name: [*_parts(number, name, shapes, ranks)] for name in shapes}
+        files = [one.name for one in ranks]
         kinds = next((one.kinds(number) for one in ranks if one.state is not None), {})
         for name, shape in shapes.items():
             size = sum(length for _, length in parts[name])
@@ -203,37 +215,27 @@ class DeepSpeedFolder(OpenCheckpoint):
                 text = f"its partitions have {size} of its {prod(shape)} elements"
                 self.wrong("tiling", f"model {name}", text)
                 continue
-            self._put(
-                ("module", name), shape, ranks, parts[name], [r.weights(number) for r in ranks]
-            )
+            flats = [one.weights(number) for one in ranks]
+            self._put(("module", name), shape, _joined(files, flats, parts[name]))
             for kind, value in kinds.items():
                 key = ("optimizer", "state", name, kind)
                 if value.ndim:
                     flats = [one.kinds(number).get(kind) for one in ranks]
-                    self._put(key, shape, ranks, parts[name], flats)
+                    self._put(key, shape, _joined(files, flats, parts[name]))
                 else:
                     self.values[key] = value.item()
 
-    def _put(
-        self,
-        key: Key,
-        shape: Sequence[int],
-        ranks: Sequence[_RankFile],
-        parts: Sequence[tuple[int, int]],
-        flats: Sequence[torch.Tensor | None],
-    ) -> None:
-        known = [flat for flat in flats if flat is not None]
-        problem = shape_problem(shape, known[0].dtype) if known else ""
+    def _put(self, key: Key, shape: Sequence[int], fragments: list[_Fragment]) -> None:
+        dtype = next((one.flat.dtype for one in fragments if one.flat is not None), None)
+        if dtype is None:
+            return
+        problem = shape_problem(shape, dtype)
         if problem:
             self.wrong("readable", dotted(key), problem)
-        elif known:
-            form = tuple(shape)
-            box = StoredBox((0,) * len(form), form)
-            self.tensors[key] = Stored(form, known[0].dtype, (box,))
-            self._pieces[key] = [
-                _Fragment(one.name, flat, *part)
-                for one, flat, part in zip(ranks, flats, parts, strict=True)
-            ]
+            return
+        form = tuple(shape)
+        self.tensors[key] = Stored(form, dtype, (StoredBox((0,) * len(form), form),))
+        self._fragments[key] = fragments
 
     def _settings(self, ranks: Sequence[_RankFile], shapes: Sequence[Mapping[str, Any]]) -> None:
         """Take the parameter groups, with the names of their members."""
@@ -251,22 +253,23 @@ class DeepSpeedFolder(OpenCheckpoint):
         for file in files:
             if file not in models:
                 self.wrong("files", file, "it is missing, with the buffers of its rank")
-        ranks = [_RankFile(file, None) for file in files]
         trees = [models.get(file) or {} for file in files]
-        for name, shape in (model.get("frozen_param_shapes") or {}).items():
-            held = [tree.get("frozen_param_fragments", {}).get(name) for tree in trees]
-            self._put(("module", name), shape, ranks, [*_equal(prod(shape), count)], held)
+        shapes = model.get("frozen_param_shapes") or {}
+        for name, shape in shapes.items():
+            parts = _equal_parts({name: shape}, count)[name]
+            flats = [tree.get("frozen_param_fragments", {}).get(name) for tree in trees]
+            self._put(("module", name), shape, _joined(files, flats, parts))
 
     def files_of(self, key: Key) -> frozenset[str]:
         """See `Source.files_of`."""
-        return frozenset(piece.file for piece in self._pieces[key] if piece.size)
+        return frozenset(piece.file for piece in self._fragments[key] if piece.size)
 
     def read(self, key: Key) -> torch.Tensor:
         """See `Source.read`: the parts of all ranks, joined."""
         stored, parts = self.tensors[key], []
-        for piece in self._pieces[key]:
-            if piece.flat is None and (piece.size or piece.start < 0):
-                raise MissingFile(piece.file)
+        for piece in self._fragments[key]:
+            if piece.flat is None and piece.size:
+                raise self._lost(piece.file)
             if piece.flat is not None:
                 flat = with_values(piece.flat).reshape(-1)
                 parts.append(flat[piece.start : piece.start + piece.size])
@@ -274,6 +277,14 @@ class DeepSpeedFolder(OpenCheckpoint):
         if joined.numel() < stored.numel:
             raise DamagedCheckpoint(f"its parts have {joined.numel()} of {stored.numel} elements")
         return joined[: stored.numel].reshape(stored.shape)
+
+    def _lost(self, file: str) -> DamagedCheckpoint:
+        """Return why a file of a rank has not its part."""
+        if not (self._directory / file).is_file():
+            return MissingFile(file)
+        error = DamagedCheckpoint(f"its file {file} is damaged")
+        error.file = file
+        return error
 
 
 class _RankFile(NamedTuple):
@@ -318,33 +329,31 @@ class _RankFile(NamedTuple):
         return (0, 0) if fragment is None else (fragment.start, fragment.numel)
 
 
-def _parts(
-    number: int, name: str, shapes: Mapping[str, Any], ranks: Sequence[_RankFile]
-) -> Iterator[tuple[int, int]]:
-    """Yield where a parameter lies in the flat tensors of each rank, and its elements there.
-
-    A rank whose file is missing has what is missing: begin -1.
-    """
-    if all(one.state is None or "fp32_flat_groups" in one.state for one in ranks):
-        before = 0
-        for other, shape in shapes.items():
-            if other == name:
-                break
-            before += ceil(prod(shape) / len(ranks))
-        for start, size in _equal(prod(shapes[name]), len(ranks)):
-            yield before + start, size
-        return
-    known = [(0, 0) if one.state is None else one.fragment(number, name) for one in ranks]
-    gap = prod(shapes[name]) - sum(size for _, size in known)
-    for one, part in zip(ranks, known, strict=True):
-        yield (-1, gap) if one.state is None and gap else part
+_Parts = dict[str, list[tuple[int, int]]]
+"""Where each parameter begins in the flat tensors of each rank, and its elements there."""
 
 
-def _equal(numel: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and elements of a parameter in each rank's part of it; the rest is padding."""
-    size = ceil(numel / count)
-    for rank in range(count):
-        yield 0, max(0, min(size, numel - rank * size))
+def _fragments(number: int, shapes: Mapping[str, Any], ranks: Sequence[_RankFile]) -> _Parts:
+    """Return the parts that ranks say they have; those of missing files are what is left."""
+    parts: _Parts = {}
+    for name, shape in shapes.items():
+        given = [(0, 0) if one.state is None else one.fragment(number, name) for one in ranks]
+        gap = prod(shape) - sum(size for _, size in given)
+        parts[name] = [
+            (0, gap) if one.state is None else part for one, part in zip(ranks, given, strict=True)
+        ]
+    return parts
+
+
+def _equal_parts(shapes: Mapping[str, Any], count: int) -> _Parts:
+    """Return parts of equal size, one behind the other in each rank; the last ends in padding."""
+    parts: _Parts = {}
+    begin = 0
+    for name, shape in shapes.items():
+        numel, size = prod(shape), ceil(prod(shape) / count)
+        parts[name] = [(begin, max(0, min(size, numel - rank * size))) for rank in range(count)]
+        begin += size
+    return parts
 
 
 def _rank(name: str) -> int:

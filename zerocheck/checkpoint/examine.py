@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from .contents import MODEL, OTHER, Contents, contents_of
+from .contents import MODEL, NUMBER, OTHER, Contents, contents_of
 from .formats import open_checkpoint
 from .result import EXAMINED, UNREAD, CheckpointProblem, CheckpointReport
 from .tiling import problems
@@ -36,8 +36,8 @@ def report_on(contents: Contents) -> CheckpointReport:
     order = [*EXAMINED, UNREAD]
     named = {one.where for one in findings}
     intact = Counter(item.role for item in contents.items.values() if item.label not in named)
-    # A missing file is one finding, whatever was in it.
-    gone = {one.where for one in findings if one.check == "files"}
+    # A missing or damaged file is one finding, whatever was in it.
+    gone = {one.where for one in findings if one.check in ("files", "readable")}
     findings = [one for one in findings if one.file not in gone]
     return CheckpointReport(
         checkpoints=(contents.described(),),
@@ -57,7 +57,7 @@ def _loads(contents: Contents) -> str:
     text = contents.source.loads
     if not contents.optimized():
         text += "; there is no state of an optimizer, so training would begin with a new one"
-    elif any(name.startswith("parameter ") for name in contents.optimized()):
+    elif contents.numbered:
         text += "; the optimizer must have its parameters in the same order"
     return text
 
@@ -115,8 +115,8 @@ def _moments(contents: Contents) -> Iterator[CheckpointProblem]:
     roles = [role for role in MOMENTS if contents.named(role) or (adam and role in MOMENTS[:2])]
     stepped = {*contents.steps, *contents.odd_steps}
     for name in contents.optimized():
-        numbered = name.startswith("parameter ")
-        if model and name not in model and not numbered and not _in_parts(contents, name):
+        unknown = name not in model and not name.startswith(NUMBER)
+        if model and unknown and not _in_parts(contents, name):
             yield CheckpointProblem(
                 check="moments", where=name, detail="it has optimizer state, and no parameter"
             )
@@ -142,9 +142,8 @@ def _moments(contents: Contents) -> Iterator[CheckpointProblem]:
 
 def _in_parts(contents: Contents, name: str) -> list[str]:
     """Return the tensors that the model has in place of a parameter of the optimizer."""
-    sizes = (one.stored.numel for one in contents.items.values() if one.name == name)
-    numel = max(sizes, default=0)
-    return contents.parts_of(name, numel, {*contents.optimized()})
+    tensors = [item.stored.numel for item in contents.items.values() if item.name == name]
+    return contents.parts_of(name, max(tensors, default=0), {*contents.optimized()})
 
 
 def _must_have(contents: Contents, name: str, role: str, has: list[str]) -> bool:
@@ -182,7 +181,7 @@ def _notes(contents: Contents, not_finite: list[str]) -> Iterator[str]:
             yield f"the model has {name} in parts, which are not compared: {_some(parts)}"
             known |= {*parts}
     left = [name for name in model if name not in known]
-    if optimized and left and not any(name.startswith("parameter ") for name in optimized):
+    if optimized and left and not contents.numbered:
         yield f"unknown to the optimizer, so buffers or frozen: {_some(left)}"
     others = [name for name in contents.named(OTHER) if name not in not_finite]
     if others:

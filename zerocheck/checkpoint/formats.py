@@ -11,7 +11,7 @@ from ..errors import UsageError, did_you_mean
 from .dcp import INDEX, Dcp
 from .deepspeed_files import DeepSpeedFolder, is_deepspeed
 from .source import CheckpointSource
-from .whole_files import OPENERS, WHOLE, open_parts
+from .whole_files import OPENERS, STANDALONE, open_parts
 
 _POINTER = "latest"
 _ALLOWED = (
@@ -46,9 +46,9 @@ def open_checkpoint(path: Path) -> CheckpointSource:
     if (path / _POINTER).is_file():  # and no FIFO, which would have us wait
         return open_checkpoint(_pointed(path))
     parts = [one for one in here if one.suffix in OPENERS and one.is_file()] + _folders(here)
-    several = [one.name for one in parts if one.suffix == WHOLE]
-    if len(several) > 1:
-        raise UsageError(f"{str(path)!r} has several checkpoints, name one: {_some(several)}")
+    alone = [part.name for part in parts if part.suffix == STANDALONE]
+    if len(alone) > 1:
+        raise UsageError(f"{str(path)!r} has several checkpoints, name one: {_some(alone)}")
     if len(parts) > 1 or any(map(Path.is_file, parts)):
         return open_parts(parts)
     raise UsageError(_unknown(path, here))

@@ -76,13 +76,13 @@ class TorchSave(OpenCheckpoint):
         return frozenset({self._name})
 
 
-WHOLE = ".ckpt"
+STANDALONE = ".ckpt"
 """Suffix of a file that is a checkpoint of its own, as Lightning names them."""
 OPENERS: dict[str, Callable[[Path], CheckpointSource]] = {
     ".pt": TorchSave,
     ".pth": TorchSave,
     ".bin": TorchSave,
-    WHOLE: TorchSave,
+    STANDALONE: TorchSave,
     ".safetensors": SafetensorsFile,
 }
 _PART = re.compile(r"(.+)-\d+-of-\d+")
@@ -124,7 +124,7 @@ class CheckpointParts(OpenCheckpoint):
 
     def _take(self, source: CheckpointSource, path: Path, above: Key) -> None:
         self.ordered = self.ordered and source.ordered
-        folder = f"{path.name}/" if isinstance(source, Dcp) else ""
+        folder = f"{path.name}/" if path.is_dir() else ""
         for one in source.findings:
             where = folder * (one.check == "files") + one.where
             file = one.file and folder + one.file

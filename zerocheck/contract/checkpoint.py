@@ -105,7 +105,7 @@ def _state_dict(
     avoids_torch_faults: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return `get_state_dict` of model and optimizer."""
-    every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    every = _listed(optimizers)
     unborn = [one for one in every if not one.state]
     held, moments = _whole_states(model, every, options)
     if avoids_torch_faults and len(unborn) == len(
@@ -122,6 +122,10 @@ def _state_dict(
     return held, cast(dict[str, Any], moments)
 
 
+def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+
+
 def _whole_states(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], options: StateDictOptions | None
 ) -> tuple[dict[str, Any], Any]:
@@ -129,7 +133,8 @@ def _whole_states(
 
     A stage of a pipeline may be frozen as a whole.
     """
-    trains = any(group["params"] for one in optimizers for group in one.param_groups)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trains = any(group["params"] for group in groups)
     if trains or options is None or not options.flatten_optimizer_state_dict:
         held, moments = get_state_dict(model, optimizers, options=options)
         return held, moments
@@ -178,7 +183,7 @@ def load(
     reader = FileSystemReader(directory)
     kept = reader.read_metadata().state_dict_metadata
     flat = StateDictOptions(flatten_optimizer_state_dict=parted)
-    every = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    every = _listed(optimizers)
     held, moments = _whole_states(model, every, flat)
     stateless = [
         name

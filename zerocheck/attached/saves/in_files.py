@@ -20,10 +20,7 @@ from ...optimizers import STATES
 from ...protocol.observations import Entry
 from ..record.digests import WholeDigest, digest_of, whole_of
 from .loaded import compare_states
-from .saved_state import NAME, LiveState, SavedState, has_record, read_saved
-
-WEIGHTS = ("parameter", "buffer")
-"""Roles of a record that files do not tell apart."""
+from .saved_state import NAME, WEIGHTS, LiveState, SavedState, has_record, read_saved
 
 
 class WeightsInFiles(Mapping[str, torch.Tensor]):
@@ -106,16 +103,16 @@ def examined(path: Path) -> CheckpointReport:
     if not has_record(folder):
         return examine(path)
     record, source = read_saved(folder), open_checkpoint(path)
-    contents = contents_of(path, source)
-    short = _without_adapter(record, {*contents.named(MODEL)})
-    contents = contents_of(path, source, (short or record).members)
+    contents = contents_of(path, source, record.members)
+    adapter = _without_adapter(record, {*contents.named(MODEL)})
+    if adapter is None:
+        return _compared(report_on(contents), contents, record)
+    contents = contents_of(path, source, adapter.members)
     report = report_on(contents)
-    if short is None:
-        return _compared(report, contents, record)
-    left = len(record.tensors["parameter"]) - len(short.tensors["parameter"])
+    left = len(record.tensors["parameter"]) - len(adapter.tensors["parameter"])
     note = f"an adapter: {left} parameters that training recorded are not in it"
     report = msgspec.structs.replace(report, notes=(*report.notes, note))
-    return _compared(report, contents, short)
+    return _compared(report, contents, adapter)
 
 
 def _without_adapter(record: SavedState, names: set[str]) -> SavedState | None:
@@ -124,11 +121,11 @@ def _without_adapter(record: SavedState, names: set[str]) -> SavedState | None:
     What is trained must be in it. names: of the weights in the checkpoint. Returns None where they
     are those of the record.
     """
-    known = {name for role in WEIGHTS for name in record.tensors.get(role, {})}
+    known = record.weights
     trained = {name for role in {*record.tensors} - {*WEIGHTS} for name in record.tensors[role]}
-    parts = {part for name in known for part in name.split(".")} if names - known else ()
+    parts = {part for name in known for part in name.split(".")} if names - {*known} else ()
     for part in sorted(parts):
-        short = {name: ".".join(one for one in name.split(".") if one != part) for name in known}
+        short = {name: ".".join(word for word in name.split(".") if word != part) for name in known}
         if names <= {*short.values()}:
             names = names | {short[name] for name in trained}
             tensors = {
@@ -146,17 +143,15 @@ def _without_adapter(record: SavedState, names: set[str]) -> SavedState | None:
 def _compared(report: CheckpointReport, contents: Contents, record: SavedState) -> CheckpointReport:
     """Add what differs from the record; what the report says to be damaged is left out."""
     now = _state(contents, record)
-    numbered = any(name.startswith("parameter ") for name in contents.optimized())
+    numbered = contents.numbered
     lacks = any(each.check == "files" for each in report.findings)
-
-    known = {name for role in WEIGHTS for name in record.tensors.get(role, {})}
 
     def judged(role: str, name: str, numel: int) -> bool:
         if name in now.tensors.get(role, {}):
             return True
         if role in WEIGHTS:  # examine says what is there in parts
-            there = (MODEL, name) in contents.items or contents.parts_of(name, numel, known)
-            return not (lacks or there)
+            damaged = (MODEL, name) in contents.items
+            return not (lacks or damaged or contents.parts_of(name, numel, record.weights))
         return not (numbered or lacks or (role, name) in contents.items)
 
     tensors = {

@@ -144,7 +144,7 @@ class _WeightComparison:
 
     def __init__(self, saved: SavedState) -> None:
         self._saved = saved
-        self._trained = saved.tensors.get("parameter", {}) | saved.tensors.get("buffer", {})
+        self._trained = saved.weights
 
     def check_names(self, relation: Relation) -> None:
         """Raise UsageError for names in training that do not exist."""

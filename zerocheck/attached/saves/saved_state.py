@@ -39,6 +39,8 @@ from ..record.step_record import GroupOptions
 NAME = "zerocheck.json"
 NEXT = "zerocheck-next.json"
 FORMAT = 1
+WEIGHTS = ("parameter", "buffer")
+"""Roles of what a model has."""
 
 
 def record_folder(checkpoint: Path) -> Path:
@@ -91,6 +93,11 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[tuple[str, ...], ...] = ()
     random: tuple[dict[str, str], ...]
     data: Any = None
+
+    @property
+    def weights(self) -> dict[str, WholeDigest]:
+        """Parameters and buffers, which files do not tell apart."""
+        return {name: one for role in WEIGHTS for name, one in self.tensors.get(role, {}).items()}
 
 
 class LiveState(msgspec.Struct, frozen=True):
